@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/custom_op.py
 
 fxdp knows the ops of torch. An op that it does not know is never wrong: its operands are gathered and it
-runs whole on every rank, which `compiled.plan` reports. One line says how the op acts on the batch, and then
-it runs on the rank's own rows, without communication; `fxdp.check_rule` proves that line.
+runs replicated on every rank, which `compiled.plan` reports. One line says how the op acts on the batch, and
+then it runs on the rank's own rows, without communication; `fxdp.check_rule` proves that line.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/train_mlp.py
 
 The batches are those of one device: 1,438 images in batches of 100, the last of 38, each cut into the
-ranks' parts, of equal size or not. BatchNorm sees the whole batch, and the loss is that of the whole batch.
+ranks' parts, of equal size or not. BatchNorm sees the global batch, and the loss is that of the global batch.
 """
 
 from __future__ import annotations

@@ -121,13 +121,13 @@ _HOMES = {
 
 
 @atexit.register
-def _tell_uncaught() -> None:
+def _broadcast_uncaught() -> None:
     """Tell ranks that wait at start-up for this one of the error by which it ends before it has compiled."""
     if getattr(sys, "last_value", None) is None or "fxdp.ranks.hooks" in sys.modules:  # which does so itself
         return
     torch_dist = sys.modules.get("torch.distributed")
     if torch_dist is not None and torch_dist.is_available() and torch_dist.is_initialized():
-        import_module("fxdp.ranks.hooks")._tell_uncaught()
+        import_module("fxdp.ranks.hooks")._broadcast_uncaught()
 
 
 def __getattr__(name: str) -> Any:
@@ -191,19 +191,20 @@ def compile(
         a call without `target=` returns the model's own output.
     strategy : `"replicate"`: every rank holds all parameters. `"shard"`: every rank holds its rows of each
         parameter, of its gradient and of the optimizer's state; the model's parameters become `DTensor`s, of
-        which an optimizer is made afterwards. They are dealt out along the axis `dp_shard`, or the only one.
-        A model may be on the meta device: it never gets whole, and its values are drawn module by module by
-        `reset_parameters()` and `_init_weights()`, or loaded. `"optimizer"`: the same, but whole parameters
-        stay on each rank and are gathered once whenever rows have changed, as after an optimizer's step.
-        `"auto"`: the first of these that fits, `"shard"` with as many of the last layers whole until the
+        which an optimizer is made afterwards. They are sharded along the axis `dp_shard`, or the only one.
+        A model may be on the meta device: it is never materialized in full; its values are drawn by
+        `reset_parameters()` and `_init_weights()`, module by module, or loaded. `"optimizer"`: gradients
+        and optimizer state are sharded; each rank keeps full parameters, which are gathered once after each
+        optimizer step.
+        `"auto"`: the first of these that fits, `"shard"` with as many of the last layers unsharded until the
         backward as fit; `compiled.plan` says what it took and why. Parameters become `DTensor`s when memory
-        asks for it, in a model that is small enough to be trained whole not before the first call.
+        asks for it, in a model that is small enough to be trained unsharded not before the first call.
     memory_limit : the bytes that a rank may hold, optimizer state as Adam's included. A program that is
         predicted to need more is refused before it runs. None: with `"auto"` those of the device.
-    reshard_after_forward : with `strategy="shard"`, whether whole values go after the forward and are
+    reshard_after_forward : with `strategy="shard"`, whether full values go after the forward and are
         gathered once more for the backward; False keeps them until it has read them. An int, a divisor of
-        the ranks that hold rows: so many neighbours keep a whole value between them, among whom the backward
-        gathers it, as on a host (what ranks of one host only show each other is whole without that).
+        the ranks that hold shards: the size of the groups that keep one full copy each for the backward,
+        which gathers within a group, as a host (ranks of one host that share memory need no second gather).
     mp_policy : in which dtypes the model computes: `param_dtype` for the parameters that its code sees and,
         with `cast_forward_inputs`, for its inputs; `output_dtype` for what it returns; `reduce_dtype` for the
         sums of gradients over ranks (None: `param_dtype`). Parameters, their gradients and the optimizer's
@@ -219,7 +220,7 @@ def compile(
         many (4 where ranks share memory), or the least more, below twice as many, with which they are
         `ceil(bytes / bucket)` buckets; a larger one has its own.
     link_gbit : the speed of the network between the ranks, in Gbit/s. By it buckets are cut, and gradients
-        summed or computed whole on each rank from their factors: what samples bring to a linear layer or an
+        summed or computed in full on each rank from their factors: what samples bring to a linear layer or an
         embedding is often less to send than its gradient. None: measured, where ranks share no memory (gloo).
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `compute="eager"`,
@@ -248,10 +249,10 @@ def compile(
     gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
         are those of one device; `"owner"`: a parameter's gradient stays on the ranks whose stages read it
         and is None elsewhere, which sends nothing but the gradients of weights tied over stages.
-    batch_stats : what a BatchNorm in training normalizes by. `"global"`: mean and variance of the whole
+    batch_stats : what a BatchNorm in training normalizes by. `"global"`: mean and variance of the full
         batch, which a micro-batch cannot know: `microbatches` above 1 are refused. `"microbatch"`: those of
         each micro-batch of each rank alone (one value per channel has no variance: it becomes the bias); the
-        running statistics move once per step, by mean and unbiased variance of the whole batch, on all ranks
+        running statistics move once per step, by mean and unbiased variance of the global batch, on all ranks
         alike.
     check_replicas : after how many calls the ranks compare, by 64 bits, the parameters and buffers that
         programs read, inputs without a batch dim, and the batch where several ranks pass the same (in a

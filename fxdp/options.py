@@ -104,7 +104,7 @@ class Options:
 
     @property
     def single_device_rng(self) -> bool:
-        """Whether random values are drawn whole on every rank, as one device would draw them."""
+        """Whether random values are drawn in full on every rank, as one device would draw them."""
         return self.rng == "single-device"
 
     @property
@@ -114,16 +114,16 @@ class Options:
 
     @property
     def shards(self) -> bool:
-        """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
+        """Whether parameters, their gradients and the optimizer's state are sharded over ranks."""
         return self.strategy in ("optimizer", "shard")
 
     @property
-    def gathers_once(self) -> bool:
-        """Whether whole values of dealt out parameters stay from the forward to the backward."""
-        return self.reshard_after_forward is False or self.regathers == 1
+    def keeps_unsharded_for_backward(self) -> bool:
+        """Whether unsharded parameters stay from the forward to the backward."""
+        return self.reshard_after_forward is False or self.post_forward_size == 1
 
     @property
-    def regathers(self) -> int:
+    def post_forward_size(self) -> int:
         """Among how many ranks the backward gathers parameters; 0: among all that hold rows."""
         value = self.reshard_after_forward
         return 0 if isinstance(value, bool) else value
@@ -134,12 +134,12 @@ class Options:
         return self.strategy != "replicate"
 
     @property
-    def keeps_whole(self) -> bool:
-        """Whether whole values of dealt out parameters stay from call to call, until rows change."""
+    def keeps_unsharded(self) -> bool:
+        """Whether unsharded parameters stay from call to call, until rows change."""
         return self.strategy == "optimizer"
 
     @property
-    def may_keep_whole(self) -> bool:
+    def may_keep_unsharded(self) -> bool:
         """The same, if there is room."""
         return self.strategy in ("optimizer", "auto")
 

@@ -32,7 +32,7 @@ _SHORTCUTS = "FXDP_SHORTCUTS"
 _SWITCHES = {
     "FXDP_LAYERS": ("repeated_layers",),
     "FXDP_COLD_START": ("cold_start",),
-    "FXDP_CACHE": ("kept_joint", "kept_halves", "kept_libraries"),
+    "FXDP_CACHE": ("cached_joint", "cached_pair", "cached_libraries"),
 }
 """Variables that leave out certain shortcuts."""
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -268,7 +268,7 @@ def _left_out(env: Mapping[str, str]) -> list[str]:
     if not all(re.fullmatch(r"-[a-z_]+", name) for name in names):
         raise MeshError(
             f"environment variable {_SHORTCUTS} is {text[:80]!r}; expected on, off, or what to leave out, "
-            "each name with a minus: -quick_fakes,-repeated_layers"
+            "each name with a minus: -memoized_fakes,-repeated_layers"
         )
     return [name[1:] for name in names]
 

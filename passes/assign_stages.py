@@ -8,7 +8,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.pipeline.cut.cut import assign
 from fxdp.pipeline.cut.phases import find_phases
 
@@ -44,5 +44,5 @@ class AssignStages:
         phases = find_phases(gm.graph, self.microbatches)
         assign(gm.graph, phases, self.stages)
         for node in phases.epilogue:
-            note(node).once = True
+            meta(node).once = True
         return gm

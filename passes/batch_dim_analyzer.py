@@ -10,8 +10,8 @@ from torch import fx
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.placements import Placement
-from fxdp.placing.sharing import shared_conversions
-from fxdp.placing.walk import Choice, Walk
+from fxdp.placing.propagation import Choice, ShardingPropagation
+from fxdp.placing.sharing import shared_redistributions
 
 _MAX_ROUNDS = 3
 
@@ -30,7 +30,7 @@ class BatchDimAnalyzer:
     Parameters
     ----------
     batch : the batch dim of each input, None for an input without one.
-    single_device_rng : draw random values whole on every rank, as one device would.
+    single_device_rng : draw random values full on every rank, as one device would.
     """
 
     batch: tuple[int | None, ...]
@@ -44,18 +44,22 @@ class BatchDimAnalyzer:
         """Annotate the graph in place."""
         batch = self.batch if mesh.size > 1 else (None,) * len(self.batch)
         choices: dict[Any, Choice] = {}
-        best, convert_at = None, dict[fx.Node, Placement]()
+        best, redistribute_at = None, dict[fx.Node, Placement]()
         for _ in range(_MAX_ROUNDS):
-            walk = Walk(batch, self.single_device_rng, mesh.size == 1, convert_at, choices)
-            walk.run(gm.graph)
-            if best is not None and walk.cost > best.cost:
+            propagation = ShardingPropagation(
+                batch, self.single_device_rng, mesh.size == 1, redistribute_at, choices
+            )
+            propagation.run(gm.graph)
+            if best is not None and propagation.cost > best.cost:
                 break
-            best = walk
-            wanted = {**shared_conversions(walk), **convert_at}
-            if wanted == convert_at:
+            best = propagation
+            wanted = {**shared_redistributions(propagation), **redistribute_at}
+            if wanted == redistribute_at:
                 return gm
-            convert_at = wanted
+            redistribute_at = wanted
         assert best is not None
-        if best is not walk:
-            Walk(batch, self.single_device_rng, mesh.size == 1, best.convert_at, choices).run(gm.graph)
+        if best is not propagation:
+            ShardingPropagation(
+                batch, self.single_device_rng, mesh.size == 1, best.redistribute_at, choices
+            ).run(gm.graph)
         return gm

@@ -9,14 +9,14 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.gradient_tails import computed_after, deferrable
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import LARGEST, bucket_of, in_memory
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note, tensor_type
+from fxdp.ir.metadata import Cause, meta, tensor_type
 from fxdp.ir.packing import Packing, elements
-from fxdp.ir.row_buckets import gradients_cause
+from fxdp.ir.parameter_buckets import gradients_cause
 from fxdp.ir.types import TensorType, is_static
 from fxdp.pipeline.cut.cost import node_flops
 
@@ -68,13 +68,13 @@ class _Reduction:
 
     @property
     def axis(self) -> str | None:
-        return conversions.axis_of(self.pending)
+        return redistributions.axis_of(self.pending)
 
 
 def _reductions(graph: fx.Graph, deferred: set[fx.Node]) -> list[_Reduction]:
     found = []
     for node in graph.nodes:
-        if node.target is conversions.all_reduce and node.args[1] == "sum":
+        if node.target is redistributions.all_reduce and node.args[1] == "sum":
             (done,) = node.users
             if done in deferred:
                 found.append(_Reduction(node.args[0], node, done))
@@ -91,21 +91,22 @@ def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, 
     """
     own = {reduction.pending for reduction in gradients}
     waits = {
-        n: next(iter(n.users)) for n in graph.find_nodes(op="call_function", target=conversions.all_reduce)
-        if note(n).backward and n not in own
+        n: next(iter(n.users))
+        for n in graph.find_nodes(op="call_function", target=redistributions.all_reduce)
+        if meta(n).backward and n not in own
     }  # fmt: skip
     ends = set(waits.values())
     ahead: dict[fx.Node, fx.Node] = {}
     wait: fx.Node | None = None
-    under_way = False
+    in_flight = False
     for node in reversed(graph.nodes):
         if wait is not None:
             ahead[node] = wait
         if node in waits:
-            wait, under_way = waits[node], False
+            wait, in_flight = waits[node], False
         elif node in ends:
-            wait, under_way = node, True  # what is computed meanwhile hides it, and is no layer of its own
-        elif node.op == "call_function" and node_flops(node) and not under_way:
+            wait, in_flight = node, True  # what is computed meanwhile hides it, and is no layer of its own
+        elif node.op == "call_function" and node_flops(node) and not in_flight:
             wait = None  # a layer's work, behind which a bucket may travel
     return ahead
 
@@ -206,18 +207,18 @@ class _Bucketing:
                     parts.setdefault(reduction, []).append(bucket.packing.piece(done, offset, stop))
                     offset = stop
             packing = Packing(self.graph, "bucket", backward=True)
-            wholes = {r.done: _whole(packing, r, parts.get(r)) for r in bucketed}
+            fulls = {r.done: _full(packing, r, parts.get(r)) for r in bucketed}
         # at once: replacing the output's many arguments one by one would take quadratic time
-        output.args = (tuple(wholes.get(value, value) for value in output.args[0]),)  # type: ignore[arg-type,union-attr]
-        for done, whole in wholes.items():
-            done.replace_all_uses_with(whole)
+        output.args = (tuple(fulls.get(value, value) for value in output.args[0]),)  # type: ignore[arg-type,union-attr]
+        for done, full in fulls.items():
+            done.replace_all_uses_with(full)
 
 
-def _whole(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
-    if pieces is None:  # the gradient has no elements, so it is whole already
+def _full(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
+    if pieces is None:  # the gradient has no elements, so it is complete already
         return packing.zeros(reduction.value)
-    whole = pieces[0] if len(pieces) == 1 else packing.side_by_side(pieces)
-    return packing.shaped(whole, reduction.type)
+    full = pieces[0] if len(pieces) == 1 else packing.side_by_side(pieces)
+    return packing.shaped(full, reduction.type)
 
 
 def _bucket_cause(chosen: _Chosen) -> Cause:
@@ -228,7 +229,7 @@ def _bucket_cause(chosen: _Chosen) -> Cause:
 
 def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:
     """Why a piece of a gradient travels."""
-    cause, size = note(reduction.pending).cause, piece.stop - piece.start
+    cause, size = meta(reduction.pending).cause, piece.stop - piece.start
     if cause is None or size == elements(reduction.type):
         return cause
     return replace(cause, elements=size)

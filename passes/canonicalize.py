@@ -13,7 +13,7 @@ from fxdp.errors import PlacementError
 from fxdp.ir.graphs import erase_unused
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
+from fxdp.ir.metadata import copy_meta, example_layout, memory_layout, meta
 from fxdp.ir.op_kinds import is_identity
 from fxdp.ir.sizes import product
 from fxdp.ir.types import ScalarType, TensorType
@@ -27,8 +27,8 @@ _Rewrite: TypeAlias = Callable[[fx.Node], bool]
 
 def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
     """A skip that an identity carried is carried by what it copied."""
-    labels = [label for label in (note(source).skip, note(node).skip) if label]
-    note(source).skip = ", ".join(labels) or None
+    labels = [label for label in (meta(source).skip, meta(node).skip) if label]
+    meta(source).skip = ", ".join(labels) or None
 
 
 def _computed_as(target: OpOverload) -> _Rewrite:
@@ -42,7 +42,7 @@ def _computed_as(target: OpOverload) -> _Rewrite:
 
 
 def _say_what_strides_mean(node: fx.Node) -> bool:
-    """Row-major strides over the whole of a contiguous value take its elements in order: whether they do.
+    """Row-major strides over all of a contiguous value take its elements in order: whether they do.
 
     So does the layout that adaptive pooling gives its result; a scatter then replaces every element.
     """
@@ -51,15 +51,15 @@ def _say_what_strides_mean(node: fx.Node) -> bool:
     size, stride, *offset = rest[scatter:]
     shape = tuple(map(_number, size))  # type: ignore[arg-type]
     strides = tuple(map(_number, stride))  # type: ignore[arg-type]
-    whole = note(source).type  # type: ignore[arg-type]
-    if not isinstance(whole, TensorType) or not _in_order(source) or (offset and offset[0] not in (0, None)):
+    full = meta(source).type  # type: ignore[arg-type]
+    if not isinstance(full, TensorType) or not _in_order(source) or (offset and offset[0] not in (0, None)):
         return False
-    if product(*shape) != product(*whole.shape) or not _row_major(shape, strides):
+    if product(*shape) != product(*full.shape) or not _row_major(shape, strides):
         return False
     node.target = aten.view.default
     if scatter:
         node.target = aten.reshape.default
-        node.args = (rest[0], list(whole.shape))
+        node.args = (rest[0], list(full.shape))
     else:
         node.args = (source, size)
     return True
@@ -74,7 +74,7 @@ def _lay_in_order(node: fx.Node) -> bool:
     """
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    layout, example, type_ = memory_layout(source), example_layout(source), note(source).type
+    layout, example, type_ = memory_layout(source), example_layout(source), meta(source).type
     if layout is None or example is None or not isinstance(type_, TensorType):
         return False
     if _in_order(source):
@@ -90,13 +90,13 @@ def _lay_in_order(node: fx.Node) -> bool:
             aten.clone.default, (turned,), {"memory_format": torch.contiguous_format}
         )
     for made in (turned, copy):
-        copy_note(node, made, type=shape)
+        copy_meta(node, made, type=shape)
     node.replace_input_with(source, copy)
     return True
 
 
 def _refuse(nodes: list[fx.Node]) -> None:
-    listing = "\n  ".join(str(note(node).site) for node in nodes)
+    listing = "\n  ".join(str(meta(node).location) for node in nodes)
     raise PlacementError(
         "as_strided counts in memory that has gaps or overlaps, of which a rank holds a part only:\n"
         f"  {listing}\n"
@@ -105,7 +105,7 @@ def _refuse(nodes: list[fx.Node]) -> None:
 
 
 def _number(size: Any) -> Any:
-    type_ = note(size).type if isinstance(size, fx.Node) else None
+    type_ = meta(size).type if isinstance(size, fx.Node) else None
     return type_.expr if isinstance(type_, ScalarType) else size
 
 
@@ -126,21 +126,23 @@ def _in_order(source: Any) -> bool:
 
 def _same_type(node: fx.Node) -> bool:
     source = node.args[0]
-    return isinstance(source, fx.Node) and isinstance(note(node).type, TensorType) and (
-        note(source).type == note(node).type
+    return (
+        isinstance(source, fx.Node)
+        and isinstance(meta(node).type, TensorType)
+        and (meta(source).type == meta(node).type)
     )
 
 
 def _drop_empty_operands(cat: fx.Node) -> bool:
     """`cat([nothing, x])` is `x`, also torch's legacy of a 1-d nothing beside any `x`."""
-    whole = note(cat).type
-    if not isinstance(whole, TensorType):
+    full = meta(cat).type
+    if not isinstance(full, TensorType):
         return True
     operands: list[fx.Node] = list(cat.args[0])  # type: ignore[arg-type]
-    types = [note(n).type for n in operands]
+    types = [meta(n).type for n in operands]
     dim = int(cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0))  # type: ignore[arg-type]
-    kept = [n for n, t in zip(operands, types, strict=True) if not _is_empty(t, dim % len(whole.shape))]
-    if any(note(n).type.dtype == whole.dtype for n in kept):  # type: ignore[union-attr]
+    kept = [n for n, t in zip(operands, types, strict=True) if not _is_empty(t, dim % len(full.shape))]
+    if any(meta(n).type.dtype == full.dtype for n in kept):  # type: ignore[union-attr]
         cat.args = (kept, *cat.args[1:])
     return True
 
@@ -156,7 +158,7 @@ _REWRITES: dict[Any, _Rewrite] = {
     aten._neg_view.default: _computed_as(aten.neg.default),
     aten.cat.default: _drop_empty_operands,
     aten.as_strided.default: lambda node: _say_what_strides_mean(node) or _lay_in_order(node),
-    # what is left runs whole, as it is written
+    # what is left runs replicated, as it is written
     aten.as_strided_scatter.default: lambda node: _say_what_strides_mean(node) or True,
 }
 """The ops that have a form of their own, and what brings them into it."""

@@ -9,9 +9,9 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, note, tensor_type
+from fxdp.ir.metadata import copy_meta, meta, tensor_type
 from fxdp.ir.placements import Partial, Placement
-from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.signature import Gradient, Parameter
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def _casts_terms(node: fx.Node, dtype: torch.dtype) -> bool:
     if node.target is not aten._to_copy.default or len(node.users) > 1:
         return False
     (source,) = node.all_input_nodes
-    return tensor_type(source).dtype == dtype and isinstance(note(source).placement, Partial)
+    return tensor_type(source).dtype == dtype and isinstance(meta(source).placement, Partial)
 
 
 def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
@@ -32,7 +32,7 @@ def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
     with node.graph.inserting_after(node):
         made = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     type_ = TensorType(dtype, tensor_type(node).shape)
-    copy_note(node, made, type=type_, operands=(placement,), reason=_RULE, rewrite=None, recipe=None)
+    copy_meta(node, made, type=type_, operands=(placement,), reason=_RULE, rewrite=None, decomposition=None)
     return made
 
 
@@ -59,21 +59,21 @@ class CastReductions:
             return gm
         output = gm.graph.output_node()
         values = list(output.args[0])  # type: ignore[arg-type]
-        known = zip(note(output).results, values, note(output).operands, strict=True)
-        for place, (slot, value, wanted) in enumerate(known):
-            if isinstance(slot, Gradient) and isinstance(slot.of, Parameter) and wanted is not None:
+        known = zip(meta(output).results, values, meta(output).operands, strict=True)
+        for place, (spec, value, wanted) in enumerate(known):
+            if isinstance(spec, Gradient) and isinstance(spec.of, Parameter) and wanted is not None:
                 values[place] = self._summed(value, wanted)
         output.args = (tuple(values),)
         return gm
 
     def _summed(self, value: fx.Node, wanted: Placement) -> fx.Node:
         """The gradient in its own dtype, its sum in the one asked for."""
-        own, terms = tensor_type(value).dtype, note(value).placement
+        own, terms = tensor_type(value).dtype, meta(value).placement
         if own == self.dtype or self.dtype is None:
             return value
         if not _casts_terms(value, self.dtype):
             if not isinstance(terms, Partial):
                 return value
             value = _cast(_cast(value, self.dtype, terms), own, terms)
-        note(value).operands, note(value).placement = (wanted,), wanted
+        meta(value).operands, meta(value).placement = (wanted,), wanted
         return value

@@ -9,12 +9,12 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, members_of, note, tensor_type
+from fxdp.ir.metadata import Cause, members_of, meta, tensor_type
 from fxdp.ir.packing import Packing, elements
-from fxdp.ir.row_buckets import causes_of
+from fxdp.ir.parameter_buckets import causes_of
 from fxdp.ir.types import is_static, type_bytes
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
@@ -24,13 +24,13 @@ _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
 def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
     """All-reduces of at most `limit` bytes of which none is waited for before the last is started.
 
-        all_reduce a, all_reduce b, wait a, wait b, all_reduce c, wait c   ->   [a, b]
+    all_reduce a, all_reduce b, wait a, wait b, all_reduce c, wait c   ->   [a, b]
     """
     started: dict[_Key, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is conversions.all_reduce and _is_small(node, limit):
+        if node.target is redistributions.all_reduce and _is_small(node, limit):
             started.setdefault(_key(node), []).append(node)
-        elif node.target is conversions.wait:
+        elif node.target is redistributions.wait:
             for key, members in started.items():
                 if node.args[0] in members:
                     del started[key]
@@ -40,7 +40,7 @@ def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
 
 def _is_small(node: fx.Node, limit: int) -> bool:
     """A sum of fixed and small size that is no bucket of gradients."""
-    known = note(node)
+    known = meta(node)
     if node.args[1] != "sum" or known.reason == "bucket":
         return False
     type_ = tensor_type(node)
@@ -48,7 +48,7 @@ def _is_small(node: fx.Node, limit: int) -> bool:
 
 
 def _key(node: fx.Node) -> _Key:
-    return tensor_type(node).dtype, note(node).backward, conversions.axis_of(node)
+    return tensor_type(node).dtype, meta(node).backward, redistributions.axis_of(node)
 
 
 def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
@@ -79,7 +79,7 @@ def _cause(members: list[fx.Node]) -> Cause:
     causes = causes_of(members)
     text = f"{len(members)} sums: {'; '.join(dict.fromkeys(cause.text for cause in causes))}"
     first = causes[0]
-    return Cause(first.consumer, first.producer, first.site, text, members=members_of(causes))
+    return Cause(first.consumer, first.producer, first.location, text, members=members_of(causes))
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ import torch
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir import conversions
-from fxdp.ir.carriers import group_of
-from fxdp.ir.conversion_entry import Call, Conversion
+from fxdp.ir import redistributions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import is_host_size, note, tensor_type
+from fxdp.ir.metadata import is_host_size, meta, tensor_type
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.placements import R
-from fxdp.ir.shown_rows import is_shown
+from fxdp.ir.redistribution_entry import Call, Redistribution
+from fxdp.ir.signature import Constant, InputSpec, Size
 from fxdp.ir.sizes import B
-from fxdp.ir.slots import Constant, Size, Slot
+from fxdp.ir.transports import group_of
 from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.zero_copy_gathers import is_zero_copy
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
@@ -41,26 +41,26 @@ ROWS = Constant("<rows>")
 
 @dataclass
 class _Place:
-    """Where one conversion is lowered: what its functions are called with (`conversion_entry.Emission`)."""
+    """Where a redistribution is lowered: its functions' arguments (`redistribution_entry.Emission`)."""
 
     program: _Lowering
     node: fx.Node
-    conversion: Conversion
+    redistribution: Redistribution
 
     @property
     def group(self) -> str:
-        """The name of the process group along the conversion's axis."""
+        """The name of the process group along the redistribution's axis."""
         return group_of(self.node, self.program.mesh)
 
     @property
     def world(self) -> int:
         """The ranks along its axis."""
-        return self.program.mesh.size_along(self.conversion.axis)
+        return self.program.mesh.size_along(self.redistribution.axis)
 
     @property
     def index(self) -> int:
         """This rank's place among them."""
-        axis = self.conversion.axis
+        axis = self.redistribution.axis
         return self.program.part if axis is None else self.program.mesh.place_along(axis)
 
     @property
@@ -71,7 +71,7 @@ class _Place:
     @property
     def shown(self) -> bool:
         """Whether its rows are shown to the other ranks where they lie."""
-        return is_shown(self.node, self.program.mesh)
+        return is_zero_copy(self.node, self.program.mesh)
 
     def size(self, name: str) -> fx.Node:
         """The size slot of this name."""
@@ -87,14 +87,15 @@ class _Place:
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
-        return self.program.slot(ROWS, TensorType(torch.int64, (B,)))
+        return self.program.spec(ROWS, TensorType(torch.int64, (B,)))
 
     def _refuse_part_of_the_ranks(self) -> None:
         """A program's sizes count samples along all data axes; of those along one they say nothing."""
         mesh = self.program.mesh
         if self.world < mesh.size:
             raise PlacementError(
-                f"%{self.node.name} is along {self.conversion.axis} of {mesh} and asks for sizes of parts "
+                f"%{self.node.name} is along {self.redistribution.axis} of {mesh} and asks for sizes of "
+                "parts "
                 "there, which a program does not have; this is a bug in a pass"
             )
 
@@ -110,19 +111,19 @@ class _Lowering:
     part: int
 
     def run(self) -> None:
-        self.slots: dict[Slot, fx.Node] = {
-            slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
+        self.specs: dict[InputSpec, fx.Node] = {
+            spec: n for n in self.graph.nodes if (spec := meta(n).spec) is not None
         }
         self.waits: dict[Any, Callable[[], Call]] = {}
         for node in list(self.graph.nodes):
-            found = conversions.conversion_of(node)
+            found = redistributions.redistribution_of(node)
             if found is not None and found.communicates and self.mesh.size_along(found.axis) == 1:
                 self._skip(node)
             elif found is not None:
                 self._start(_Place(self, node, found))
-            elif node.target is conversions.wait and node.args[0] in self.waits:
+            elif node.target is redistributions.wait and node.args[0] in self.waits:
                 self._replace(node, self.waits[node.args[0]]())
-            elif node.target is conversions.wait:
+            elif node.target is redistributions.wait:
                 self._skip(node)
             elif node.target in _SPELLED_OUT:
                 node.target = _SPELLED_OUT[node.target]
@@ -131,17 +132,17 @@ class _Lowering:
 
     def size(self, name: str) -> fx.Node:
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
-        return self.slot(Size(name), ScalarType(symbol))
+        return self.spec(Size(name), ScalarType(symbol))
 
-    def slot(self, slot: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
+    def spec(self, spec: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
         """The placeholder of a slot, made before all others if the program has none yet."""
-        if slot not in self.slots:
+        if spec not in self.specs:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                self.slots[slot] = node = self.graph.placeholder(slot.name.strip("<>"))
-            known = note(node)
-            known.slot, known.type = slot, type_
+                self.specs[spec] = node = self.graph.placeholder(spec.name.strip("<>"))
+            known = meta(node)
+            known.spec, known.type = spec, type_
             known.placement = R if isinstance(type_, TensorType) else None
-        return self.slots[slot]
+        return self.specs[spec]
 
     def _skip(self, node: fx.Node) -> None:
         """A single rank has the result already."""
@@ -150,7 +151,7 @@ class _Lowering:
 
     def _start(self, place: _Place) -> None:
         """What a wait for it calls is known here, and made when it comes: sizes get slots in that order."""
-        node, found = place.node, place.conversion
+        node, found = place.node, place.redistribution
         value, *arguments = node.args
         self._replace(node, found.start(place, value, *arguments))
         if (finish := found.finish) is not None:
@@ -165,9 +166,9 @@ class _Lowering:
         """Replace size slots by numbers and fold the arithmetic on them."""
         known: dict[fx.Node, Any] = {}
         for node in list(self.graph.nodes):
-            slot = note(node).slot
-            if isinstance(slot, Size):
-                known[node] = sizes[slot.name]
+            spec = meta(node).spec
+            if isinstance(spec, Size):
+                known[node] = sizes[spec.name]
             elif is_host_size(node) and all(a in known for a in node.all_input_nodes):
                 args = fx.map_arg(node.args, known.__getitem__)
                 known[node] = node.target(*args)

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, tensor_type
+from fxdp.ir.metadata import copy_meta, tensor_type
 from fxdp.ir.types import NodeType, TensorType
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def _count(graph: fx.Graph, loss: fx.Node, total: fx.Node) -> fx.Node:
 
     def call(op: Any, args: tuple[Any, ...], made: NodeType, **kwargs: Any) -> fx.Node:
         node = graph.call_function(op, args, kwargs)
-        copy_note(total, node, type=made, slot=None)
+        copy_meta(total, node, type=made, spec=None)
         return node
 
     valid = call(aten.ne.Scalar, (target, ignored), TensorType(torch.bool, shape.shape))

@@ -1,4 +1,4 @@
-"""Make every conversion between placements a node of its own."""
+"""Make every redistribution between placements a node of its own."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir import conversions
-from fxdp.ir.conversion_cause import cause_of
+from fxdp.ir import redistributions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import REGATHER, Mesh
-from fxdp.ir.notes import Cause, copy_note, note, tensor_operands
-from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
-from fxdp.ir.row_buckets import rows_of
-from fxdp.ir.shown_rows import lies_in_pages
+from fxdp.ir.metadata import Cause, copy_meta, meta, tensor_operands
+from fxdp.ir.parameter_buckets import rows_of
+from fxdp.ir.placements import ParamShard, Partial, Placement, R, Replicate, Shard
+from fxdp.ir.redistribution_cause import cause_of
 from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.zero_copy_gathers import fills_pages_of_memory
 
 
 @dataclass
 class _Insertion:
-    """The conversions made so far, each once per (value, placement)."""
+    """The redistributions made so far, each once per (value, placement)."""
 
     graph: fx.Graph
     mesh: Mesh
     replicable: frozenset[fx.Node]
-    gathered_once: bool
+    unsharded_once: bool
     kept: frozenset[str]
     made: dict[tuple[fx.Node, Placement, bool], fx.Node] = field(default_factory=dict)
-    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    full: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
-    def convert(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
+    def redistribute(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
         """The node that holds `node`'s value in the wanted placement, before `consumer`."""
-        have = note(node).placement
+        have = meta(node).placement
         if have == wanted:
             return node
         key = node, wanted, self._in_backward(node, consumer)
@@ -48,32 +48,36 @@ class _Insertion:
         return found
 
     def _left_near(self, node: fx.Node, cause: Cause) -> fx.Node:
-        """From where a backward gathers rows: what the forward leaves of the whole value, if it says so."""
-        whole = self.made.get((node, R, False))
+        """From where a backward gathers rows: what the forward leaves of the full value, if it says so."""
+        full = self.made.get((node, R, False))
         # what is only shown costs nothing, among however many
-        if not self.mesh.regathers or whole is None or lies_in_pages(node, self.mesh):
+        if not self.mesh.post_forward_size or full is None or fills_pages_of_memory(node, self.mesh):
             return node
-        return self.convert(whole, Rows(REGATHER), whole.next, cause)
+        return self.redistribute(full, ParamShard(REGATHER), full.next, cause)
 
     def _in_backward(self, node: fx.Node, consumer: fx.Node) -> bool:
-        """Whether it is the backward's own: a whole parameter lives in one phase; others are made once."""
-        if self.gathered_once or not isinstance(note(node).placement, Rows) or not note(consumer).backward:
+        """Whether it is the backward's own: an unsharded parameter lives in one phase."""
+        if (
+            self.unsharded_once
+            or not isinstance(meta(node).placement, ParamShard)
+            or not meta(consumer).backward
+        ):
             return False
         parameter = rows_of(node)
         return parameter is None or parameter.name not in self.kept
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
-        have, type_ = note(node).placement, note(node).type
-        assert isinstance(have, Replicate | Partial | Shard | Rows)
-        first, *more = conversions.route(have, wanted)
-        if isinstance(have, Shard) and self._is_had_whole(node):
+        have, type_ = meta(node).placement, meta(node).type
+        assert isinstance(have, Replicate | Partial | Shard | ParamShard)
+        first, *more = redistributions.route(have, wanted)
+        if isinstance(have, Shard) and self._is_full_locally(node):
             if wanted == R:
-                return self._replicated_clone(node) or self._derived(node, consumer, cause)
-            more = [first]  # the whole value costs no traffic, whatever the direct way does
+                return self._replicated_clone(node) or self._rematerialized(node, consumer, cause)
+            more = [first]  # the full value costs no traffic, whatever the direct way does
         if more:
-            by: Placement = conversions.between(wanted) if isinstance(wanted, Rows) else R
+            by: Placement = redistributions.between(wanted) if isinstance(wanted, ParamShard) else R
             by = by if first.converts(have, by) else R
-            return self.convert(self.convert(node, by, consumer, cause), wanted, consumer, cause)
+            return self.redistribute(self.redistribute(node, by, consumer, cause), wanted, consumer, cause)
         assert isinstance(type_, TensorType)
         try:
             arguments = first.arguments(type_, have, wanted)
@@ -83,7 +87,7 @@ class _Insertion:
         made = make(node, first.target, arguments, wanted, consumer, cause)
         axis = first.along(have, wanted)
         if axis is not None:
-            start = made.args[0] if made.target is conversions.wait else made
+            start = made.args[0] if made.target is redistributions.wait else made
             assert isinstance(start, fx.Node)
             start.kwargs = {"axis": axis}
         return made
@@ -95,9 +99,9 @@ class _Insertion:
         """Slicing or masking a replicated value: no traffic, made right before the first use."""
         with self.graph.inserting_before(consumer):
             made = self.graph.call_function(target, (node, *args))
-        copy_note(
-            node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason="convert",
-            backward=note(consumer).backward, rewrite=None,
+        copy_meta(
+            node, made, placement=wanted, spec=None, cause=cause, operands=(R,), reason="redistribute",
+            backward=meta(consumer).backward, rewrite=None,
         )  # fmt: skip
         return made
 
@@ -109,27 +113,27 @@ class _Insertion:
         # as early as can be: what lies between the start and the wait is what hides it
         with self.graph.inserting_after(self._anchor(node)):
             pending = self.graph.call_function(target, (node, *args))
-        have = note(node).placement
-        copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
-                  backward=note(node).backward or self._in_backward(node, consumer),
-                  reason="convert", rewrite=None)  # fmt: skip
+        have = meta(node).placement
+        copy_meta(node, pending, placement=wanted, spec=None, cause=cause, operands=(have,),
+                  backward=meta(node).backward or self._in_backward(node, consumer),
+                  reason="redistribute", rewrite=None)  # fmt: skip
         with self.graph.inserting_before(consumer):
-            done = self.graph.call_function(conversions.wait, (pending,))
-        copy_note(pending, done, cause=None, operands=(wanted,))
+            done = self.graph.call_function(redistributions.wait, (pending,))
+        copy_meta(pending, done, cause=None, operands=(wanted,))
         return done
 
-    def _is_had_whole(self, node: fx.Node) -> bool:
-        """Whether each rank can have the whole of a sharded value without traffic."""
-        return node.target in conversions.LOCAL or node in self.replicable or note(node).derived
+    def _is_full_locally(self, node: fx.Node) -> bool:
+        """Whether each rank can have all of a sharded value without traffic."""
+        return node.target in redistributions.LOCAL or node in self.replicable or meta(node).rematerialized
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
-        """The node computed whole from whole operands, or None where it depends on sharded data."""
-        if node.target in conversions.LOCAL:
+        """The node computed in full from full operands, or None where it depends on sharded data."""
+        if node.target in redistributions.LOCAL:
             return node.args[0]  # type: ignore[return-value]
-        if _is_whole(node):
+        if _is_full(node):
             return node
-        if node in self.whole:
-            return self.whole[node]
+        if node in self.full:
+            return self.full[node]
         if node not in self.replicable:
             return None
         clones = {}
@@ -139,24 +143,24 @@ class _Insertion:
             clones[source] = clone
         with self.graph.inserting_after(node):
             made = self.graph.node_copy(node, lambda n: clones[n])
-        old = note(node)
+        old = meta(node)
         placement = tuple(p and R for p in old.placement) if isinstance(old.placement, tuple) else R
-        copy_note(node, made, placement=placement, operands=(R,) * len(old.operands), rewrite=None)
-        self.whole[node] = made
+        copy_meta(node, made, placement=placement, operands=(R,) * len(old.operands), rewrite=None)
+        self.full[node] = made
         return made
 
-    def _derived(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
-        """The node computed once more, from its operands' whole values, right before the first use."""
-        wholes = {}
+    def _rematerialized(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
+        """The node computed once more, from its operands' full values, right before the first use."""
+        fulls = {}
         for source in node.all_input_nodes:
-            cut = source.target in conversions.LOCAL
+            cut = source.target in redistributions.LOCAL
             original = source.args[0] if cut else source
             assert isinstance(original, fx.Node)
-            wholes[source] = source if _is_host(source) else self.convert(original, R, consumer, cause)
+            fulls[source] = source if _is_host(source) else self.redistribute(original, R, consumer, cause)
         with self.graph.inserting_before(consumer):
-            made = self.graph.node_copy(node, wholes.__getitem__)
-        copy_note(node, made, placement=R, operands=(R,) * len(note(node).operands), rewrite=None,
-                  derived=False, backward=note(consumer).backward)  # fmt: skip
+            made = self.graph.node_copy(node, fulls.__getitem__)
+        copy_meta(node, made, placement=R, operands=(R,) * len(meta(node).operands), rewrite=None,
+                  rematerialized=False, backward=meta(consumer).backward)  # fmt: skip
         return made
 
     def _anchor(self, node: fx.Node) -> fx.Node:
@@ -172,43 +176,43 @@ class _Insertion:
         """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
         # asked before the broadcast is made, which will be one of them
         users = list(node.users)
-        done = self._collective(node, conversions.broadcast, (), R, node.next, cause)
+        done = self._collective(node, redistributions.broadcast, (), R, node.next, cause)
         for user in users:
             user.replace_input_with(node, done)
 
 
 def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:
-    """Values that each rank can compute whole, because they are whole or depend on whole values only."""
+    """Values that each rank can compute full, because they are full or depend on full values only."""
     found: set[fx.Node] = set()
     for node in nodes:
-        if _is_whole(node) or _is_host(node):
+        if _is_full(node) or _is_host(node):
             found.add(node)
-        elif node.op != "call_function" or node_draws(node) or note(node).spells:
+        elif node.op != "call_function" or node_draws(node) or meta(node).decomposed_from:
             continue  # a step of a recipe makes its rank's part and nothing else
         elif all(a in found for a in node.all_input_nodes):
             found.add(node)
     return frozenset(found)
 
 
-def _is_whole(node: fx.Node) -> bool:
-    placement = note(node).placement
+def _is_full(node: fx.Node) -> bool:
+    placement = meta(node).placement
     return all(p in (R, None) for p in placement) if isinstance(placement, tuple) else placement == R
 
 
 def _is_host(node: fx.Node) -> bool:
-    return isinstance(note(node).type, ScalarType)
+    return isinstance(meta(node).type, ScalarType)
 
 
 def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:
     """The operands of a node that are not where it needs them."""
-    wanted = note(node).operands
+    wanted = meta(node).operands
     sources = list(node.args[0]) if node.op == "output" else tensor_operands(node)  # type: ignore[arg-type]
     if not wanted:
         return []
     return [
         (i, s, p)
         for i, (s, p) in enumerate(zip(sources, wanted, strict=True))
-        if p is not None and note(s).placement != p
+        if p is not None and meta(s).placement != p
     ]
 
 
@@ -218,7 +222,7 @@ def _rewire(node: fx.Node, replacements: dict[int, fx.Node]) -> None:
 
     def visit(argument: fx.Node) -> fx.Node:
         nonlocal position
-        if not isinstance(note(argument).type, TensorType):
+        if not isinstance(meta(argument).type, TensorType):
             return argument
         position += 1
         return replacements.get(position, argument)
@@ -229,22 +233,23 @@ def _rewire(node: fx.Node, replacements: dict[int, fx.Node]) -> None:
 
 @dataclass(frozen=True)
 class InsertCollectives:
-    """After it no edge needs a conversion: each is a node with its cause, made once per value.
+    """After it no edge needs a redistribution: each is a node with its cause, made once per value.
 
     before: `return gradient param(fc.weight)=%mm` with `%mm {dp=P(sum)}`
     after:  `%all_reduce = all_reduce(%mm, sum)  # gradient of fc.weight` and `%wait = wait(%all_reduce)`
 
     A collective starts right after its value is made and is waited for right before its first use.
-    Values that depend on no sharded data are computed whole instead of being gathered. Random values that
+    Values that depend on no sharded data are computed in full instead of being gathered. Random values that
     must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
 
-    A sharded parameter is gathered for the forward and once more for the backward, or, if `gathered_once`,
+    A sharded parameter is gathered for the forward and once more for the backward, or, if `unsharded_once`,
     or it is one of `kept`, for both; what the backward does not read, it does not gather. Where the mesh
-    `regathers`, the forward leaves a part of each whole value on each of some neighbours: the backward's.
+    `post_forward_size`, the forward leaves a part of each full value on each of some neighbours: the
+    backward's.
     """
 
     single_device_rng: bool = False
-    gathered_once: bool = False
+    unsharded_once: bool = False
     kept: frozenset[str] = frozenset()
 
     name = "insert-collectives"
@@ -254,13 +259,15 @@ class InsertCollectives:
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         nodes = list(gm.graph.nodes)
-        if mesh.size == 1 and not any(isinstance(note(n).placement, Rows) for n in nodes):
+        if mesh.size == 1 and not any(isinstance(meta(n).placement, ParamShard) for n in nodes):
             return gm
-        insertion = _Insertion(gm.graph, mesh, _replicable(nodes), self.gathered_once, self.kept)
+        insertion = _Insertion(gm.graph, mesh, _replicable(nodes), self.unsharded_once, self.kept)
         for node in nodes:
             edges = _edges(node)
             if edges:
-                _rewire(node, {i: insertion.convert(s, p, node, cause_of(node, s, i)) for i, s, p in edges})
+                _rewire(
+                    node, {i: insertion.redistribute(s, p, node, cause_of(node, s, i)) for i, s, p in edges}
+                )
         if not self.single_device_rng:
             _synchronize_random(insertion, nodes)
         return gm
@@ -268,11 +275,11 @@ class InsertCollectives:
 
 def _synchronize_random(insertion: _Insertion, nodes: list[fx.Node]) -> None:
     for node in nodes:
-        known = note(node)
+        known = meta(node)
         if not node_draws(node) or node.target is operator.getitem:
             continue
         values = [node] if isinstance(known.type, TensorType) else list(node.users)
         for value in values:
-            if note(value).placement == R:
+            if meta(value).placement == R:
                 text = f"{target_text(node.target)} must draw the same numbers on all ranks"
-                insertion.synchronize(value, Cause(node.name, node.name, known.site, text))
+                insertion.synchronize(value, Cause(node.name, node.name, known.location, text))

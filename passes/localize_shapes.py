@@ -1,4 +1,4 @@
-"""Turn the program of the whole batch into the program of one rank."""
+"""Turn the program of the global batch into the program of one rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, is_host_size, note, tensor_type
+from fxdp.ir.metadata import copy_meta, is_host_size, meta, tensor_type
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
+from fxdp.ir.signature import Size
 from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
-from fxdp.ir.slots import Size
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.placing.op_view import op_view
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
@@ -36,13 +36,13 @@ class _Sizes:
     nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
     of_data: set[fx.Node] = field(default_factory=set)
 
-    def add_slots(self, symbols: Iterable[sympy.Symbol]) -> None:
+    def add_specs(self, symbols: Iterable[sympy.Symbol]) -> None:
         """One placeholder per symbol, before all others."""
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first):
             for symbol in symbols:
                 node = self.graph.placeholder(_NAMES.get(symbol, symbol.name))
-                note(node).slot, note(node).type = Size(symbol.name), ScalarType(symbol)
+                meta(node).spec, meta(node).type = Size(symbol.name), ScalarType(symbol)
                 self.nodes[symbol] = node
 
     def of(self, expr: Any, user: fx.Node) -> Any:
@@ -60,20 +60,20 @@ class _Sizes:
 
     def read_from(self, node: fx.Node) -> None:
         """Learn sizes that only the data fixes (`nonzero`'s) from the first tensor that has them."""
-        type_ = note(node).type
+        type_ = meta(node).type
         if not isinstance(type_, TensorType):
             return
         for dim, size in enumerate(type_.shape):
             if isinstance(size, sympy.Symbol) and size not in self.nodes:
                 with self.graph.inserting_after(node):
                     read = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-                note(read).type, note(read).site = ScalarType(size), note(node).site
-                note(read).backward = note(node).backward
+                meta(read).type, meta(read).location = ScalarType(size), meta(node).location
+                meta(read).backward = meta(node).backward
                 self.nodes[size] = read
 
     def keep(self, node: fx.Node) -> None:
         """Use the node for the number that it reads from data, or computes of such numbers."""
-        type_ = note(node).type
+        type_ = meta(node).type
         assert isinstance(type_, ScalarType)
         self.nodes.setdefault(type_.expr, node)
         self.of_data.add(node)
@@ -93,23 +93,23 @@ class _Sizes:
             result: fx.Node = interpret_sympy(expr, env).node
         while before.next is not user:
             before = before.next
-            note(before).type = ScalarType(_step_value(before, expr))
-        note(result).type = ScalarType(expr)
+            meta(before).type = ScalarType(_step_value(before, expr))
+        meta(result).type = ScalarType(expr)
         return result
 
 
-def _step_value(node: fx.Node, whole: sympy.Basic) -> sympy.Basic:
-    """What one step of the arithmetic for `whole` computes, where Python's operators can say it."""
-    operands = fx.map_arg(node.args, lambda n: getattr(note(n).type, "expr", whole))
+def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
+    """What one step of the arithmetic for `full` computes, where Python's operators can say it."""
+    operands = fx.map_arg(node.args, lambda n: getattr(meta(n).type, "expr", full))
     if node.target is torch.sym_float:
         return operands[0]
     python = getattr(operator, target_text(node.target), None)
-    return whole if python is None else python(*operands)
+    return full if python is None else python(*operands)
 
 
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
-    known = note(node)
-    if node.target in conversions.CONVERSIONS or not isinstance(node.target, OpOverload):
+    known = meta(node)
+    if node.target in redistributions.REDISTRIBUTIONS or not isinstance(node.target, OpOverload):
         _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))
         return
     if not _has_sizes(node) and known.rewrite is None:
@@ -136,16 +136,17 @@ def _give(node: fx.Node, args: Any, kwargs: Any) -> None:
 
 def _has_sizes(node: fx.Node) -> bool:
     return node.target in SIZE_ARGUMENT or any(
-        isinstance(note(source).type, ScalarType) for source in node.all_input_nodes
+        isinstance(meta(source).type, ScalarType) for source in node.all_input_nodes
     )
 
 
 def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
     """Every captured SymInt as a node on the program's own sizes; tensors as they are."""
+
     def global_size(argument: Any) -> Any:
         if not isinstance(argument, fx.Node):
             return sizes.of(argument, user)
-        type_ = note(argument).type
+        type_ = meta(argument).type
         return sizes.of(type_.expr, user) if isinstance(type_, ScalarType) else argument
 
     return fx.node.map_aggregate(arguments, global_size)
@@ -166,17 +167,22 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
     offset = sizes.of(OFFSET, user)
     with user.graph.inserting_before(user):
         made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
-    placement = note(source).placement
-    copy_note(
-        source, made, slot=None, operands=(placement,), site=note(user).site, backward=note(user).backward
+    placement = meta(source).placement
+    copy_meta(
+        source,
+        made,
+        spec=None,
+        operands=(placement,),
+        location=meta(user).location,
+        backward=meta(user).backward,
     )
     return made
 
 
-_Laid: TypeAlias = "dict[tuple[OpOverload, tuple[fx.Node, ...]], fx.Node]"
+_MemoryFormat: TypeAlias = "dict[tuple[OpOverload, tuple[fx.Node, ...]], fx.Node]"
 
 
-def _lay_operands(node: fx.Node, laid: _Laid) -> None:
+def _lay_operands(node: fx.Node, laid: _MemoryFormat) -> None:
     """Let a kernel that reads memory as it lies read what lies so; one that lies so already is no copy."""
 
     def lay(how: OpOverload, *values: fx.Node) -> fx.Node:
@@ -184,9 +190,9 @@ def _lay_operands(node: fx.Node, laid: _Laid) -> None:
         if key not in laid:  # a forward's operand serves its backward, too, as eager keeps it
             with node.graph.inserting_before(node):
                 laid[key] = made = node.graph.call_function(how, values)
-            read = tuple(note(value).placement for value in values)
-            copy_note(values[0], made, slot=None, operands=read, site=note(node).site)
-            note(made).backward = note(node).backward
+            read = tuple(meta(value).placement for value in values)
+            copy_meta(values[0], made, spec=None, operands=read, location=meta(node).location)
+            meta(made).backward = meta(node).backward
         return laid[key]
 
     node.args, node.kwargs = lay_out(node.target, node.args, node.kwargs, lay)  # type: ignore[arg-type]
@@ -208,7 +214,7 @@ class LocalizeShapes:
 
     Types on the binders stay global; the rank's shape follows from the placement. The text is the same
     on every rank: what differs is the slots' values. What a kernel reads as it lies is laid so before it
-    (`fxdp/ir/ops/layouts.py`), since a rank's part need not lie as the whole did.
+    (`fxdp/ir/ops/layouts.py`), since a rank's part need not lie as the entire did.
     """
 
     symbols: tuple[str, ...] = ()
@@ -221,14 +227,14 @@ class LocalizeShapes:
         """Rewrite the graph in place."""
         nodes = list(gm.graph.nodes)
         sizes = _Sizes(gm.graph)
-        sizes.add_slots([B, LOCAL, OFFSET, *(named_size(name) for name in self.symbols)])
+        sizes.add_specs([B, LOCAL, OFFSET, *(named_size(name) for name in self.symbols)])
         captured: list[fx.Node] = []
-        laid: _Laid = {}
+        laid: _MemoryFormat = {}
         for node in nodes:
             if is_host_size(node) and not sizes.computed_of_data(node):
                 captured.append(node)
                 continue
-            if isinstance(note(node).type, ScalarType):  # a number read from data, say by `.item()`
+            if isinstance(meta(node).type, ScalarType):  # a number read from data, say by `.item()`
                 sizes.keep(node)
             if node.op == "call_function":
                 _localize_call(node, sizes)

@@ -1,4 +1,4 @@
-"""Deal the parameters out in rows, and ask for their gradients in rows."""
+"""Shard the parameters, and ask for their gradients in shards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import fx
 from fxdp.ir.graphs import inputs_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, note, tensor_type
+from fxdp.ir.metadata import copy_meta, meta, tensor_type
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.placements import Rows
-from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.placements import ParamShard
+from fxdp.ir.signature import Gradient, Parameter
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
@@ -33,20 +33,20 @@ _CHEAP = (
 )
 
 
-def in_rows(type_: object) -> bool:
-    """Whether a parameter of this type is dealt out: one without dims is whole on all ranks."""
+def is_sharded(type_: object) -> bool:
+    """Whether a parameter of this type is sharded: one without dims is complete on all ranks."""
     return isinstance(type_, TensorType) and len(type_.shape) > 0
 
 
-def _is_derived(node: fx.Node, derived: set[fx.Node]) -> bool:
+def _is_rematerializable(node: fx.Node, rematerialized: set[fx.Node]) -> bool:
     """Whether a node is a view or a cast of parameters alone, which costs next to nothing to make again."""
     if node.op != "call_function" or not (node.target in _CHEAP or is_view(node.target)):
         return False
     sources = node.all_input_nodes
-    return bool(sources) and all(source in derived for source in sources)
+    return bool(sources) and all(source in rematerialized for source in sources)
 
 
-def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: Rows) -> list[fx.Node]:
+def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: ParamShard) -> list[fx.Node]:
     """Let casts to fewer bytes read rows, so that what is gathered is their result; at the top of the graph.
 
     A parameter that is read uncast, too, or in several dtypes, is gathered as it is.
@@ -58,8 +58,8 @@ def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: Rows) ->
         if len(dtypes) != 1 or dtypes & {None, own}:
             continue
         for user in users:
-            note(user).placement, note(user).operands = rows, (rows,)
-            note(user).reason = _RULE
+            meta(user).placement, meta(user).operands = rows, (rows,)
+            meta(user).reason = _RULE
         found += users
     top = next(node for node in graph.nodes if node.op != "placeholder")
     for cast in found:
@@ -76,14 +76,14 @@ def _narrower(user: fx.Node, parameter: fx.Node) -> torch.dtype | None:
 
 
 def _repeat_in_backward(graph: fx.Graph, parameters: set[fx.Node]) -> None:
-    """Let the backward derive its own views from parameters: the forward's would keep whole values alive."""
-    derived, again = set(parameters), dict[fx.Node, fx.Node]()
+    """Let the backward derive its own views from parameters: the forward's would keep full values alive."""
+    rematerialized, again = set(parameters), dict[fx.Node, fx.Node]()
     for node in list(graph.nodes):
-        if _is_derived(node, derived) and not note(node).backward:
-            derived.add(node)
-        elif note(node).backward and node.op == "call_function":
+        if _is_rematerializable(node, rematerialized) and not meta(node).backward:
+            rematerialized.add(node)
+        elif meta(node).backward and node.op == "call_function":
             for source in node.all_input_nodes:
-                if source in derived and source not in parameters:
+                if source in rematerialized and source not in parameters:
                     node.replace_input_with(source, _again(graph, source, node, parameters, again))
 
 
@@ -97,7 +97,7 @@ def _again(
         sources = {s: _again(graph, s, user, parameters, made) for s in node.all_input_nodes}
         with graph.inserting_before(user):
             made[node] = graph.node_copy(node, sources.__getitem__)
-        copy_note(node, made[node], backward=True)
+        copy_meta(node, made[node], backward=True)
     return made[node]
 
 
@@ -108,17 +108,18 @@ class PlaceParameters:
     before: `%w: f32[33, 8] {dp=R} = param(w)`       returns `gradient param(w)=%mm` as R
     after:  `%w: f32[33, 8] {dp=Rows} = param(w)`    returns `gradient param(w)=%mm` as Rows
 
-    Operations read parameters whole as before, so `insert-collectives` finds the gathers and reduce-scatters.
+    Operations read parameters entire as before, so `insert-collectives` finds the gathers and
+    reduce-scatters.
     Views of a parameter that the backward reads are made again there, from its own gather. A cast to fewer
     bytes reads rows: it comes before the gather.
 
     Parameters
     ----------
-    gathered_once : whole values stay from the forward to the backward, which then has none of its own.
+    unsharded_once : full values stay from the forward to the backward, which then has none of its own.
     kept : the names of parameters of which that is said though it is not of all.
     """
 
-    gathered_once: bool = False
+    unsharded_once: bool = False
     kept: frozenset[str] = frozenset()
 
     name = "place-parameters"
@@ -127,22 +128,22 @@ class PlaceParameters:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
-        rows = Rows(mesh.shard_axis)
+        rows = ParamShard(mesh.shard_axis)
         data_ranks = mesh.size_along(rows.axis)
         if data_ranks * mesh.pipeline.size == 1:
             return gm
         every = inputs_of(gm.graph, Parameter)
-        parameters = {slot: node for slot, node in every if in_rows(note(node).type)}
+        parameters = {spec: node for spec, node in every if is_sharded(meta(node).type)}
         for node in parameters.values():
-            note(node).placement = rows
+            meta(node).placement = rows
         casts = _cast_in_rows(gm.graph, parameters.values(), rows)
-        output = note(gm.graph.output_node())
-        if data_ranks > 1:  # else what pipeline ranks hold of a gradient is cut out of the whole
+        output = meta(gm.graph.output_node())
+        if data_ranks > 1:  # else what pipeline ranks hold of a gradient is cut out of the full value
             output.operands = tuple(
-                rows if isinstance(slot, Gradient) and slot.of in parameters else wanted
-                for slot, wanted in zip(output.results, output.operands, strict=True)
+                rows if isinstance(spec, Gradient) and spec.of in parameters else wanted
+                for spec, wanted in zip(output.results, output.operands, strict=True)
             )
-        if not self.gathered_once:
-            own = {node for slot, node in parameters.items() if slot.name not in self.kept}
+        if not self.unsharded_once:
+            own = {node for spec, node in parameters.items() if spec.name not in self.kept}
             _repeat_in_backward(gm.graph, own | {cast for cast in casts if cast.all_input_nodes[0] in own})
         return gm

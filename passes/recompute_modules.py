@@ -15,7 +15,7 @@ from fxdp.ir.draws import node_draws
 from fxdp.ir.graphs import spread
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, is_host_size, note, tensor_operands
+from fxdp.ir.metadata import copy_meta, is_host_size, meta, tensor_operands
 from fxdp.ir.types import tensor_types
 
 
@@ -23,7 +23,7 @@ def _module_paths(graph: fx.Graph) -> list[str]:
     """The modules that compute something, and those around them, in the order in which they run."""
     found: dict[str, None] = {}
     for node in graph.nodes:
-        found |= dict.fromkeys(_around(note(node).site.module))
+        found |= dict.fromkeys(_around(meta(node).location.module))
     return list(found)
 
 
@@ -53,11 +53,9 @@ class _Regions:
     known: dict[str, str | None] = field(default_factory=dict)
 
     def of(self, node: fx.Node) -> str | None:
-        path = note(node).site.module
+        path = meta(node).location.module
         if path not in self.known:
-            chosen = (
-                p for p in _around(path) if any(fnmatch.fnmatchcase(p, one) for one in self.patterns)
-            )
+            chosen = (p for p in _around(path) if any(fnmatch.fnmatchcase(p, one) for one in self.patterns))
             self.known[path] = next(chosen, None)
         return self.known[path]
 
@@ -72,19 +70,19 @@ def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
     kept: set[fx.Node] = set()
     for node in graph.nodes:
         region = regions.of(node)
-        for source, wanted in zip(tensor_operands(node), note(node).operands, strict=False):
-            if wanted is not None and wanted != note(source).placement:
+        for source, wanted in zip(tensor_operands(node), meta(node).operands, strict=False):
+            if wanted is not None and wanted != meta(source).placement:
                 kept.add(source)
-        if not note(node).backward:
+        if not meta(node).backward:
             kept |= {s for s in node.all_input_nodes if s in inside and inside[s] != region}
-        if node.op == "call_function" and not note(node).backward and region is not None:
+        if node.op == "call_function" and not meta(node).backward and region is not None:
             inside[node] = region
     results = set(graph.output_node().all_input_nodes)
     found: set[fx.Node] = set()
     for node in inside:
         picked = node.target is operator.getitem
         drawn = node_draws(node) or node.is_impure() or is_host_size(node)
-        tensors = bool(tensor_types(note(node).type))
+        tensors = bool(tensor_types(meta(node).type))
         comes_along = not picked or node.all_input_nodes[0] in found
         if tensors and comes_along and not drawn and node not in kept and node not in results:
             found.add(node)
@@ -96,7 +94,7 @@ def _repeat(graph: fx.Graph, repeatable: set[fx.Node]) -> None:
     copies: dict[fx.Node, fx.Node] = {}
     position = {node: i for i, node in enumerate(graph.nodes)}
     for reader in list(graph.nodes):
-        if not note(reader).backward or reader.op != "call_function":
+        if not meta(reader).backward or reader.op != "call_function":
             continue
         needed = spread([reader], lambda node: repeatable.intersection(node.all_input_nodes)) - {reader}
         for node in sorted(needed - copies.keys(), key=position.__getitem__):
@@ -110,11 +108,11 @@ def _repeat(graph: fx.Graph, repeatable: set[fx.Node]) -> None:
 
 
 def _tag(node: fx.Node, made: fx.Node) -> None:
-    copy_note(node, made, backward=True, again="computed")
-    note(node).again = "computed"
+    copy_meta(node, made, backward=True, recompute="computed")
+    meta(node).recompute = "computed"
     for source in made.all_input_nodes:
-        if source.op == "call_function" and not note(source).backward:
-            note(source).again = "saved"
+        if source.op == "call_function" and not meta(source).backward:
+            meta(source).recompute = "saved"
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,8 @@ class RecomputeModules:
     after:  `%h_1 = gelu(%x)` right before `%dw = mm(%g, %h_1)`
 
     What leaves such a module stays saved, what is drawn in it is not drawn again, and no collective of the
-    forward is repeated: what they read or give is saved. A compiler is told what to save (`Note.again`): it
-    would find the copies equal to what the forward has computed.
+    forward is repeated: what they read or give is saved. A compiler is told what to save
+    (`Metadata.recompute`): it would find the copies equal to what the forward has computed.
 
     Parameters
     ----------

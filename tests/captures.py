@@ -21,7 +21,7 @@ from torch import nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint import kept_joint
+from fxdp.capture.joint import cached_joint
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
 from fxdp.disk.entries import Entries
@@ -69,23 +69,23 @@ def capture_ahead(
 def traced_once(folder: Path) -> Iterator[None]:
     """Inside, of all processes with this folder the first that needs a joint graph traces it, others wait.
 
-    They find it as a program's second start does (`fxdp/capture/joint/kept_joint.py`); a graph that has no
+    They find it as a program's second start does (`fxdp/capture/joint/cached_joint.py`); a graph that has no
     key each traces by itself. Two thirds of a capture are the joint graph's.
     """
-    own = kept_joint.kept_joint
+    own = cached_joint.cached_joint
 
     def once(exported: Exported, options: JointOptions) -> Captured:
         if CacheSettings.from_environment().megabytes:  # by the test, which looks at what is kept
             return own(exported, options)
-        key = kept_joint._key(exported, options)
+        key = cached_joint._key(exported, options)
         if key is None:
             return own(exported, options)
         shelf = folder / key[:2]  # whoever writes to a folder looks at all that is in it
         shelf.mkdir(mode=0o700, exist_ok=True)
         with (folder / f"lock-{key}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
-            return kept_joint.kept_in(Entries(PrivateFolder(shelf, 2**30)), key, exported, options)
+            return cached_joint.cached_in(Entries(PrivateFolder(shelf, 2**30)), key, exported, options)
 
     folder.mkdir(mode=0o700, exist_ok=True)
-    with mock.patch("fxdp.capture.driver.kept_joint", once):
+    with mock.patch("fxdp.capture.driver.cached_joint", once):
         yield

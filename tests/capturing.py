@@ -26,9 +26,9 @@ def capture(
     couple: bool = True,
     own_statistics: bool = False,
     hint: int | None = None,
-    whole_draws: bool = False,
+    full_batch_draws: bool = False,
 ) -> Captured:
     """`module(*args, **kwargs)` and its backward; the options are those of `Request` and `JointOptions`."""
     inputs = read_inputs(module, args, kwargs, batch_dims)
     how = JointOptions(differentiable, couple, own_statistics)
-    return capture_request(Request(module, inputs, loss_fn, how, dynamic, hint, whole_draws))
+    return capture_request(Request(module, inputs, loss_fn, how, dynamic, hint, full_batch_draws))

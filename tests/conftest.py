@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Rank processes, shared by the whole session (see tests/rank_pool.py)."""
+    """Rank processes, shared by the entire session (see tests/rank_pool.py)."""
     from tests.rank_pool import RankPool
 
     pool = RankPool()
@@ -49,13 +49,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """One worker imports everything, then the others: Python compiles each file once, not in each of them."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # not a whole run, which imports Inductor sooner or later
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # not an entire run, which imports Inductor sooner or later
         return (yield)
-    with Path(__file__).open() as turn:
+    with Path(__file__).open() as iteration:
         try:
-            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(iteration, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(turn, fcntl.LOCK_SH)
+            fcntl.flock(iteration, fcntl.LOCK_SH)
         from tests.quick_kernels import compile_kernels_quickly
 
         compile_kernels_quickly()

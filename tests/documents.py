@@ -55,7 +55,7 @@ things go together.
 
 
 def reference() -> str:
-    """The whole page."""
+    """The entire page."""
     shown = [_HEAD]
     for group, names in GROUPS.items():
         shown.append(f"## {group}\n\n")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.notes import copy_note, note
-from fxdp.ir.slots import Size
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import copy_meta, meta
+from fxdp.ir.signature import Size
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.localize_shapes import LocalizeShapes
 from fxdp.rules.registry import Alternative, Op, RegisteredRule, registry
@@ -70,35 +70,35 @@ def without_rewrite(op: Op, alternative: Alternative) -> Alternative:
 
 def averaging(gm: fx.GraphModule) -> None:
     """The first all-reduce takes the mean of the ranks' terms."""
-    node = _first(gm, conversions.all_reduce)
+    node = _first(gm, redistributions.all_reduce)
     node.args = (node.args[0], "avg")
 
 
 def reducing_twice(gm: fx.GraphModule) -> None:
     """The result of the first all-reduce is reduced once more."""
-    (done,) = _first(gm, conversions.all_reduce).users
+    (done,) = _first(gm, redistributions.all_reduce).users
     users = list(done.users)
     with gm.graph.inserting_after(done):
-        again = gm.graph.call_function(conversions.all_reduce, (done, "sum"))
+        again = gm.graph.call_function(redistributions.all_reduce, (done, "sum"))
     with gm.graph.inserting_after(again):
-        twice = gm.graph.call_function(conversions.wait, (again,))
-    known = note(done.args[0])  # type: ignore[arg-type]
-    copy_note(done, again, cause=known.cause, operands=(note(done).placement,))
-    copy_note(done, twice)
+        twice = gm.graph.call_function(redistributions.wait, (again,))
+    known = meta(done.args[0])  # type: ignore[arg-type]
+    copy_meta(done, again, cause=known.cause, operands=(meta(done).placement,))
+    copy_meta(done, twice)
     for user in users:
         user.replace_input_with(done, twice)
 
 
 def gathering_in_the_wrong_order(gm: fx.GraphModule) -> None:
     """A gather of interleaved parts puts them behind one another."""
-    node = next(n for n in gm.graph.nodes if n.target is conversions.all_gather and n.args[2] != 1)
+    node = next(n for n in gm.graph.nodes if n.target is redistributions.all_gather and n.args[2] != 1)
     value, dim, outer, inner = node.args
     node.args = (value, dim, 1, outer * inner)  # type: ignore[operator]
 
 
 def keeping_each_term(gm: fx.GraphModule) -> None:
     """The first all-reduce is left out: every rank goes on with its own term."""
-    node = _first(gm, conversions.all_reduce)
+    node = _first(gm, redistributions.all_reduce)
     (done,) = node.users
     source = node.args[0]
     done.replace_all_uses_with(source)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def keeping_each_term(gm: fx.GraphModule) -> None:
 
 def dividing_by_the_local_batch(gm: fx.GraphModule) -> None:
     """The divisor of the first mean counts the rank's own samples."""
-    sizes = {note(n).slot: n for n in gm.graph.nodes}
+    sizes = {meta(n).spec: n for n in gm.graph.nodes}
     node = next(n for n in gm.graph.nodes if _divides(n, sizes[Size("B")]))
     node.replace_input_with(sizes[Size("B")], sizes[Size("b")])
 

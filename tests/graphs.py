@@ -21,10 +21,10 @@ from torch import fx
 from fxdp.compiler.pass_manager import Pass
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh, mesh_of
-from fxdp.ir.notes import Note, note
+from fxdp.ir.metadata import Metadata, meta
 from fxdp.ir.placements import Placement
+from fxdp.ir.signature import InputSpec, OutputSpec, Size
 from fxdp.ir.sizes import LOCAL, OFFSET, B
-from fxdp.ir.slots import ResultSlot, Size, Slot
 from fxdp.ir.types import NodeType, ScalarType, TensorType
 
 _DTYPES = {
@@ -54,12 +54,12 @@ class Sketch:
     def __init__(self) -> None:
         self.graph = fx.Graph()
 
-    def add(self, slot: Slot | None, type: str | None, at: _Place = None) -> fx.Node:
+    def add(self, spec: InputSpec | None, type: str | None, at: _Place = None) -> fx.Node:
         """A placeholder."""
-        name = getattr(slot, "path", "") or getattr(slot, "name", "") or slot.__class__.__name__.lower()
+        name = getattr(spec, "path", "") or getattr(spec, "name", "") or spec.__class__.__name__.lower()
         taken = {n.target for n in self.graph.nodes}
         node = self.graph.placeholder(f"{name}_{len(taken)}" if name in taken else re.sub(r"\W", "_", name))
-        note(node).slot, note(node).type, note(node).placement = slot, type_of(type), at
+        meta(node).spec, meta(node).type, meta(node).placement = spec, type_of(type), at
         return node
 
     def size(self, name: str) -> fx.Node:
@@ -72,15 +72,15 @@ class Sketch:
     ) -> fx.Node:  # fmt: skip
         """An op; `facts` are further fields of its note."""
         node = self.graph.create_node("call_function", target, args, {}, name)
-        node.meta["fxdp"] = Note(type=type_of(type), placement=at, operands=reads, **facts)
+        node.meta["fxdp"] = Metadata(type=type_of(type), placement=at, operands=reads, **facts)
         return node
 
     def returns(
-        self, results: Mapping[ResultSlot, fx.Node], reads: tuple[Placement | None, ...] = ()
+        self, results: Mapping[OutputSpec, fx.Node], reads: tuple[Placement | None, ...] = ()
     ) -> fx.GraphModule:
         """End the graph."""
         node = self.graph.output(tuple(results.values()))
-        note(node).results, note(node).operands = tuple(results), reads
+        meta(node).results, meta(node).operands = tuple(results), reads
         return fx.GraphModule({}, self.graph)
 
 

@@ -26,9 +26,7 @@ def compiled(
     return prepared(module, capture_for(module, args, kwargs, chosen), world, chosen)
 
 
-def prepared(
-    module: nn.Module, found: Captured, world: int, options: Options
-) -> tuple[Program, Captured]:
+def prepared(module: nn.Module, found: Captured, world: int, options: Options) -> tuple[Program, Captured]:
     """The program of one of `world` ranks, and its reference; `found` itself stays as it is."""
     return prepare_subject(module, found, mesh_of({"dp": world}, "cpu"), options)
 
@@ -62,7 +60,7 @@ def check(
         if hint not in found:
             found[hint] = capture_for(module, args, kwargs or {}, chosen, hint)
             inputs = read_inputs(module, args, kwargs or {}, chosen.batch_dims)
-            check_layouts(found[hint], inputs, whole_draws=chosen.single_device_rng)
+            check_layouts(found[hint], inputs, full_batch_draws=chosen.single_device_rng)
         key = hint, len(split)
         if key not in worlds:
             worlds[key] = subject(module, found[hint], len(split), chosen, tolerance)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.graphs import copy_graph
-from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.metadata import is_host_size, meta
+from fxdp.ir.signature import Size
 from fxdp.ir.sizes import batch_factor
-from fxdp.ir.slots import Size
 from fxdp.ir.types import ScalarType, TensorType
 
 
@@ -27,13 +27,13 @@ class Mutant:
 def without_each_reduction(gm: fx.GraphModule) -> Iterator[Mutant]:
     """An all-reduce hands on each rank's own term, a reduce-scatter each rank's part of its own term."""
     for node in gm.graph.nodes:
-        if node.target not in (conversions.all_reduce, conversions.reduce_scatter):
+        if node.target not in (redistributions.all_reduce, redistributions.reduce_scatter):
             continue
         mutant, twin = _copy(gm, node)
-        if twin.target is conversions.all_reduce:
-            twin.target, twin.args = conversions.wait, twin.args[:1]
+        if twin.target is redistributions.all_reduce:
+            twin.target, twin.args = redistributions.wait, twin.args[:1]
         else:
-            twin.target, twin.args = conversions.shard, twin.args[:3]
+            twin.target, twin.args = redistributions.shard, twin.args[:3]
         yield Mutant(mutant, f"no {target_text(node.target)} of %{node.args[0].name}")
 
 
@@ -43,7 +43,7 @@ def with_each_size_flipped(gm: fx.GraphModule) -> Iterator[Mutant]:
         if is_host_size(node) or node.op != "call_function":
             continue
         for size in node.all_input_nodes:
-            if isinstance(note(size).type, ScalarType) and _slots_of(size) & {"B", "b"}:
+            if isinstance(meta(size).type, ScalarType) and _slots_of(size) & {"B", "b"}:
                 mutant, twin = _copy(gm, node)
                 old = next(n for n in twin.all_input_nodes if n.name == size.name)
                 twin.replace_input_with(old, _flipped(mutant.graph, old, twin))
@@ -53,9 +53,13 @@ def with_each_size_flipped(gm: fx.GraphModule) -> Iterator[Mutant]:
 def with_each_dim_swapped(gm: fx.GraphModule) -> Iterator[Mutant]:
     """A gather, scatter or slice along another dim; a dim without the batch is no candidate."""
     for node in gm.graph.nodes:
-        if node.target not in (conversions.all_gather, conversions.reduce_scatter, conversions.shard):
+        if node.target not in (
+            redistributions.all_gather,
+            redistributions.reduce_scatter,
+            redistributions.shard,
+        ):
             continue
-        type_ = note(node).type
+        type_ = meta(node).type
         assert isinstance(type_, TensorType)
         for dim, size in enumerate(type_.shape):
             if dim != node.args[1] and batch_factor(size) is not None:
@@ -70,17 +74,17 @@ def _copy(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, fx.Node]:
 
 
 def _slots_of(size: fx.Node) -> set[str]:
-    slot = note(size).slot
-    if isinstance(slot, Size):
-        return {slot.name}
+    spec = meta(size).spec
+    if isinstance(spec, Size):
+        return {spec.name}
     return set().union(*(_slots_of(n) for n in size.all_input_nodes)) if is_host_size(size) else set()
 
 
 def _flipped(graph: fx.Graph, size: fx.Node, before: fx.Node) -> fx.Node:
-    slot = note(size).slot
-    if isinstance(slot, Size):
-        other = {"B": "b", "b": "B"}.get(slot.name, slot.name)
-        return next(n for n in graph.nodes if note(n).slot == Size(other))
+    spec = meta(size).spec
+    if isinstance(spec, Size):
+        other = {"B": "b", "b": "B"}.get(spec.name, spec.name)
+        return next(n for n in graph.nodes if meta(n).spec == Size(other))
     if not is_host_size(size):
         return size
     operands = {n: _flipped(graph, n, before) for n in size.all_input_nodes}

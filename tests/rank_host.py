@@ -79,7 +79,7 @@ def serve(descriptor: int) -> None:
     orders = Connection(descriptor)
     torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
-    if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
+    if "PYTEST_XDIST_WORKER" in os.environ:  # an entire run: ranks of many tests need it
         begin_autograd()  # before Inductor's fake tensors
         know_inductor()
         if not _BACKWARD_HAS_THREADS:

@@ -275,9 +275,7 @@ class RankPool:
         for i, rank in enumerate(ranks):
             rank.connection.send(replace(task, rank=i, world_size=len(ranks)))
 
-    def _task(
-        self, function: Callable[..., Any], call: tuple[Any, Any], timeout: float, init: bool
-    ) -> Task:
+    def _task(self, function: Callable[..., Any], call: tuple[Any, Any], timeout: float, init: bool) -> Task:
         """What is to be done, by rank 0 of one."""
         return Task(
             module=function.__module__,

@@ -23,6 +23,7 @@ FILES = sorted(
     + list((ROOT / "passes").glob("*.py"))
 )
 
+
 def module_name(file: Path) -> str:
     """`rules.chooser` for `fxdp/rules/chooser.py`, `rules` for its `__init__.py`."""
     parts = file.relative_to(ROOT).with_suffix("").parts

@@ -89,7 +89,9 @@ AFTERWARDS = {
 }
 QUICKER = {
     '"bucket_mb": 25': '"compute": "eager"',
-    "data))": 'data), compute="eager")', "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), '}
+    "data))": 'data), compute="eager")',
+    "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), ',
+}
 
 
 def _recipe(name: str, folder: str) -> Any:

@@ -82,9 +82,7 @@ def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(ranks: RankPool
 
 def _pipeline(ranks: RankPool, world: int, name: str, *options: str) -> str:
     """What an example over stages prints, after a check that its losses are those of one device."""
-    shown, *others = ranks.run(
-        world, _shown, name, "--steps", "2", "--compute", "eager", *options
-    )
+    shown, *others = ranks.run(world, _shown, name, "--steps", "2", "--compute", "eager", *options)
     assert others == [""] * (world - 1)
     pairs = re.findall(r"loss ([\d.]+), on one device ([\d.]+)", shown)
     assert len(pairs) == 2
@@ -112,7 +110,7 @@ def _losses(shown: str) -> dict[int, float]:
 
 def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -> None:
     options = ["train_sharded.py", "--steps", "20", "--compute", "eager", "--folder"]
-    whole, _ = ranks.run(2, _shown, *options, str(tmp_path / "whole"))
+    full, _ = ranks.run(2, _shown, *options, str(tmp_path / "full"))
     killed = ranks.spawn(1, _shown, *options, str(tmp_path), "--kill-after", "13", init=False)
     assert [outcome.status for outcome in killed] == [-9]
     resumed, *others = ranks.run(3, _shown, *options, str(tmp_path), "--resume")
@@ -120,7 +118,7 @@ def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -
     assert others == ["", ""]
     assert set(_losses(resumed)) == {15, 20}
     for step, loss in _losses(resumed).items():
-        assert loss == pytest.approx(_losses(whole)[step], rel=1e-4)
+        assert loss == pytest.approx(_losses(full)[step], rel=1e-4)
 
 
 def _displayed(folder: str) -> list[dict[str, Any]]:
@@ -176,9 +174,9 @@ def test_torchrun_begins_again_after_a_killed_rank_and_on_fewer_ranks(
     (restarted,) = ranks.spawn(1, _torchrun, example, *killed, init=False)
     assert restarted.status == 0, restarted.output
     (fewer,) = ranks.run(1, _shown, example, *options, "--steps=14")
-    (whole,) = ranks.run(1, _shown, example, options[0], f"--folder={tmp_path / 'whole'}", "--steps=14")
+    (full,) = ranks.run(1, _shown, example, options[0], f"--folder={tmp_path / 'full'}", "--steps=14")
     begun = re.findall(r"going on .*", restarted.output + fewer)
     assert begun == [f"going on after step {step} with {n} ranks" for step, n in ((0, 2), (5, 2), (10, 1))]
-    found, expected = _curve(restarted.output + fewer), dict(_curve(whole))
+    found, expected = _curve(restarted.output + fewer), dict(_curve(full))
     assert [step for step, _ in found] == [*range(1, 8), *range(6, 13), *range(11, 15)]
     assert [loss for _, loss in found] == pytest.approx([expected[step] for step, _ in found], rel=1e-9)

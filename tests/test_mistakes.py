@@ -64,7 +64,7 @@ def test_options(name: str, value: Any) -> None:
 
 
 def test_to_gather_among_some_ranks_these_must_divide_all() -> None:
-    words = r"reshard_after_forward=4, but .* over 6 ranks; expected one of its divisors, \[1, 2, 3, 6\]"
+    words = r"reshard_after_forward=4, but .* over 6 ranks; expected a divisor of that, \[1, 2, 3, 6\]"
     with pytest.raises(MeshError, match=words):
         _plan(strategy="shard", mesh={"dp_shard": 6}, reshard_after_forward=4)
     _plan(strategy="shard", mesh={"dp_shard": 1}, reshard_after_forward=4)  # nothing is gathered

@@ -58,9 +58,9 @@ def test_the_example_runs(world: int, ranks: RankPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_every_path_exists(document: str) -> None:
     text = (ROOT / document).read_text()
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    comms = re.findall(r"\]\((?!http)([^)#]+)\)", text)
     named = re.findall(r"(?<![\w/.-])((?:fxdp|passes|tests|benchmarks|examples)/[\w/.-]*\w/?)", text)
-    missing = [path for path in {*links, *named} if not (ROOT / path).exists()]
+    missing = [path for path in {*comms, *named} if not (ROOT / path).exists()]
     assert not missing
 
 

@@ -43,7 +43,7 @@ def test_shared_memory_can_be_left_alone() -> None:
 @pytest.mark.parametrize("text", ["", "on", " on "])
 def test_all_shortcuts_are_taken_by_default(text: str) -> None:
     found = ShortcutSettings.from_environment({"FXDP_SHORTCUTS": text})
-    assert (found.text, found.why_off("quick_fakes")) == ("", None)
+    assert (found.text, found.why_off("memoized_fakes")) == ("", None)
 
 
 def test_shortcuts_can_be_left_out() -> None:
@@ -56,7 +56,7 @@ def test_shortcuts_can_be_left_out() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["no", "quick_fakes", "-a,b", "-", "-a,,-b", "off,-a"])
+@pytest.mark.parametrize("text", ["no", "memoized_fakes", "-a,b", "-", "-a,,-b", "off,-a"])
 def test_what_is_no_list_of_shortcuts_is_refused(text: str) -> None:
     with pytest.raises(MeshError, match=r"FXDP_SHORTCUTS is .*; expected on, off, or what to leave out"):
         ShortcutSettings.from_environment({"FXDP_SHORTCUTS": text})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.ops.packed_sums import start_sum, start_sums
-from fxdp.ir.ops.parameter_rows import show_rows, start_gather_rows, start_scatter_rows
+from fxdp.ir.ops.parameter_shards import publish_shards, start_all_gather_shards, start_reduce_scatter_shards
 from fxdp.runtime import p2p
 
 _c10d = torch.ops._c10d_functional
@@ -23,7 +23,7 @@ _c10d = torch.ops._c10d_functional
 
 @dataclass
 class Counted:
-    """What left in a step, in bytes of whole values as a plan counts them: by collectives, and by sends."""
+    """What left in a step, in bytes of full values as a plan counts them: by collectives, and by sends."""
 
     collectives: list[int] = field(default_factory=list)
     sends: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class _Listener(TorchDispatchMode):
 
 
 def _size(func: Any, args: Any) -> int | None:
-    """The bytes of the whole value that an op reduces or puts together."""
+    """The bytes of the full value that an op reduces or puts together."""
     if func in (_c10d.all_reduce.default, _c10d.broadcast.default, _c10d.reduce_scatter_tensor.default):
         return int(args[0].nbytes)
     if func in (start_sum, start_sums):
@@ -50,7 +50,7 @@ def _size(func: Any, args: Any) -> int | None:
     if func is _c10d.all_gather_into_tensor.default:
         # each rank's moments are one value, which all of them combine to another of that size
         return int(args[0].nbytes) * (1 if _is_called_by("start_moments") else args[1])
-    if func in (start_gather_rows, show_rows, start_scatter_rows):
+    if func in (start_all_gather_shards, publish_shards, start_reduce_scatter_shards):
         values, sizes, world = args[:3]
         return math.prod((sum(sizes), world, values[0].itemsize))
     return None

@@ -1,4 +1,4 @@
-"""Savers that are killed at random moments: `fxdp.load` finds the checkpoint before, or the new one, whole.
+"""Savers that are killed at random moments: `fxdp.load` finds the checkpoint before, or the new one, full.
 
     python -m benchmarks.chaos.checkpoint_kills  # 50 kills of two ranks, some minutes
     python -m benchmarks.chaos.checkpoint_kills --kills 5

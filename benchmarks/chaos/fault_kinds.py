@@ -98,8 +98,10 @@ def _all_faults() -> Iterator[Fault]:
             for kind in (*REFUSED, *_STOPPED):
                 stages, sharded = mode.startswith("pp"), mode == "shard"
                 unread = stages and not victim and kind in _STOPS  # labels are the last stage's rank's
-                left_out = (stages and kind in _NOT_IN_STAGES) or (sharded and kind in _NOT_SHARDED)
-                if not (unread or left_out):
+                undefined_gradients = (stages and kind in _NOT_IN_STAGES) or (
+                    sharded and kind in _NOT_SHARDED
+                )
+                if not (unread or undefined_gradients):
                     yield Fault(kind, "step", mode, victim)
 
 
@@ -130,40 +132,42 @@ def seen(fault: Fault, outcomes: Sequence[Outcome], begin: float) -> Ran:
 
 def judged(number: int, fault: Fault, folder: Path, ran: Ran) -> Verdict:
     """Whether all ranks heard of it, or went on, as they should."""
-    notes = {rank: _notes(folder / f"{rank}.notes") for rank in range(fault.ranks)}
-    others = [rank for rank in notes if rank != fault.victim]
-    at = next((when for when, what, _ in notes[fault.victim] if what == "fault"), None)
+    metadata = {rank: _notes(folder / f"{rank}.notes") for rank in range(fault.ranks)}
+    others = [rank for rank in metadata if rank != fault.victim]
+    at = next((when for when, what, _ in metadata[fault.victim] if what == "fault"), None)
     if at is None:
         return Verdict(number, fault, "not injected", None, None, ran.output[-800:])
     ended = max(ran.ends[rank] for rank in others) - at
-    heard = {rank: next(iter(_of(notes[rank], "news", "refused")), None) for rank in others}
+    effects = {rank: next(iter(_of(metadata[rank], "news", "refused")), None) for rank in others}
     root = _root_cause(ran.output) if fault.launched else None
-    if root is not None and any(item is None for item in heard.values()):  # torchrun has ended them
+    if root is not None and any(item is None for item in effects.values()):  # torchrun has ended them
         words = f"torchrun: rank {root[0]} is the root cause, exit code {root[1]}"
-        heard = {rank: item or (at + ended, words) for rank, item in heard.items()}
-    told = [item for item in heard.values() if item is not None]
+        effects = {rank: item or (at + ended, words) for rank, item in effects.items()}
+    told = [item for item in effects.values() if item is not None]
     waited = TIMEOUT_S if fault.is_waited_for else 0.0
     seconds = max((when - at - waited for when, _ in told), default=None)
     words = told[0][1] if told else ran.output[-800:]
     if any(rank in ran.killed for rank in others):
         return Verdict(number, fault, "hang", None, None, words)
-    result = _result(fault, notes, [item and item[1] for item in heard.values()])
+    result = _result(fault, metadata, [item and item[1] for item in effects.values()])
     if result == "ok" and seconds is not None and seconds > _LATEST_S:
         result = "late"
     return Verdict(number, fault, result, seconds, ended, "" if result == "ok" else words)
 
 
-def _result(fault: Fault, notes: dict[int, list[tuple[float, str, str]]], heard: Sequence[str | None]) -> str:
-    went_on = {rank: bool(_of(found, "done")) for rank, found in notes.items()}
+def _result(
+    fault: Fault, metadata: dict[int, list[tuple[float, str, str]]], effects: Sequence[str | None]
+) -> str:
+    went_on = {rank: bool(_of(found, "done")) for rank, found in metadata.items()}
     alone = fault.phase == "lowering" and fault.compiled and fault.kind in _INDUCTOR_FAILS
     if fault.kind == "pause" or alone:
         return "ok" if all(went_on.values()) else "broken"
-    if any(text is None for text in heard):
+    if any(text is None for text in effects):
         last = fault.phase == "eval" and fault.kind == "sys.exit"
         return "ok" if last and all(went_on[r] for r in went_on if r != fault.victim) else "silent"
     if fault.kind in REFUSED and fault.kind not in _STOPS and not all(went_on.values()):
         return "broken"
-    results = [_named(fault, text or "") for text in heard]
+    results = [_named(fault, text or "") for text in effects]
     return next((result for result in results if result != "ok"), "ok")
 
 
@@ -196,8 +200,8 @@ def _root_cause(output: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _of(notes: Sequence[tuple[float, str, str]], *wanted: str) -> list[tuple[float, str]]:
-    return [(when, text) for when, what, text in notes if what in wanted]
+def _of(metadata: Sequence[tuple[float, str, str]], *wanted: str) -> list[tuple[float, str]]:
+    return [(when, text) for when, what, text in metadata if what in wanted]
 
 
 def _notes(file: Path) -> list[tuple[float, str, str]]:

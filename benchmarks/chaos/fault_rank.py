@@ -35,7 +35,7 @@ import fxdp.compiler.lowered_parts
 from benchmarks.chaos.fault_case import AT_TRACE, Fault, Net
 from benchmarks.chaos.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
-from fxdp.ranks.links.group import MessageGroup
+from fxdp.ranks.comms.group import MessageGroup
 from fxdp.runtime.stage_calls import Code
 from tests.quick_kernels import know_inductor
 
@@ -93,7 +93,7 @@ class _Rank:
         self.where = ""
         self.done = False
 
-    def note(self, what: str, text: str = "") -> None:
+    def meta(self, what: str, text: str = "") -> None:
         with (self.folder / f"{self.rank}.notes").open("a") as file:
             file.write(json.dumps([time.time(), what, text]) + "\n")
 
@@ -101,14 +101,14 @@ class _Rank:
         try:
             self._train()
         except SystemExit:
-            self.note("exits")
+            self.meta("exits")
             if self.fault.launched:
                 raise  # else: Python shows no error for it, and asks no hook
         except BaseException as error:
-            self.note("news", _words(error))
+            self.meta("news", _words(error))
             raise
         else:
-            self.note("done")
+            self.meta("done")
 
     def struck(self, phase: str) -> bool:
         """Whether it is this rank to which something happens, in this phase."""
@@ -123,7 +123,7 @@ class _Rank:
         if self.done and self.fault.phase != "compile":  # a model that fails does so in each trace
             return
         if not self.done:
-            self.note("fault")
+            self.meta("fault")
         self.done = True
         if self.fault.kind == "hang":
             self._hang()
@@ -170,7 +170,7 @@ class _Rank:
     def _unless(self, kind: str, wrong: Any, right: Any) -> Any:
         """The value of this rank, which is wrong on the one with this fault."""
         if self.guilty and self.fault.kind == kind:
-            self.note("fault")
+            self.meta("fault")
             return wrong
         return right
 
@@ -224,16 +224,16 @@ class _Rank:
         x, y = self._batch()
         change = REFUSED[self.fault.kind]
         if self.guilty:
-            self.note("fault")
+            self.meta("fault")
             call = lambda: change(compiled, x, y)  # noqa: E731
         else:
             call = lambda: compiled(x, y)  # noqa: E731
         try:
             call()
         except Exception as error:
-            self.note("refused", _words(error))
+            self.meta("refused", _words(error))
         else:
-            self.note("accepted")
+            self.meta("accepted")
 
     # -- faults inside of something ------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import transformers as hf
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.capture.sites import is_user_file
+from fxdp.capture.locations import is_user_file
 from tests.capture.zoo import ZOO, make
 from tests.captures import captured_once
 from tests.traffic import counted_bytes
@@ -50,7 +50,9 @@ def measure(name: str, strategy: str) -> dict[str, int]:
     return {
         "collectives": len(rows),
         "values": len(needs),
-        "explained": sum(is_user_file(n.site.file) and n.site.line > 0 and n.read != "" for n in needs),
+        "explained": sum(
+            is_user_file(n.location.file) and n.location.line > 0 and n.read != "" for n in needs
+        ),
         "planned": sum(row.bytes for row in rows if row.kind != "send"),
         "counted": sum(counted.collectives),
         "planned sends": sum(row.bytes for row in rows if row.kind == "send"),

@@ -47,7 +47,7 @@ def is_kept(table: str) -> bool:
     return _file(table).exists()
 
 
-def note(table: str, name: str, results: dict[str, Result]) -> None:
+def meta(table: str, name: str, results: dict[str, Result]) -> None:
     """Append to the file outside git all that was measured of a model, by mode."""
     _MEASURED.parent.mkdir(exist_ok=True)
     with _MEASURED.open("a") as file:

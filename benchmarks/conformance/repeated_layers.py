@@ -50,14 +50,14 @@ def _rank(case: dict[str, Any], results: Path) -> None:
 
     dist.init_process_group("gloo")
     segmented: list[int] = []
-    plan_segments = module.plan_segments
+    plan_regions = module.plan_regions
 
     def noted(*given: Any) -> Any:
-        plan = plan_segments(*given)
+        plan = plan_regions(*given)
         segmented.append(len(plan.calls))
         return plan
 
-    module.plan_segments = noted
+    module.plan_regions = noted
     torch.manual_seed(0)
     width, words = case["width"], case["words"]
     model = Decoder(
@@ -85,7 +85,7 @@ def _rank(case: dict[str, Any], results: Path) -> None:
         for optimizer in optimizers:
             optimizer.step()
     if dist.get_rank() == 0:
-        results.write_text(json.dumps({"losses": losses, "error": error, "segments": segmented}))
+        results.write_text(json.dumps({"losses": losses, "error": error, "regions": segmented}))
     dist.destroy_process_group()
 
 
@@ -110,7 +110,7 @@ def _run(case: dict[str, Any], layers: str) -> dict[str, Any]:
         command += ["--case", json.dumps(case), "--results", str(results)]
         ranks = STRATEGIES[case["strategy"]][0]
         if launch(command, ranks, environment=environment, timeout=600) or not results.exists():
-            return {"losses": [], "error": float("nan"), "segments": []}
+            return {"losses": [], "error": float("nan"), "regions": []}
         found: dict[str, Any] = json.loads(results.read_text())
         return found
 
@@ -129,7 +129,7 @@ def main() -> int:
     if asked.case:
         _rank(asked.case, asked.results)
         return 0
-    names = ("strategy", "layers", "head", "positions", "segments", "from one device", "from FXDP_LAYERS=0")
+    names = ("strategy", "layers", "head", "positions", "regions", "from one device", "from FXDP_LAYERS=0")
     table = Table(*names)
     wrong = 0
     for strategy, layers, (tied, rotary) in product(
@@ -148,7 +148,7 @@ def main() -> int:
         wrong += not right
         row = (
             strategy, str(layers), "tied" if tied else "untied", "rotary" if rotary else "learned",
-            str(ours["segments"]), f"{ours['error']:.1e}", f"{apart:.1e}",
+            str(ours["regions"]), f"{ours['error']:.1e}", f"{apart:.1e}",
         )  # fmt: skip
         table.add_row(*row, style="" if right else "red")
         _CONSOLE.print(*row, "" if right else "WRONG")

@@ -51,23 +51,23 @@ class Segments(nn.Module):
         super().__init__()
         self.first, self.back, self.head = nn.Linear(16, 32), nn.Linear(64, 32), nn.Linear(32, 3)
 
-    def forward(self, x: Tensor, segment: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        h, index = F.gelu(self.first(x)).flatten(0, 1), segment.flatten()
+    def forward(self, x: Tensor, region: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h, index = F.gelu(self.first(x)).flatten(0, 1), region.flatten()
         total = h.new_zeros(6, 32).index_add(0, index, h)
         count = h.new_zeros(6).index_add(0, index, torch.ones_like(h[:, 0])).clamp(min=1)
-        heard = torch.cat([total, total / count[:, None]], 1)[index]
-        out = self.head((h + self.back(heard).tanh()).unflatten(0, segment.shape).mean(1))
+        effects = torch.cat([total, total / count[:, None]], 1)[index]
+        out = self.head((h + self.back(effects).tanh()).unflatten(0, region.shape).mean(1))
         return F.cross_entropy(out, y), out
 
 
 def _nodes(batch: int) -> Inputs:
-    drawn = {"segment": torch.randint(6, (batch, 12)), "y": torch.randint(3, (batch,))}
+    drawn = {"region": torch.randint(6, (batch, 12)), "y": torch.randint(3, (batch,))}
     return {"x": torch.randn(batch, 12, 16), **drawn}
 
 
 ENTRIES: dict[str, Entry] = {
     **{name: CATALOGUE[name] for name in ("mlp", "resnet", "gpt2", "bert", "vit")},
-    "segments": Entry(Segments, _nodes),
+    "regions": Entry(Segments, _nodes),
     **{name: CATALOGUE[name] for name in ("llama", "t5", "mixtral", "mamba", "unet")},
 }
 
@@ -187,8 +187,8 @@ def _trained(
         if step == 0:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             outputs = next(x for x in values if x.dim())
-            whole = outputs if run is model else _of_all_ranks(outputs)
-            found = {"loss": _flat([loss]), "outputs": _flat([whole]), "gradients": _flat(gradients)}
+            full = outputs if run is model else _of_all_ranks(outputs)
+            found = {"loss": _flat([loss]), "outputs": _flat([full]), "gradients": _flat(gradients)}
         optimizer.step()
         optimizer.zero_grad()
     return {**found, "parameters": _flat(parameters) - first}

@@ -7,7 +7,7 @@ Of each op three samples in float64 whose first input has a batch, and of each m
 four in evaluation, run by `fxdp.verify` on two ranks: all samples but one on the first, all on the second. An
 input goes by the batch in its first dim if that is as large as the first input's, which is multiplied by a
 parameter, so that there is a gradient. What is refused is listed with its reason, once a name; what differs,
-or raises anything but an error of fxdp's, is printed whole, and the exit code is 1.
+or raises anything but an error of fxdp's, is printed full, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Scaled(nn.Module):
 
 def _ops(names: set[str]) -> Iterator[Sample]:
     for info in op_db:
-        left_out = info.name in _UNWRITTEN or torch.float64 not in info.dtypes
-        if left_out or (names and info.name not in names):
+        undefined_gradients = info.name in _UNWRITTEN or torch.float64 not in info.dtypes
+        if undefined_gradients or (names and info.name not in names):
             continue
         samples = (s for s in info.sample_inputs("cpu", torch.float64) if _batch((s.input,)) > 1)
         for sample in islice(samples, _OF_EACH_OP):

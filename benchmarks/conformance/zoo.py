@@ -71,7 +71,7 @@ def _sweep_catalogue(asked: argparse.Namespace) -> bool:
         modes = [mode for mode in asked.modes if not (asked.missing and mode in row)]
         if modes:
             found = in_own_process(modes, partial(_measure, name), asked.timeout)
-            kept.note("zoo", name, found)
+            kept.meta("zoo", name, found)
             rows[name] = kept.updated(row, found)
             kept.write("zoo", rows)
             CONSOLE.print(f"{name}: " + ", ".join(f"{mode} {rows[name][mode]}" for mode in modes))

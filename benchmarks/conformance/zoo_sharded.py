@@ -4,9 +4,9 @@
     python -m benchmarks.conformance.zoo_sharded clip lstm --ways hybrid  # some
     python -m benchmarks.conformance.zoo_sharded --missing  # go on where a sweep was stopped
 
-The losses of all steps must equal those of one device on the whole batch by 1e-9, in float64, with parts of
+The losses of all steps must equal those of one device on the global batch by 1e-9, in float64, with parts of
 the batch that are uneven, change, and are empty. What cannot run in micro-batches, as it needs values of the
-whole batch in the midst of one, is refused. Results gather in a JSON file.
+global batch in the midst of one, is refused. Results gather in a JSON file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pool = RankPool()
     for name in asked.models or VISIBLE:
-        for way in asked.ways:
+        for way in asked.branches:
             row = found.setdefault(name, {})
             if asked.missing and way in row:
                 continue

@@ -35,7 +35,7 @@ casts to float32 stay, except where the figure says f64, and what Inductor canno
 def markdown(
     kinds: Mapping[str, Mapping[str, Row]], versions: Mapping[str, str], public: dict[str, Found]
 ) -> str:
-    """The whole page; `public`: what `zoo_public.py` has found."""
+    """The entire page; `public`: what `zoo_public.py` has found."""
     models = {name: row for rows in kinds.values() for name, row in rows.items()}
     measured = {name: row for name, row in models.items() if row}
     page = [
@@ -89,7 +89,7 @@ def _public_error(row: Found) -> float | None:
 def _table(kind: str, rows: dict[str, Row], public: dict[str, Found]) -> str:
     lines = [
         f"## {kind.capitalize()}\n",
-        "| model | train | eval | no_grad | two ranks | sums | gathers | run whole on each rank |",
+        "| model | train | eval | no_grad | two ranks | sums | gathers | run replicated on each rank |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -99,7 +99,7 @@ def _table(kind: str, rows: dict[str, Row], public: dict[str, Found]) -> str:
 
 
 def counts(row: Row) -> tuple[str, str, str]:
-    """Sums, gathers and ops that run whole on each rank, of which none is no word."""
+    """Sums, gathers and ops that run replicated on each rank, of which none is no word."""
     fallbacks = row.get("fallbacks", "")
     return row.get("sums", ""), row.get("gathers", ""), "" if fallbacks == "0" else fallbacks
 

@@ -76,8 +76,8 @@ def resnet(width: int = 32, blocks: int = 2) -> nn.Module:
 
 def mlp(layers: int = 40, width: int = 256) -> nn.Module:
     """A deep and narrow network: many small parameters, little arithmetic."""
-    hidden = [module for _ in range(layers - 1) for module in (nn.Linear(width, width), nn.ReLU())]
-    return Classifier(nn.Sequential(*hidden, nn.Linear(width, 10)))
+    overlapped = [module for _ in range(layers - 1) for module in (nn.Linear(width, width), nn.ReLU())]
+    return Classifier(nn.Sequential(*overlapped, nn.Linear(width, 10)))
 
 
 def _text(size: int, generator: torch.Generator, length: int = 128) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,8 +49,8 @@ def main() -> int:
     for compute in asked.compute:
         loops = {kind: _loop(asked, compute, kind == "changes") for kind in ("stays", "changes")}
         times: dict[str, list[float]] = {kind: [] for kind in loops}
-        for turn in range(asked.turns):
-            for kind in ("stays", "changes") if turn % 2 else ("changes", "stays"):
+        for iteration in range(asked.iterations):
+            for kind in ("stays", "changes") if iteration % 2 else ("changes", "stays"):
                 times[kind] += loops[kind][0](TURN)
         stays, changes = (median(times[kind]) for kind in ("stays", "changes"))
         ratios.append(changes / stays)

@@ -61,7 +61,7 @@ def _form(size: int) -> tuple[list[str], bool]:
 
 def _node(place: Any, rank: int, uneven: bool) -> tuple[float, int]:
     """CPU seconds of one node and round: all that it reads is there; and the bytes of an answer."""
-    from fxdp.ranks.links.frames import FrameKind, framed
+    from fxdp.ranks.comms.frames import FrameKind, framed
     from fxdp.ranks.tree.rank_parts import RankParts
     from fxdp.ranks.tree.tree_control import TreeControl
 

@@ -114,9 +114,9 @@ class _Ranks:
 def _beside(asked: argparse.Namespace) -> None:
     here = _Ranks(_CHECKOUT), _Ranks(asked.beside)
     found: dict[str, list[dict[str, float]]] = {"this": [], "other": []}
-    for turn in range(asked.turns):
+    for iteration in range(asked.iterations):
         order = list(zip(found, here, strict=True))
-        for name, ranks in order if turn % 2 else order[::-1]:
+        for name, ranks in order if iteration % 2 else order[::-1]:
             one = ranks.measured(2, 2, asked.rounds, asked.tree_above)
             found[name].append({key: max(rank[key] for rank in one) for key in one[0]})
     table = Table("us per round, least (median)", "this", str(asked.beside), "this / other, of the least")

@@ -65,7 +65,7 @@ def _rooms() -> tuple[str, str]:
 
     # by its files: where fxdp is installed, too, Python would find rooms of that one
     found = Path(fxdp.__file__).with_name("ranks").is_dir()
-    return ("fxdp.ranks", "fxdp.ranks.links") if found else ("fxdp.runtime", "fxdp.links")
+    return ("fxdp.ranks", "fxdp.ranks.comms") if found else ("fxdp.runtime", "fxdp.comms")
 
 
 def _work(task: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _rank(
     while store.add("ready", 0) < size:
         time.sleep(0.05)
     begin = time.perf_counter()
-    control, messages = _joined(rank, size, store, task["above"])
+    control, messages = _process_mesh(rank, size, store, task["above"])
     rounds = task["rounds"]
     found = {"set-up": time.perf_counter() - begin, "connections": 2 * len(control.peers)}
     agreement = agreement_on(control, size)
@@ -120,16 +120,16 @@ def _timed(key: str, rounds: int, barrier: threading.Barrier, action: Any) -> di
     }
 
 
-def _joined(rank: int, size: int, store: Any, above: int) -> tuple[Any, Any]:
+def _process_mesh(rank: int, size: int, store: Any, above: int) -> tuple[Any, Any]:
     names = ("rendezvous", "control", "messages")
-    meeting, control, messages = (import_module(f"{_rooms()[1]}.{name}") for name in names)
+    accepting, control, messages = (import_module(f"{_rooms()[1]}.{name}") for name in names)
     planes = range(size), range(size)
     if size <= above:
         here = "127.0.0.1", 300.0
-        if _rooms()[1] == "fxdp.links":  # one plane at a time
-            found = [meeting.connect_all(store, f"bench/{i}", rank, size, *here) for i in range(2)]
+        if _rooms()[1] == "fxdp.comms":  # one plane at a time
+            found = [accepting.connect_all(store, f"bench/{i}", rank, size, *here) for i in range(2)]
         else:
-            found = meeting.connect_all(store, "fxdp/bench/1", rank, planes, *here)
+            found = accepting.connect_all(store, "fxdp/bench/1", rank, planes, *here)
         return control.Control(rank, found[0], 300.0), messages.Messages(rank, found[1], 300.0)
     from fxdp.ranks.tree.tree_control import TreeControl
     from fxdp.ranks.tree.tree_joining import connect_tree
@@ -137,16 +137,16 @@ def _joined(rank: int, size: int, store: Any, above: int) -> tuple[Any, Any]:
 
     joint = connect_tree(store, "fxdp/bench/1", rank, planes, "127.0.0.1", 300.0, lambda: None, 25.0, above)
     to_all, to_row = joint.connections
-    assert joint.places[1] is not None  # as large as the whole
+    assert joint.places[1] is not None  # as large as the full value
     control = TreeControl(rank, joint.places[0], to_all, 300.0)
     return control, TreeMessages(rank, joint.places[1], to_row, 300.0)
 
 
 def agreement_on(control: Any, size: int) -> Any:
     """What a call exchanges, as `module/call_exchange.py` asks for it; an older checkout knows rows alone."""
-    links, mesh = SimpleNamespace(control=control), SimpleNamespace(rank=control.rank, world=size)
-    joined = SimpleNamespace(links=links, mesh=mesh, rank=control.rank, world=size)
-    agreement = import_module(f"{_rooms()[0]}.agreement").Agreement(joined)
+    comms, mesh = SimpleNamespace(control=control), SimpleNamespace(rank=control.rank, world=size)
+    process_mesh = SimpleNamespace(comms=comms, mesh=mesh, rank=control.rank, world=size)
+    agreement = import_module(f"{_rooms()[0]}.agreement").Agreement(process_mesh)
 
     def columns(batch: int) -> Any:
         own = (batch, *range(1 << 40, (1 << 40) + INTEGERS - 1))

@@ -8,7 +8,7 @@
     waiting   it waits for a sum               predicted   each sum from where it started, one after another,
                                                            as long as the measured link says for its bytes
 
-`hidden` is the part of the wire's time in which the rank computes; `idle` is when it neither computes nor
+`overlapped` is the part of the wire's time in which the rank computes; `idle` is when it neither computes nor
 sends. Small sums are no gloo's: they are part of the waiting. A profiler records each step, so it is longer
 than in `network.py`; shown is the fastest. Pictures: `overlap-MODEL.png`.
 """
@@ -33,7 +33,7 @@ from fxdp.ir.link_cost import LinkCost
 from tests.hosts.machines import machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))
-_COLUMNS = ("rank", "step", "compute", "waiting", "wire", "hidden", "idle", "wire ends", "predicted")
+_COLUMNS = ("rank", "step", "compute", "waiting", "wire", "overlapped", "idle", "wire ends", "predicted")
 _COLORS = {"compute": "tab:blue", "waiting": "tab:gray", "wire": "tab:orange", "predicted": "tab:green"}
 Spans: TypeAlias = "list[tuple[float, float]]"
 """From when to when, ms; in order, and none within another."""
@@ -85,10 +85,10 @@ def _measured(model: str, asked: argparse.Namespace) -> list[dict[str, Any]] | N
 
 def rows_of(rank: dict[str, Any]) -> dict[str, Spans]:
     """A rank's timeline: what it computed, waited for and sent, and when it would send by the link's cost."""
-    waiting = joined(rank["waits"].values())
-    halves = joined(rank["halves"])
+    waiting = process_mesh(rank["waits"].values())
+    halves = process_mesh(rank["halves"])
     return {
-        "compute": without(halves, waiting), "waiting": waiting, "wire": joined(rank["wire"]),
+        "compute": without(halves, waiting), "waiting": waiting, "wire": process_mesh(rank["wire"]),
         "predicted": predicted(rank),
     }  # fmt: skip
 
@@ -103,7 +103,7 @@ def predicted(rank: dict[str, Any]) -> Spans:
         begins = max(start, free)
         free = begins + 1e3 * cost.seconds(size)
         spans.append((begins, free))
-    return joined(spans)
+    return process_mesh(spans)
 
 
 def _by_gloo(rank: dict[str, Any], key: str) -> bool:
@@ -112,7 +112,7 @@ def _by_gloo(rank: dict[str, Any], key: str) -> bool:
     return bool(sizes) and rank["sums"].get(key, -1) >= sizes[-1]
 
 
-def joined(spans: Iterable[Sequence[float]]) -> Spans:
+def process_mesh(spans: Iterable[Sequence[float]]) -> Spans:
     """Spans in order, those that meet as one."""
     found: Spans = []
     for start, end in sorted((start, end) for start, end in spans):
@@ -147,12 +147,12 @@ def _table(title: str, found: list[dict[str, Any]], rows: list[dict[str, Spans]]
         shown.add_column(column, justify="right")
     for number, (rank, of) in enumerate(zip(found, rows, strict=True)):
         wire, alone = length(of["wire"]), length(without(of["wire"], of["compute"]))
-        idle = rank["end"] - length(joined([*of["compute"], *of["wire"]]))
+        idle = rank["end"] - length(process_mesh([*of["compute"], *of["wire"]]))
         ends = [spans[-1][1] if (spans := of[name]) else 0.0 for name in ("wire", "predicted")]
         cells = [rank["end"], length(of["compute"]), length(of["waiting"]), wire]
-        hidden = f"{1 - alone / wire:.0%}" if wire else ""
+        overlapped = f"{1 - alone / wire:.0%}" if wire else ""
         rest = (f"{value:.1f}" for value in (idle, *ends))
-        shown.add_row(str(number), *(f"{value:.1f}" for value in cells), hidden, *rest)
+        shown.add_row(str(number), *(f"{value:.1f}" for value in cells), overlapped, *rest)
     return shown
 
 

@@ -35,8 +35,8 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
             steps.append(_spans(seen))
     lengths = torch.tensor([step["end"] for step in steps], dtype=torch.float64)
     dist.all_reduce(lengths, dist.ReduceOp.MAX)
-    links = compiled._joined.links
-    cost = None if links is None else links.cost
+    comms = compiled._process_mesh.comms
+    cost = None if comms is None else comms.cost
     return {
         **steps[int(lengths.argmin())],
         "sums": {row.key: row.bytes for row in compiled.plan.collectives()},

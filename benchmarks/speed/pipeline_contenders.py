@@ -96,8 +96,8 @@ def names(microbatches: Sequence[int], schedules: Sequence[str], kinds: Sequence
     staged = [schedule for schedule in schedules if schedule != "dp"]
     for count in microbatches:
         for kind in kinds:
-            ways = [Name(by, schedule, kind, count) for by in both for schedule in staged]
-            found += [n for n in ways if (n.by, n.schedule, kind) != ("torch", _EAGER_ONLY, "compiled")]
+            branches = [Name(by, schedule, kind, count) for by in both for schedule in staged]
+            found += [n for n in branches if (n.by, n.schedule, kind) != ("torch", _EAGER_ONLY, "compiled")]
     return found
 
 
@@ -149,7 +149,7 @@ def cuts(case: Case, stages: int) -> list[int]:
 
 
 def _own_stages(case: Case, each: int, *, compiled: bool) -> list[nn.Module]:
-    """This rank's stages of one model, dealt out in turns."""
+    """This rank's stages of one model, sharded in turns."""
     model, rank, ranks = _model(case), dist.get_rank(), dist.get_world_size()
     ends = [0, *cuts(case, ranks * each), len(model.blocks)]
     own = [Stage(model, *ends[place : place + 2]) for place in range(rank, ranks * each, ranks)]
@@ -176,8 +176,8 @@ def _torch_pipeline(name: Name, own: list[nn.Module]) -> Contender:
         schedule.step(*[tokens][: rank == 0])
         return None
 
-    whole = getattr(own[0], "_orig_mod", own[0]).model
-    return Contender(name, whole, run)
+    full = getattr(own[0], "_orig_mod", own[0]).model
+    return Contender(name, full, run)
 
 
 def _train(loss: Any, tokens: Tensor, targets: Tensor) -> Tensor:

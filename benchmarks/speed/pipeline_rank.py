@@ -62,8 +62,8 @@ def rounds(
     for contender in contenders:
         for _ in range(2):
             contender.step(*batch)
-    for turn in range(number):
-        start = turn % len(contenders)
+    for iteration in range(number):
+        start = iteration % len(contenders)
         for contender in contenders[start:] + contenders[:start]:
             contender.step(*batch)  # the caches are the last contender's: this step is not counted
             for _ in range(steps):
@@ -93,10 +93,10 @@ def _reduced(times: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
 def bytes_of(contender: Contender, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
     """Bytes that all ranks hand over in a step, counted and planned, and the worst rank's peak memory."""
     dist.barrier()
-    links = None if contender.compiled is None else contender.compiled._joined.links
-    before = 0 if links is None else links.handed_bytes
+    comms = None if contender.compiled is None else contender.compiled._process_mesh.comms
+    before = 0 if comms is None else comms.handed_bytes
     seen = count(lambda: contender.step(*batch))
-    messages = 0 if links is None else links.handed_bytes - before
+    messages = 0 if comms is None else comms.handed_bytes - before
     handed = torch.tensor(seen.handed + messages)
     dist.all_reduce(handed)
     peak = torch.tensor(seen.peak)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import held, rows_like
+from fxdp.ir.model_tensors import local_of, shard_like
 
 ROUNDS, STEPS = 40, 5
 WAYS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "plain": {"foreach": False, "fused": False}}
@@ -51,9 +51,9 @@ def _on_dtensors(count: int) -> nn.Module:
 def _stepping(model: nn.Module, way: dict[str, bool], *, apart: bool) -> Callable[[], object]:
     parameters = list(model.parameters())
     line = torch.ones(sum(p.numel() for p in parameters))
-    for p, part in zip(parameters, line.split([held(p).numel() for p in parameters]), strict=True):
+    for p, part in zip(parameters, line.split([local_of(p).numel() for p in parameters]), strict=True):
         rows = part.view(p.shape).clone() if apart else part.view(p.shape)
-        p.grad = rows_like(p, rows) if isinstance(p, DTensor) else rows
+        p.grad = shard_like(p, rows) if isinstance(p, DTensor) else rows
     optimizer = torch.optim.AdamW(parameters, **way)  # type: ignore[arg-type]
     optimizer.step()
     return optimizer.step

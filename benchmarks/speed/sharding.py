@@ -8,7 +8,7 @@ All variants take turns in one pair of processes, each rank with one thread. `wa
 the slowest rank, `CPU` the median of CPU seconds of a rank's step, all threads: that is steadier.
 `optimizer` is the fastest `optimizer.step()`; below is that on plain tensors of the same rows, and on one
 tensor of all elements, which is the least that there can be. `first` is the first step from a cold cache, in
-processes of its own, the lower of two. Losses of fxdp are those of the whole batch; FSDP2's are each rank's
+processes of its own, the lower of two. Losses of fxdp are those of the global batch; FSDP2's are each rank's
 own, so only fxdp's are compared. Below each table stand the bars that it must reach, with what was seen; the
 exit code is 1 if one is missed. Bytes, calls and buckets are counted at torch's ops.
 Beside two buckets there may be a tied weight in one of its own: all three are no more than two full ones.
@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.harness.models import CASES
 from benchmarks.harness.processes import launch
-from benchmarks.speed.sharding_rank import BASELINE, BUCKET_MB, SHARDED, VARIANTS, WHOLE, measure
+from benchmarks.speed.sharding_rank import BASELINE, BUCKET_MB, FULL, SHARDED, VARIANTS, measure
 from fxdp.reports.rows import format_bytes
 from tests.hosts.machines import Machines, machines, why_not
 
@@ -68,17 +68,17 @@ def _bars(name: str, found: dict[str, Any], first: dict[str, Any], network: bool
     for rival in rivals if network or name != "mlp" else [v for v in rivals if v == BASELINE]:
         limit = NETWORK_BAR if network else MLP_BAR if name == "mlp" else GPT_BAR
         bars += _speed(own, variants[rival], f"times {rival}", limit)
-    if WHOLE in variants and not network:
-        bars += _speed(own, variants[WHOLE], f"times {WHOLE}", WHOLE_BAR)
-        apart = zip(own["losses"], variants[WHOLE]["losses"], strict=True)
-        bars.append(Bar(f"losses apart from {WHOLE}", max(abs(a / b - 1) for a, b in apart), 1e-5))
+    if FULL in variants and not network:
+        bars += _speed(own, variants[FULL], f"times {FULL}", WHOLE_BAR)
+        apart = zip(own["losses"], variants[FULL]["losses"], strict=True)
+        bars.append(Bar(f"losses apart from {FULL}", max(abs(a / b - 1) for a, b in apart), 1e-5))
     if found["steps"] and not network:
         sharded, plain, _ = map(min, zip(*found["steps"], strict=True))
         ratio = sharded / plain
         limit = FLAT_BAR if own["tensors"] >= MANY else OPTIMIZER_BAR
         bars.append(Bar("optimizer.step() over plain tensors", ratio, limit))
-    if {WHOLE, SHARDED} <= first.keys():
-        bars.append(Bar(f"first step, CPU s over {WHOLE}", first[SHARDED]["cpu"] / first[WHOLE]["cpu"], 1.15))
+    if {FULL, SHARDED} <= first.keys():
+        bars.append(Bar(f"first step, CPU s over {FULL}", first[SHARDED]["cpu"] / first[FULL]["cpu"], 1.15))
     return bars
 
 
@@ -106,8 +106,12 @@ def _traffic_bars(own: dict[str, Any]) -> list[Bar]:
     apart = abs(traffic["printed"] / traffic["counted"] - 1)
     return [
         Bar("bytes printed apart from counted", apart, 0.01),
-        Bar("gathers over parameters, forward and backward", kinds.get("gather_rows", 0) / (2 * size), 1.01),
-        Bar("reduce-scatters over parameters", kinds.get("scatter_rows", 0) / size, 1.01),
+        Bar(
+            "gathers over parameters, forward and backward",
+            kinds.get("all_gather_shards", 0) / (2 * size),
+            1.01,
+        ),
+        Bar("reduce-scatters over parameters", kinds.get("reduce_scatter_shards", 0) / size, 1.01),
         Bar("calls of collectives", traffic["calls"], 3 * buckets + 3),
     ]
 
@@ -182,10 +186,15 @@ def _compared(name: str, asked: argparse.Namespace, made: Machines | None) -> bo
     timed = [v for v in asked.variants if v.startswith("fxdp")] if asked.first and made is None else []
     # in turns, the lower of both: one alone differs by a tenth from run to run
     cold = {**question, "what": "first"}
-    turns = [{v: _ask({**cold, "variants": [v]}, asked, None) for v in timed} for _ in range(2)]
-    if not all(figures for turn in turns for figures in turn.values()):  # a bar without a figure is missed
+    iterations = [{v: _ask({**cold, "variants": [v]}, asked, None) for v in timed} for _ in range(2)]
+    if not all(
+        figures for iteration in iterations for figures in iteration.values()
+    ):  # a bar without a figure is missed
         return False
-    first = {v: {name: min(turn[v][name] for turn in turns) for name in turns[0][v]} for v in timed}
+    first = {
+        v: {name: min(iteration[v][name] for iteration in iterations) for name in iterations[0][v]}
+        for v in timed
+    }
     where = "" if asked.network is None else f", {asked.ranks} hosts, {asked.network:g} Mbit/s"
     CONSOLE.print(_table(f"{name}{where}", found, first))
     bars = _bars(name, found, first, made is not None)

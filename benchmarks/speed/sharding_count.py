@@ -12,26 +12,26 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxdp.ir.ops import parameter_rows as rows
+from fxdp.ir.ops import parameter_shards as rows
 from fxdp.ir.ops.packed_sums import start_sum
 
 _REDUCED = frozenset({
     "all_reduce", "all_reduce_", "broadcast", "broadcast_", "reduce_scatter_tensor",
 })  # fmt: skip
 _ROWS = {
-    rows.start_gather_rows: "gather_rows", rows.show_rows: "gather_rows",
-    rows.start_scatter_rows: "scatter_rows",
+    rows.start_all_gather_shards: "all_gather_shards", rows.publish_shards: "all_gather_shards",
+    rows.start_reduce_scatter_shards: "reduce_scatter_shards",
 }  # fmt: skip
 
 
 @dataclass
 class Traffic(TorchDispatchMode):
-    """Inside, each collective and its bytes of whole values, and what is gathered at once."""
+    """Inside, each collective and its bytes of full values, and what is gathered at once."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
     most_buckets: int = 0
     most_bytes: int = 0
-    """The most of whole values at once, under way or there."""
+    """The most of full values at once, under way or there."""
     _alive: list[tuple[int, int, StorageWeakRef]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -46,12 +46,12 @@ class Traffic(TorchDispatchMode):
             self.calls.append(("all_reduce", sum(value.nbytes for value in args[0])))
         elif func.namespace == "_c10d_functional" and (size := _size(func, args)) is not None:
             self.calls.append((func._schema.name.partition("::")[2], size))
-        if func is rows.start_gather_rows:  # what is shown is no copy
+        if func is rows.start_all_gather_shards:  # what is shown is no copy
             self._holds(result, len(self.calls))
         return result
 
     def _holds(self, value: Tensor, bucket: int) -> None:
-        """A bucket is there as long as its whole values, which a gather writes where they stay."""
+        """A bucket is there as long as its full values, which a gather writes where they stay."""
         storage = value.untyped_storage()
         self._alive = [one for one in self._alive if not one[-1].expired()]
         self._alive.append((bucket, value.nbytes, StorageWeakRef(storage)))
@@ -66,8 +66,8 @@ class Traffic(TorchDispatchMode):
 
     @property
     def largest_gather(self) -> int:
-        """Bytes of the largest bucket of whole values."""
-        return max((size for name, size in self.calls if name == "gather_rows"), default=0)
+        """Bytes of the largest bucket of full values."""
+        return max((size for name, size in self.calls if name == "all_gather_shards"), default=0)
 
     def of(self, kind: str) -> int:
         """Bytes of one kind."""

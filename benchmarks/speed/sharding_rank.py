@@ -23,7 +23,7 @@ from tests.held_memory import bytes_of
 BUCKET_MB = 4
 BASELINE = "fsdp2-compile"
 SHARDED = "fxdp-shard"
-WHOLE = "fxdp-replicate"
+FULL = "fxdp-replicate"
 
 
 def _fsdp2(model: nn.Module, mesh: Any) -> Any:
@@ -39,7 +39,7 @@ def _fsdp2(model: nn.Module, mesh: Any) -> Any:
 VARIANTS: dict[str, Any] = {
     "fsdp2": _fsdp2,
     BASELINE: lambda model, mesh: torch.compile(_fsdp2(model, mesh)),
-    WHOLE: lambda model, mesh: fxdp.compile(model, mesh),
+    FULL: lambda model, mesh: fxdp.compile(model, mesh),
     SHARDED: lambda model, mesh: fxdp.compile(model, mesh, strategy="shard", bucket_mb=BUCKET_MB),
 }
 
@@ -52,15 +52,15 @@ class _Trainer:
         self.case = case
         mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
         self.model: nn.Module = case.model(torch.device("cpu"))
-        self.whole = sum(p.numel() for p in self.model.parameters())
+        self.full = sum(p.numel() for p in self.model.parameters())
         self.loss = VARIANTS[variant](self.model, mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def batch(self, number: int) -> list[Tensor]:
         """This rank's part of a step's batch."""
         rank, size = dist.get_rank(), self.case.local_batch
-        whole = self.case.batch(number, dist.get_world_size())
-        return [part[rank * size : (rank + 1) * size] for part in whole]
+        full = self.case.batch(number, dist.get_world_size())
+        return [part[rank * size : (rank + 1) * size] for part in full]
 
     def step(self, number: int) -> dict[str, float]:
         """Seconds, CPU seconds, the optimizer's, and the loss of a step that all ranks begin together."""
@@ -146,7 +146,7 @@ def _rounds(asked: dict[str, Any]) -> dict[str, Any]:
     for variant in asked["variants"]:
         trainers[variant] = trainer = _Trainer(variant, case)
         losses = [trainer.step(number)["loss"] for number in range(4)]
-        found[variant] = {"losses": losses, **trainer.held(), "numel": trainer.whole}
+        found[variant] = {"losses": losses, **trainer.held(), "numel": trainer.full}
         found[variant]["tensors"] = len(list(trainer.model.parameters()))
         found[variant] |= {"wall": [], "cpu": [], "optimizer": []}
         if variant.startswith("fxdp"):

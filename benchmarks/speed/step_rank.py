@@ -23,7 +23,7 @@ from torch import nn
 import fxdp
 from benchmarks.harness.count import count
 from benchmarks.harness.models import CASES, Case
-from benchmarks.speed.variants import ALONE, WHOLE, Loss, make_loss
+from benchmarks.speed.variants import ALONE, FULL, Loss, make_loss
 
 CHECKED_STEPS = 5
 
@@ -46,7 +46,7 @@ class Trainer:
 
     def batch(self, step: int) -> tuple[torch.Tensor, ...]:
         rank, ranks, size = dist.get_rank(), dist.get_world_size(), self.case.local_batch
-        rows = slice(None) if self.variant == WHOLE else slice(rank * size, (rank + 1) * size)
+        rows = slice(None) if self.variant == FULL else slice(rank * size, (rank + 1) * size)
         return tuple(part[rows].to(self.device) for part in self.case.batch(step, ranks))
 
     def step(self, batch: tuple[torch.Tensor, ...]) -> tuple[float, torch.Tensor]:
@@ -143,8 +143,8 @@ def _handed_bytes(trainer: Trainer) -> int:
 def _message_bytes(trainer: Trainer) -> int:
     if not isinstance(trainer.loss, fxdp.CompiledModule):
         return 0
-    links = trainer.loss._joined.links
-    return 0 if links is None else links.handed_bytes
+    comms = trainer.loss._process_mesh.comms
+    return 0 if comms is None else comms.handed_bytes
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.speed.variants import BASELINE, WHOLE
+from benchmarks.speed.variants import BASELINE, FULL
 from fxdp.reports.rows import format_bytes
 
 Figures = dict[str, Any]
@@ -21,7 +21,7 @@ def table(name: str, figures: dict[str, Figures]) -> Table:
     for column in ("step", "quartiles, ms", "x", "least", "x", "first step", "x", "memory", "sent", "loss"):
         shown.add_column(column, justify="right", no_wrap=True)
     for variant, found in figures.items():
-        if variant != WHOLE:
+        if variant != FULL:
             shown.add_row(*_row(variant, found, figures))
     shown.caption = f"x: times {_baseline(figures)}; loss: largest relative difference to one device, 5 steps"
     return shown
@@ -56,10 +56,10 @@ def _row(variant: str, found: Figures, figures: dict[str, Figures]) -> list[str]
 
 def loss_difference(found: Figures, figures: dict[str, Figures]) -> str:
     """How far the losses are from one device's; empty for variants that train on a part of the batch."""
-    whole = figures[WHOLE]["first"]
-    if not whole or not found["first"]["handed_bytes"]:
+    full = figures[FULL]["first"]
+    if not full or not found["first"]["handed_bytes"]:
         return ""
-    pairs = zip(found["first"]["losses"], whole["losses"], strict=True)
+    pairs = zip(found["first"]["losses"], full["losses"], strict=True)
     return f"{max(abs(loss - expected) / abs(expected) for loss, expected in pairs):.0e}"
 
 

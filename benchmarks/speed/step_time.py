@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.harness.models import CASES
 from benchmarks.harness.processes import launch
 from benchmarks.speed.step_show import draw, table
-from benchmarks.speed.variants import COMPILING, VARIANTS, WHOLE
+from benchmarks.speed.variants import COMPILING, FULL, VARIANTS
 
 CONSOLE = Console(width=max(Console().width, 125))
 DEFAULT = ("eager", "ddp", "ddp-compile", "fxdp-eager", "fxdp")
@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
     """All figures of one model, by variant; a variant that fails has no figures."""
     found: dict[str, dict[str, Any]] = {}
-    for variant in (WHOLE, *asked.variants):
+    for variant in (FULL, *asked.variants):
         CONSOLE.print(f"{name}: {variant}, first step from a cold cache", style="dim")
         question = {"what": "first", "model": name, "variant": variant}
         found[variant] = {"first": _ask(question, asked, folder, folder / f"cache-{variant}"), "seconds": []}

@@ -10,7 +10,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 import fxdp
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.mesh_init import init_mesh
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -25,17 +25,21 @@ class LeastSums:
 
     def __init__(self, model: nn.Module) -> None:
         self._loss, self._parameters = _compiled(model), [*model.parameters()]
-        joined = resolve_mesh(None, "cpu")
-        if joined.links is None or joined.links.memory is None or not joined.links.memory.direct:
+        process_mesh = init_mesh(None, "cpu")
+        if (
+            process_mesh.comms is None
+            or process_mesh.comms.memory is None
+            or not process_mesh.comms.memory.direct
+        ):
             raise RuntimeError("ranks of one host that may read each other's memory are wanted")
-        self._memory, self._group = joined.links.memory, joined.mesh.group("messages")
-        self._size = joined.mesh.size
+        self._memory, self._group = process_mesh.comms.memory, process_mesh.mesh.group("messages")
+        self._size = process_mesh.mesh.size
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
         loss = self._loss(*batch) / self._size
         with torch.no_grad():
-            whole = torch.ops._c10d_functional.all_reduce(loss, "sum", self._group)
-            loss.copy_(torch.ops._c10d_functional.wait_tensor(whole))
+            full = torch.ops._c10d_functional.all_reduce(loss, "sum", self._group)
+            loss.copy_(torch.ops._c10d_functional.wait_tensor(full))
         loss.register_hook(lambda _: Variable._execution_engine.queue_callback(self._sum))
         return loss
 
@@ -68,11 +72,11 @@ VARIANTS: dict[str, tuple[str, Callable[[nn.Module], Loss]]] = {
 }
 
 BASELINE = "ddp-compile"
-WHOLE = "whole"  # one device with the whole batch: the reference of the losses, never timed
-ALONE = ("eager", "compile", WHOLE)  # these do not average over the ranks
+FULL = "full"  # one device with the global batch: the reference of the losses, never timed
+ALONE = ("eager", "compile", FULL)  # these do not average over the ranks
 COMPILING = tuple(variant for variant in VARIANTS if variant not in ("eager", "ddp"))
 
 
 def make_loss(variant: str, model: nn.Module) -> Loss:
     """The loss of `variant`, ready to be called with this rank's batch."""
-    return model if variant == WHOLE else VARIANTS[variant][1](model)
+    return model if variant == FULL else VARIANTS[variant][1](model)

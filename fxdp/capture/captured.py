@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.read_places import ReadPlace, ReadState
-from fxdp.capture.sites import Origin
-from fxdp.ir.notes import Site
+from fxdp.capture.external_places import ExternalPlace, ReadState
+from fxdp.capture.locations import Origin
+from fxdp.ir.metadata import Location
 
 Otherwise: TypeAlias = Literal["raises", "branches", "not finite", "other number"]
 """What the code does where a check fails: it raises, goes a way that is a program of its own or one for
@@ -38,7 +38,7 @@ class Condition:
     """What the model's Python code asked of the sizes and the program therefore relies on."""
 
     expr: sympy.Basic
-    site: Site
+    location: Location
     refusal: str = ""
     """What eager code says where it does not hold; empty where it would go another way."""
 
@@ -58,8 +58,8 @@ class Route:
     namespace: int | None
     """Which of the model's namespaces, counted from 1 as they appear; None is the default one."""
     name: str
-    stash: Site
-    pop: Site
+    stash: Location
+    pop: Location
 
     @property
     def key(self) -> str:
@@ -75,7 +75,7 @@ class Check:
     passes: bool
     otherwise: Otherwise
     """What the user's code does otherwise."""
-    site: Site
+    location: Location
 
     @property
     def branch(self) -> bool:
@@ -89,7 +89,7 @@ class LayoutRead:
 
     how: str
     """The function that reads it."""
-    site: Site
+    location: Location
     offset: bool = False
     """Whether it tells where in its storage the tensor begins."""
     of: int | None = None
@@ -101,7 +101,7 @@ class ReadValue:
     """A tensor outside of inputs, parameters and buffers whose value the user's code reads into Python."""
 
     tensor: torch.Tensor
-    site: Site
+    location: Location
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class Captured:
     """What the model's code may read of Python beside its modules' attributes."""
     written: tuple[tuple[int, Any], ...] = ()
     """The places of these that it changes itself, by what they are known by."""
-    words: tuple[tuple[ReadPlace, str], ...] = ()
+    words: tuple[tuple[ExternalPlace, str], ...] = ()
     """The words that its first call leaves in some of them, as each later one does."""
 
     @property
-    def ways(self) -> tuple[bool, ...]:
+    def branches(self) -> tuple[bool, ...]:
         """Which way the program goes at each flag of the batch that the code branches on."""
         return tuple(check.passes for check in self.checks if check.branch)

@@ -15,27 +15,27 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
+from fxdp.capture.external_places import ReadState
+from fxdp.capture.external_state import external_state
 from fxdp.capture.inputs import run_model, samples
+from fxdp.capture.joint.annotate_joint import annotate_joint
+from fxdp.capture.joint.batch_size_one_rng import for_one, for_several
+from fxdp.capture.joint.cached_joint import cached_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.joint.convert import convert
-from fxdp.capture.joint.kept_joint import kept_joint
 from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
-from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
+from fxdp.capture.locations import Origin
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import Number, WrittenError, numbers_of, unchanged
-from fxdp.capture.patches.outside_state import Outside
+from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
-from fxdp.capture.patches.told_numbers import ReadNumber, decided_by_size
-from fxdp.capture.python_values import DecidesError, deciding
-from fxdp.capture.read_places import ReadState
-from fxdp.capture.read_state import read_state
+from fxdp.capture.patches.unbacked_hints import HintedNumber, decided_by_size
+from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, is_data_dependent
+from fxdp.capture.refusals.eager_probe import EagerProbe, eager_probe
 from fxdp.capture.refusals.stateful import check_memory
-from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
-from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
@@ -54,7 +54,7 @@ def capture_request(request: Request) -> Captured:
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        outside = Outside(_read_by(request))
+        outside = ExternalState(_read_by(request))
         first = _Tracer(request, _program(request), outside)
         if inputs.open:
             found, tracer = _capture_open(first, several)
@@ -63,7 +63,7 @@ def capture_request(request: Request) -> Captured:
         record = tracer.program.record
         if record.seeded and graph_draws(found.gm.graph):
             raise seeding_error(*record.seeded[0])
-        if request.whole_draws:
+        if request.full_batch_draws:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
     if isinstance(module, TracedModel):
         found = module.with_guards(found, inputs)
@@ -80,7 +80,7 @@ def _read_by(request: Request) -> ReadState:
     inputs = request.inputs
     given = [(f"the input {name}", x) for name, x in zip(inputs.names, inputs.leaves, strict=True)]
     others = [given_one for given_one in given if not isinstance(given_one[1], Tensor)]
-    return read_state(request.module, [("the loss function", request.loss_fn), *others])
+    return external_state(request.module, [("the loss function", request.loss_fn), *others])
 
 
 def _run(twin: nn.Module, request: Request) -> Any:
@@ -94,7 +94,7 @@ class _Tracer:
 
     request: Request
     program: FlatModule
-    outside: Outside
+    outside: ExternalState
 
     def export(self, hint: int, *, symbolic: bool) -> Exported:
         """The forward graph at a batch of `hint`, with it or with a symbol as its batch size."""
@@ -102,33 +102,33 @@ class _Tracer:
         with self.outside.put_back():
             return export(self.program, dims, hint, symbolic=symbolic, dynamic=self.request.dynamic)
 
-    def on(self, ways: tuple[bool, ...]) -> _Tracer:
+    def on(self, branches: tuple[bool, ...]) -> _Tracer:
         """The same with a program that goes these ways."""
-        request = replace(self.request, ways=ways)
+        request = replace(self.request, branches=branches)
         return _Tracer(request, _program(request, self.program.numbers, self.program.told), self.outside)
 
-    def survey(self, tensors: Sequence[Tensor] | None = None) -> Survey:
+    def eager_probe(self, tensors: Sequence[Tensor] | None = None) -> EagerProbe:
         """What a run of the model shows, on these inputs or the given ones."""
         asked = self.request
         with self.outside.put_back():
-            return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
+            return eager_probe(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
 
 
 def _program(
     request: Request,
     numbers: Mapping[str, Number] | None = None,
-    told: Mapping[int, Sequence[ReadNumber]] | None = None,
+    told: Mapping[int, Sequence[HintedNumber]] | None = None,
 ) -> FlatModule:
     """What is traced for a request, with these buffers as numbers, and told what runs read of their data."""
     module, inputs, loss_fn = request.module, request.inputs, request.loss_fn
-    return FlatModule(module, inputs, loss_fn, numbers, request.precision, request.ways, told)
+    return FlatModule(module, inputs, loss_fn, numbers, request.precision, request.branches, told)
 
 
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     """The capture, and what was traced for it."""
     try:
-        return kept_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
-    except (CaptureError, InputError, DecidesError):
+        return cached_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
+    except (CaptureError, InputError, SpecializationError):
         raise
     except Exception as error:
         if tracer.request.inputs.open and is_data_dependent(error):
@@ -137,7 +137,7 @@ def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
         if other is not None and not is_data_dependent(error):
             return _capture(tracer.on(other), hint)
         if is_data_dependent(error):
-            return _with_numbers(error, tracer, hint, tracer.survey())
+            return _with_numbers(error, tracer, hint, tracer.eager_probe())
         return _fall_back(error, tracer, hint)
 
 
@@ -146,24 +146,26 @@ def _capture_open(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
 
     Raises
     ------
-    DecidesError : they must be; whatever else it is that fails, fails or not without them.
+    SpecializationError : they must be; whatever else it is that fails, fails or not without them.
     """
     try:
         found, last = _capture(tracer, hint)
-    except DecidesError:
+    except SpecializationError:
         raise
     except Exception as error:
         inputs, record = tracer.request.inputs, tracer.program.record
         every = [*inputs.number_names, *(inputs.names[i] for i in inputs.unread)]
-        raise DecidesError(record.touched or deciding(error, record.symbols) or every) from error
+        raise SpecializationError(record.touched or deciding(error, record.symbols) or every) from error
     if last.program.numbers or last.program.told:  # constants, which a number may have been the reason for
-        raise DecidesError([*tracer.request.inputs.number_names])
+        raise SpecializationError([*tracer.request.inputs.number_names])
     if last.program.record.touched:
-        raise DecidesError(last.program.record.touched)
+        raise SpecializationError(last.program.record.touched)
     return found, last
 
 
-def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -> tuple[Captured, _Tracer]:
+def _with_numbers(
+    error: Exception, tracer: _Tracer, hint: int, found: EagerProbe
+) -> tuple[Captured, _Tracer]:
     """Capture once more with small buffers as numbers: it may be their values that the code reads."""
     request = tracer.request
     numbers = {} if tracer.program.numbers else numbers_of(request.module, found.read, found.written)
@@ -178,7 +180,7 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
 
 
 def _with_told(
-    error: Exception, tracer: _Tracer, hint: int, found: Survey
+    error: Exception, tracer: _Tracer, hint: int, found: EagerProbe
 ) -> tuple[Captured, _Tracer] | None:
     """Capture once more, with the code told what it reads of its data, as far as sizes decide it."""
     if not found.numbers or tracer.program.told:
@@ -190,12 +192,12 @@ def _with_told(
     return None
 
 
-def _told(tracer: _Tracer) -> dict[int, tuple[ReadNumber, ...]]:
+def _told(tracer: _Tracer) -> dict[int, tuple[HintedNumber, ...]]:
     """What the model reads of its data at the batch sizes of static traces, as far as these decide it."""
     inputs = tracer.request.inputs
     runs = {}
     for size in static_hints(inputs.tensors, inputs.batch_dims):
-        found = tracer.survey(samples(inputs, size)) if inputs.batch else Survey((), runs=False)
+        found = tracer.eager_probe(samples(inputs, size)) if inputs.batch else EagerProbe((), runs=False)
         if not found.runs:
             return {}
         runs[size] = found.numbers
@@ -212,7 +214,7 @@ def _for_one(found: Captured, tracer: _Tracer) -> Captured:
         raise
     except Exception as error:
         raise capture_error(error) from error
-    return for_one(found, convert(raw, Sizes()).gm.graph)
+    return for_one(found, annotate_joint(raw, Sizes()).gm.graph)
 
 
 def _fall_back(error: Exception, tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
@@ -222,12 +224,12 @@ def _fall_back(error: Exception, tracer: _Tracer, hint: int) -> tuple[Captured, 
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
-        found = tracer.survey()
+        found = tracer.eager_probe()
         if (made := _with_told(mismatch, tracer, hint, found)) is not None:
             return made
         raise capture_error(error, str(mismatch), found.reads) from error
     except Exception as second:
-        found = tracer.survey()
+        found = tracer.eager_probe()
         if is_data_dependent(second):
             return _with_numbers(second, tracer, hint, found)
         if found.error is not None and not found.reads:
@@ -272,7 +274,7 @@ def _with_loops(
     return None
 
 
-def _only_at(tracer: _Tracer, found: Survey) -> OnlyAt | None:
+def _only_at(tracer: _Tracer, found: EagerProbe) -> OnlyAt | None:
     """The given batch size, if the model runs at it but not with one sample less; of what multiples."""
     inputs = tracer.request.inputs
     given = inputs.batch
@@ -281,7 +283,7 @@ def _only_at(tracer: _Tracer, found: Survey) -> OnlyAt | None:
 
     def runs_at(size: int) -> bool:
         pairs = zip(inputs.tensors, inputs.batch_dims, strict=True)
-        return tracer.survey([t if d is None else t.narrow(d, 0, size) for t, d in pairs]).runs
+        return tracer.eager_probe([t if d is None else t.narrow(d, 0, size) for t, d in pairs]).runs
 
     if runs_at(given - 1):
         return None

@@ -29,7 +29,7 @@ class Inputs:
     """What errors call each leaf: `x`, `batch['image']`."""
     batch_dims: tuple[int | None, ...]
     """The batch dim of each tensor."""
-    lifted: tuple[int, ...] = ()
+    dynamic_inputs: tuple[int, ...] = ()
     """The leaves that are numbers and inputs of the program: after the caller's, each has a tensor."""
     attributes: tuple[AttributeNumber, ...] = ()
     """The model's attributes that are so, too: theirs are the last tensors."""
@@ -70,16 +70,16 @@ class Inputs:
     @property
     def open(self) -> bool:
         """Whether some of the Python values are no constants of the program."""
-        return bool(self.lifted or self.attributes or self.unread)
+        return bool(self.dynamic_inputs or self.attributes or self.unread)
 
     @property
     def number_names(self) -> tuple[str, ...]:
         """The names of the numbers that are inputs."""
-        return (*(self.names[i] for i in self.lifted), *(a.name for a in self.attributes))
+        return (*(self.names[i] for i in self.dynamic_inputs), *(a.name for a in self.attributes))
 
     def numbers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The numbers that are inputs, read off the last tensors."""
-        count = len(self.lifted) + len(self.attributes)
+        count = len(self.dynamic_inputs) + len(self.attributes)
         return [tensor.item() for tensor in tensors[len(tensors) - count :]] if count else []
 
     @property
@@ -122,7 +122,7 @@ class Inputs:
             for x, (dim, rows) in zip(tensors, dims, strict=False)
         )
         leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        for i, number in zip(self.lifted, numbers, strict=False):
+        for i, number in zip(self.dynamic_inputs, numbers, strict=False):
             leaves[i] = number
         if touched is not None:
             for i in self.unread:

@@ -4,7 +4,7 @@
 
 A number that only enters arithmetic is read off a tensor without dims when the program runs, so that torch
 computes with it as with the user's own: a float promotes nothing. What the code decides on (`if beta > 0`, a
-shape, `int(beta)`) cannot be known while it is traced: `DecidesError`. So it is with a value for which
+shape, `int(beta)`) cannot be known while it is traced: `SpecializationError`. So it is with a value for which
 `Unread` stands: whoever asks it for anything has read it.
 """
 
@@ -33,7 +33,7 @@ class AttributeNumber:
     value: float
 
 
-class DecidesError(Exception):
+class SpecializationError(Exception):
     """The model's code decides on these Python values, so they must be constants of its program."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -111,7 +111,7 @@ class _Unread:
 def _touch(self: _Unread, *_: Any, **__: Any) -> NoReturn:
     name = object.__getattribute__(self, "_name")
     object.__getattribute__(self, "_touched").append(name)  # the code may catch the error and go on
-    raise DecidesError([name])
+    raise SpecializationError([name])
 
 
 _ASKED = (

@@ -10,8 +10,8 @@ from torch import nn
 
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.locations import Origin
 from fxdp.capture.mixed_precision import MixedPrecision
-from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, InputError
 
 
@@ -33,13 +33,13 @@ class Request:
     """Make all sizes of the inputs symbolic, not only the batch."""
     hint: int | None = None
     """The batch size to trace with: for code that branches on the batch size, whose `Captured.conditions` do
-    not hold at the size that is wanted; 1, with `whole_draws`: the capture is for a single sample, for which
-    random numbers may come in another order."""
-    whole_draws: bool = False
-    """Random numbers are one device's for the whole batch (`joint/single_sample.py`)."""
+    not hold at the size that is wanted; 1, with `full_batch_draws`: the capture is for a single sample, for
+    which random numbers may come in another order."""
+    full_batch_draws: bool = False
+    """Random numbers are one device's for the global batch (`joint/batch_size_one_rng.py`)."""
     precision: MixedPrecision | None = None
     """In which dtypes the model computes, if not in its own."""
-    ways: tuple[bool, ...] | None = ()
+    branches: tuple[bool, ...] | None = ()
     """Which way the code goes at each flag of the batch that it branches on, as far as it is known, elsewhere
     the likely one; None: such branches are refused (`patches/flags.py`)."""
     origin: Origin | None = None
@@ -47,7 +47,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _check_hint(self.hint, 1 if self.whole_draws else 2)
+        _check_hint(self.hint, 1 if self.full_batch_draws else 2)
         _check_loss_fn(self.loss_fn, self.module, self.inputs)
 
 

@@ -1,4 +1,4 @@
-"""List what fxdp does with each op of torch: run it on each rank's part of the batch, or whole."""
+"""List what fxdp does with each op of torch: run it on each rank's part of the batch, or full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def run(asked: argparse.Namespace) -> int:
     rows = rule_rows(asked.word)
     if not rows:
         raise InputError(
-            f"rules {asked.word}: no op or family has this in its name. An op without a rule runs whole on "
+            f"rules {asked.word}: no op or family has this in its name. An op without a rule runs "
+            "replicated on "
             "every rank; fxdp.register_rule gives it one"
         )
     if asked.markdown:
@@ -42,7 +43,7 @@ def run(asked: argparse.Namespace) -> int:
         Console().print(Sheet("op rules", ("=op", "family", "kind"), shown, total=last))
         if not asked.word:
             Console().print(
-                f"{len(missing)} ops of the installed torch have no rule and run whole on every rank: "
+                f"{len(missing)} ops of the installed torch have no rule and run replicated on every rank: "
                 "fxdp rules --missing"
             )
     return 0

@@ -19,11 +19,11 @@ from typing import Any
 from torch import nn
 
 import fxdp
-from fxdp.capture.sites import Origin, site_of_function
+from fxdp.capture.locations import Origin, location_of_function
 from fxdp.cli.show import working
 from fxdp.errors import FxdpError, InputError, a_kind
 from fxdp.ir.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 
 _KEYS = ("model", "args", "kwargs")
 _FACTORY = """\
@@ -94,8 +94,8 @@ def load_target(asked: argparse.Namespace) -> Target:
     with working(f"loading {asked.target}"):
         factory = _find(asked.target)
         target = _read(_call(factory, asked.target), asked.target)
-    call = site_of_function(factory) or Site(asked.target, 1)
-    origin = Origin(call, site_of_function(target.options.get("loss_fn")) or call)
+    call = location_of_function(factory) or Location(asked.target, 1)
+    origin = Origin(call, location_of_function(target.options.get("loss_fn")) or call)
     chosen = {"rng": asked.rng} if asked.rng else {}
     if asked.strict:
         chosen["strict"] = True

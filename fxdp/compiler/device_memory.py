@@ -27,10 +27,10 @@ def own_memory(device_type: str) -> int:
 
     A plan outside of torchrun cannot know how many ranks there will be on a host: it has it for itself.
     """
-    whole, launch = device_memory(device_type), Settings.from_environment().launch
+    full, launch = device_memory(device_type), Settings.from_environment().launch
     if launch is None or device_type != "cpu":
-        return whole
-    return whole // max(launch.ranks_here, 1)
+        return full
+    return full // max(launch.ranks_here, 1)
 
 
 def _container_memory() -> int:

@@ -13,24 +13,24 @@ from torch import fx, nn
 from fxdp.compiler.order import emission
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.graphs import copy_graph, no_collection
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.model_tensors import slot_values
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Size
+from fxdp.ir.metadata import meta
+from fxdp.ir.model_tensors import signature_values
+from fxdp.ir.signature import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
+from fxdp.lowering.inductor.cached_pair import lower_cached
 from fxdp.lowering.inductor.compile import LoweringOptions
-from fxdp.lowering.inductor.kept_halves import lower_kept
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut.partition import Part, summed
 
-WHOLE = "this program"
-"""The name of the one part of a program that stays whole."""
+FULL = "this program"
+"""The name of the one part of a program that is not cut."""
 
 _OF_THE_BATCH = frozenset({"B", "b", "offset", "b_max"})
 
@@ -48,7 +48,7 @@ class WantedPart:
     place: int
     """Of its samples' part of the batch, among those of all ranks and micro-batches."""
     index: int | None = None
-    """The micro-batch; None: it runs once for the whole batch of this rank."""
+    """The micro-batch; None: it runs once for the global batch of this rank."""
     once: bool = False
     """It puts micro-batches together or prepares them: a few ops, which nobody compiles."""
     zero: frozenset[int] | None = None
@@ -70,7 +70,7 @@ class Lowered:
 
     gm: fx.GraphModule
     """The emitted graph."""
-    halves: Halves
+    pair: ForwardBackward
 
 
 def lower_part(
@@ -91,22 +91,22 @@ def lower_part(
     _add_seconds(program, "emit-program", manager.seconds["emit-program"])
     began = time.perf_counter()
     with no_collection():
-        halves = _lowered(gm, wanted, program, module, generic, start if compiled else None)
-        if wanted.first is not None and halves.trains:
-            halves.halved(wanted.first)  # now, so that what cannot be compiled is known before the first step
+        pair = _lowered(gm, wanted, program, module, generic, start if compiled else None)
+        if wanted.first is not None and pair.trains:
+            pair.halved(wanted.first)  # now, so that what cannot be compiled is known before the first step
     _add_seconds(program, "lowering", time.perf_counter() - began)
-    return Lowered(gm, halves)
+    return Lowered(gm, pair)
 
 
 def _lowered(
     gm: fx.GraphModule, wanted: WantedPart, program: Program, module: nn.Module, generic: bool,
     start: Start | None,
-) -> Halves:  # fmt: skip
+) -> ForwardBackward:  # fmt: skip
     """Both halves of an emitted part, by Inductor or (without `start`) as they are."""
     mesh, options, part = program.mesh, program.options, wanted.part
     if start is None:
         return lower_eager(gm, wanted.zero, summed(part))
-    values = slot_values(gm.graph, module, program.captured.constants)
+    values = signature_values(gm.graph, module, program.captured.constants)
     single = mesh.size * (1 if program.step is None else options.microbatches) == 1
     how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
@@ -114,7 +114,7 @@ def _lowered(
         in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single)
-    return lower_kept(gm, values, shapes, device_of(module, mesh), start, how)
+    return lower_cached(gm, values, shapes, device_of(module, mesh), start, how)
 
 
 def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
@@ -126,13 +126,13 @@ def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
     names = set()
     graph = wanted.part.gm.graph
     for node in graph.find_nodes(op="placeholder"):
-        slot, type_, placement = note(node).slot, note(node).type, note(node).placement
-        if isinstance(slot, Size) and node.users:
-            names.add(slot.name)
+        spec, type_, placement = meta(node).spec, meta(node).type, meta(node).placement
+        if isinstance(spec, Size) and node.users:
+            names.add(spec.name)
         if isinstance(type_, TensorType) and not isinstance(placement, tuple):
             shape = local_shape(type_, placement)
             names |= {s.name for n in shape if not isinstance(n, int) for s in n.free_symbols}
-    everyone = any(n.target in conversions.CONVERSIONS for n in graph.nodes)
+    everyone = any(n.target in redistributions.REDISTRIBUTIONS for n in graph.nodes)
     if everyone:
         names |= _OF_THE_BATCH
     own = tuple(sorted((key, value) for key, value in wanted.sizes.items() if key in names))

@@ -11,35 +11,35 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
+from fxdp.compiler.emit import FULL, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
 from fxdp.ir.graphs import inputs_of
-from fxdp.ir.model_tensors import slot_values
-from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.model_tensors import signature_values
 from fxdp.ir.outputs_behind import outputs_behind
-from fxdp.ir.row_buckets import gather_starts, parameter_of, whole_values
-from fxdp.ir.slots import Buffer, Mutation, Parameter
+from fxdp.ir.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
+from fxdp.ir.signature import Buffer, Mutation, Parameter
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import exchange_in_backward
-from fxdp.runtime.bound import Bound
-from fxdp.runtime.left_out import LeftOut
+from fxdp.runtime.bound import BoundProgram
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
-from fxdp.runtime.template import Template
-from fxdp.runtime.whole_values import Gathered, Key, WholeValues
+from fxdp.runtime.template import CallFrame
+from fxdp.runtime.undefined_gradients import UndefinedGradients
+from fxdp.runtime.unsharded_parameters import Gathered, Key, UnshardedParameters
 
-Runs: TypeAlias = "Bound | Step"
+Runs: TypeAlias = "BoundProgram | Step"
 """What runs a call: autograd starts the backward of the one, the other's ran inside of the call."""
 
 
@@ -52,20 +52,25 @@ class Executable:
     """This rank's emitted program."""
 
 
-class Executables:
+class CompiledVariants:
     """The executables of one program: parts are lowered on demand, each for the sizes that need it."""
 
     def __init__(
-        self, program: Program, joined: Joined, module: nn.Module, streams: Streams, whole: WholeValues
+        self,
+        program: Program,
+        process_mesh: ProcessMesh,
+        module: nn.Module,
+        streams: Streams,
+        full: UnshardedParameters,
     ) -> None:
         self.program = program
         self.made = 0
         """How many there were so far."""
-        self._joined = joined
+        self._process_mesh = process_mesh
         self._module = module
-        self._parts = LoweredParts(program, joined, module)
+        self._parts = LoweredParts(program, process_mesh, module)
         self._bound: WeakKeyDictionary[Lowered, Executable] = WeakKeyDictionary()
-        self._streams, self._whole_values = streams, whole
+        self._streams, self._unsharded_parameters = streams, full
 
     @property
     def any_size(self) -> bool:
@@ -90,19 +95,19 @@ class Executables:
         AgreementError : ranks would start their collectives in different orders.
         """
         if self.program.step is None:
-            return self._whole(sizes, batches, generic)
+            return self._full(sizes, batches, generic)
         return self._step(sizes, batches, rows, generic)
 
-    def _whole(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> Executable:
+    def _full(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> Executable:
         (part,) = self.program.partition.parts
-        wanted = WantedPart(WHOLE, part, sizes, batches, self.program.mesh.rank)
+        wanted = WantedPart(FULL, part, sizes, batches, self.program.mesh.rank)
         lowered, *gather = self._parts.lower([wanted, *self._gather()], generic=generic)
         found = self._bound.get(lowered)
         if found is None:
             self.made += 1
             bound = self._bind(lowered)
             if gather:
-                bound.whole = self._gathered(gather[0])
+                bound.full = self._gathered(gather[0])
             found = self._bound[lowered] = Executable(bound, lowered.gm)
         return found
 
@@ -113,42 +118,42 @@ class Executables:
         return [WantedPart("gather", part, {}, (), rank, once=True, zero=frozenset()) for part in gathers]
 
     def _gathered(self, lowered: Lowered) -> Callable[[], Mapping[str, Tensor]]:
-        """Gives a call the whole values that it reads; they are gathered if rows have changed."""
+        """Gives a call the full values that it reads; they are gathered if rows have changed."""
         own = gathered_keys(self.program.partition, [0], 0)
-        template = Template.of(lowered.gm, slot_values(lowered.gm.graph, self._module, {}))
-        return lambda: self._whole_values.of(own, lambda: lowered.halves.forward(template.filled(())))
+        template = CallFrame.of(lowered.gm, signature_values(lowered.gm.graph, self._module, {}))
+        return lambda: self._unsharded_parameters.of(own, lambda: lowered.pair.forward(template.filled(())))
 
-    def _bind(self, lowered: Lowered) -> Bound:
+    def _bind(self, lowered: Lowered) -> BoundProgram:
         program, gm = self.program, lowered.gm
         mesh, options = program.mesh, program.options
-        values = slot_values(gm.graph, self._module, program.captured.constants)
+        values = signature_values(gm.graph, self._module, program.captured.constants)
         seeded = mesh.size > 1 and not options.single_device_rng and graph_draws(gm.graph)
-        bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
+        bound = BoundProgram.bind(gm, lowered.pair, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
         bound.sharded = self._sharded(gm)
         (part,) = program.partition.parts
         bound.messages = message_names(part.gm.graph, gm.graph, mesh)
-        bound.guarded = lambda call: guard(self._joined, call)
-        links = self._joined.links
-        if links is not None:
-            bound.settled = links.settle
+        bound.guarded = lambda call: guard(self._process_mesh, call)
+        comms = self._process_mesh.comms
+        if comms is not None:
+            bound.settled = comms.settle
         behind = outputs_behind(program.causes.graph)
-        slots = [note(n).slot for n in forward_inputs(gm.graph)]
-        places = [(place, behind[slot]) for place, slot in enumerate(slots) if slot in behind]
-        bound.apart = tuple(place for place, slot in enumerate(slots) if slot not in behind)
-        bound.left_out = LeftOut(bound.tangents, places)
+        specs = [meta(n).spec for n in forward_inputs(gm.graph)]
+        places = [(place, behind[spec]) for place, spec in enumerate(specs) if spec in behind]
+        bound.apart = tuple(place for place, spec in enumerate(specs) if spec not in behind)
+        bound.undefined_gradients = UndefinedGradients(bound.tangents, places)
         # where no parameter is trained, ranks may differentiate as they like
-        if links is not None and any(isinstance(of, Parameter) for of in behind):
-            bound.moment = lambda: links.history.now
-            bound.left_out.exchange = partial(exchange_in_backward, self._joined)
-            bound.left_out.note = links.history.leave_out
+        if comms is not None and any(isinstance(of, Parameter) for of in behind):
+            bound.moment = lambda: comms.sequence_log.now
+            bound.undefined_gradients.exchange = partial(exchange_in_backward, self._process_mesh)
+            bound.undefined_gradients.meta = comms.sequence_log.leave_out
         return bound
 
     def _sharded(self, gm: fx.GraphModule) -> tuple[tuple[int, DTensor], ...]:
         """The sharded parameters among the forward's inputs, by position."""
         found = []
         for position, node in enumerate(forward_inputs(gm.graph)):
-            slot = note(node).slot
-            parameter: Any = self._module.get_parameter(slot.name) if isinstance(slot, Parameter) else None
+            spec = meta(node).spec
+            parameter: Any = self._module.get_parameter(spec.name) if isinstance(spec, Parameter) else None
             if isinstance(parameter, DTensor):
                 found.append((position, parameter))
         return tuple(found)
@@ -164,13 +169,13 @@ class Executables:
         wanted = wanted_parts(program, layout.sizes, batches)
         lowered = self._parts.lower(wanted, generic=generic)
         parts = list(zip(wanted, lowered, strict=True))
-        modules = step_modules(program, self._joined, self._module, parts, sizes, rows, self._streams)
+        modules = step_modules(program, self._process_mesh, self._module, parts, sizes, rows, self._streams)
         gm = fx.GraphModule({**modules}, graph, "Step")
         self.made += 1
         bound = self._bind_step(gm, self._messages(parts))
         if program.gathers_apart:
             before = writer.write_gathers(program.step_graph(layout, rank))
-            bound.whole = self._gathered_step(fx.GraphModule({**modules}, before, "Gather"))
+            bound.full = self._gathered_step(fx.GraphModule({**modules}, before, "Gather"))
         return Executable(bound, gm)
 
     def _gathered_step(self, gm: fx.GraphModule) -> Callable[[Microbatch], Sequence[Tensor]]:
@@ -178,24 +183,24 @@ class Executables:
         program = self.program
         rank, placement = program.mesh.pipeline.rank, program.run_schedule.placement
         own = gathered_keys(program.partition, placement, rank)
-        return lambda batch: [*self._whole_values.of(own, lambda: gm(batch)).values()]
+        return lambda batch: [*self._unsharded_parameters.of(own, lambda: gm(batch)).values()]
 
     def _messages(self, parts: Sequence[tuple[WantedPart, Lowered]]) -> dict[str, Names]:
         """What each module of a written step starts; halves of a backward do not know theirs apart."""
         found: dict[str, Names] = {}
         for name, (wanted, lowered) in {wanted.name: (wanted, code) for wanted, code in parts}.items():
-            halves = message_names(wanted.part.gm.graph, lowered.gm.graph, self.program.mesh)
+            pair = message_names(wanted.part.gm.graph, lowered.gm.graph, self.program.mesh)
             kind, _, stage = name.partition(" ")
             if kind == "stage":
-                found |= zip((f"forward_{stage}", f"backward_{stage}"), halves, strict=True)
+                found |= zip((f"forward_{stage}", f"backward_{stage}"), pair, strict=True)
             else:
-                found[name.replace(" ", "_")] = halves[0]
+                found[name.replace(" ", "_")] = pair[0]
         return found
 
     def _bind_step(self, gm: fx.GraphModule, messages: Mapping[str, Names]) -> Step:
         program, step = self.program, self.program.scheduled()
-        results = tuple(slot for slot, _, _ in program.partition.results)
-        parameters = [slot for slot, _ in inputs_of(program.gm.graph, Parameter)]
+        results = tuple(spec for spec, _, _ in program.partition.results)
+        parameters = [spec for spec, _ in inputs_of(program.gm.graph, Parameter)]
         buffers = [s.of for s in results if isinstance(s, Mutation) and isinstance(s.of, Buffer)]
         bound = Step(
             gm,
@@ -207,10 +212,10 @@ class Executables:
             self._seed(),
             messages=messages,
         )
-        links = self._joined.links
-        if links is not None:
-            bound.settled = links.settle
-            bound.moment, bound.handed_out = lambda: links.history.now, links.history.begin_backward
+        comms = self._process_mesh.comms
+        if comms is not None:
+            bound.settled = comms.settle
+            bound.moment, bound.handed_out = lambda: comms.sequence_log.now, comms.sequence_log.begin_backward
         return bound
 
     def _seed(self) -> Callable[[], int]:
@@ -218,7 +223,7 @@ class Executables:
         program, mesh = self.program, self.program.mesh
         prologue = program.partition.prologue
         if prologue is not None and mesh.pipeline.size > 1 and graph_draws(prologue.gm.graph):
-            return lambda: Agreement(self._joined).exchange((drawn_seed(),))[0][0]
+            return lambda: Agreement(self._process_mesh).exchange((drawn_seed(),))[0][0]
         return drawn_seed if graph_draws(program.gm.graph) else int
 
 
@@ -235,7 +240,7 @@ def gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> 
 def _keys(part: Part) -> dict[str, Key]:
     """The parameter and dtype of each value that a part gives, by its name in the program, in order."""
     graph = part.gm.graph
-    pairs = [pair for start in gather_starts(graph, backward=False) for pair in whole_values(start)]
-    read = {whole: (parameter_of(rows).name, tensor_type(whole).dtype) for rows, whole in pairs}
+    pairs = [pair for start in gather_starts(graph, backward=False) for pair in unsharded_parameters(start)]
+    read = {full: (parameter_of(rows).name, tensor_type(full).dtype) for rows, full in pairs}
     values: tuple[fx.Node, ...] = graph.output_node().args[0]  # type: ignore[assignment]
     return {name: read[value] for name, value in zip(part.gives, values, strict=True)}

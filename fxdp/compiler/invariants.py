@@ -12,15 +12,15 @@ import torch
 from torch import fx
 
 from fxdp.capture.export.skip_marks import MARK
-from fxdp.compiler.row_checks import ROW_CHECKS
-from fxdp.ir import conversions
+from fxdp.compiler.sharding_checks import SHARDING_CHECKS
+from fxdp.ir import redistributions
 from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
-from fxdp.ir.notes import Note, is_host_size, note, tensor_operands
+from fxdp.ir.metadata import Metadata, is_host_size, meta, tensor_operands
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
 from fxdp.ir.placements import Partial, Placement, Shard
+from fxdp.ir.signature import Output, StageValue
 from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
-from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from fxdp.torch_compat import OpOverload, aten
@@ -28,13 +28,13 @@ from fxdp.torch_compat import OpOverload, aten
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
 
-CHECKS: dict[Level, list[Check]] = {level: list(ROW_CHECKS.get(level, ())) for level in Level}
+CHECKS: dict[Level, list[Check]] = {level: list(SHARDING_CHECKS.get(level, ())) for level in Level}
 """The checks that each level adds to those before it."""
 CHECKS[Level.STAGED] += STAGE_CHECKS
 
 UNTIL: dict[Check, Level] = {
     **dict.fromkeys(STAGE_CHECKS, Level.STAGED),
-    **dict.fromkeys((check for checks in ROW_CHECKS.values() for check in checks), Level.LOCAL),
+    **dict.fromkeys((check for checks in SHARDING_CHECKS.values() for check in checks), Level.LOCAL),
 }
 """The last level at which a check holds, where that is not the last of all."""
 
@@ -50,28 +50,28 @@ def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]
 
 
 @_holds(Level.CAPTURED)
-def inputs_have_slots(graph: fx.Graph) -> Iterator[Fault]:
+def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
     """Every placeholder is a parameter, buffer, input, ... of the program, each once."""
     seen = set()
     for node in graph.nodes:
         if node.op != "placeholder":
             continue
-        slot = note(node).slot
-        if slot is None:
+        spec = meta(node).spec
+        if spec is None:
             yield node, "has no slot"
-        elif slot in seen:
+        elif spec in seen:
             yield node, "has the slot of another placeholder"
-        seen.add(slot)
+        seen.add(spec)
 
 
 @_holds(Level.CAPTURED)
-def results_have_slots(graph: fx.Graph) -> Iterator[Fault]:
+def results_have_specs(graph: fx.Graph) -> Iterator[Fault]:
     """Every result is an output, a mutation or a gradient, each once."""
     node = graph.output_node()
-    values, slots = _results(node), note(node).results
-    if len(values) != len(slots):
-        yield node, f"has {len(values)} results and {len(slots)} slots"
-    if None in slots or len(set(slots)) < len(slots):
+    values, specs = _results(node), meta(node).results
+    if len(values) != len(specs):
+        yield node, f"has {len(values)} results and {len(specs)} slots"
+    if None in specs or len(set(specs)) < len(specs):
         yield node, "has results without a slot of their own"
 
 
@@ -83,7 +83,7 @@ def _results(output: fx.Node) -> tuple[fx.Node, ...]:
 def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
     """Every value that an op reads as a tensor has a type."""
     for node in graph.nodes:
-        if node.op in ("placeholder", "call_function") and node.users and note(node).type is None:
+        if node.op in ("placeholder", "call_function") and node.users and meta(node).type is None:
             yield node, "has no type"
 
 
@@ -91,7 +91,7 @@ def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
 def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
     """The outputs come in the order of their indices."""
     node = graph.output_node()
-    indices = [slot.index for slot in note(node).results if isinstance(slot, Output)]
+    indices = [spec.index for spec in meta(node).results if isinstance(spec, Output)]
     if indices != sorted(set(indices)):
         yield node, f"has outputs {indices}"
 
@@ -107,7 +107,7 @@ def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
 def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
     """Every tensor has a placement, and each of its ops one per operand."""
     for node in graph.nodes:
-        known = note(node)
+        known = meta(node)
         if isinstance(known.type, (TensorType, tuple)) and known.placement is None:
             if node.users:
                 yield node, "has no placement"
@@ -121,7 +121,7 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
 def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
     """A sharded dim is `outer * B * inner`."""
     for node in graph.nodes:
-        known = note(node)
+        known = meta(node)
         for one, where in zip(known.types, known.placements, strict=False):
             if isinstance(one, TensorType) and isinstance(where, Shard) and not _fits(one, where):
                 yield node, f"cannot be {where}: that dim is no multiple of the batch"
@@ -135,34 +135,34 @@ def _fits(type_: TensorType, placement: Shard) -> bool:
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
+def edges_need_no_redistribution(graph: fx.Graph) -> Iterator[Fault]:
     """Every operand is in the placement that its consumer reads it in."""
     for node in graph.nodes:
-        wanted = note(node).operands
+        wanted = meta(node).operands
         sources = _results(node) if node.op == "output" else tensor_operands(node)
         # where one of them is missing, `tensors_are_placed` says so
         for source, placement in zip(sources, wanted, strict=False):
-            if placement is not None and note(source).placement != placement:
-                yield node, f"reads %{source.name} as {placement}, which is {note(source).placement}"
+            if placement is not None and meta(source).placement != placement:
+                yield node, f"reads %{source.name} as {placement}, which is {meta(source).placement}"
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
-    """A conversion turns what it reads into what its name says; a wait changes nothing."""
+def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
+    """A redistribution turns what it reads into what its name says; a wait changes nothing."""
     for node in graph.nodes:
-        if node.target not in conversions.CONVERSIONS:
+        if node.target not in redistributions.REDISTRIBUTIONS:
             continue
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
-        befores = {note(value).placement for value in values}
-        before, after = next(iter(befores)), note(node).placement
+        befores = {meta(value).placement for value in values}
+        before, after = next(iter(befores)), meta(node).placement
         if len(befores) > 1:
             yield node, f"reads values in several placements {sorted(map(str, befores))}"
             continue
-        if node.target is conversions.wait:
+        if node.target is redistributions.wait:
             if before != after:
                 yield node, f"turns {before} into {after}"
             continue
-        found = conversions.conversion_of(node)
+        found = redistributions.redistribution_of(node)
         assert found is not None
         if not (isinstance(before, found.takes) and isinstance(after, found.gives)):
             yield node, f"turns {before} into {after}"
@@ -170,7 +170,7 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
         if isinstance(before, Partial) and found.reduction(node) != before.op:
             yield node, f"reduces {before} by {found.reduction(node)}"
             continue
-        type_, sharded = note(values[0]).type, [p for p in (before, after) if isinstance(p, Shard)]
+        type_, sharded = meta(values[0]).type, [p for p in (before, after) if isinstance(p, Shard)]
         if not isinstance(type_, TensorType) or not all(_fits(type_, shard) for shard in sharded):
             continue  # other checks say so
         named = found.arguments(type_, before, after)
@@ -183,11 +183,11 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
 def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
     """A collective is waited for exactly once, and read by its wait alone."""
     for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES:
-            users = [u for u in node.users if u.target not in conversions.ORDERED or u.args[0] is node]
-            if len(users) != 1 or users[0].target is not conversions.wait:
+        if node.target in redistributions.COLLECTIVES:
+            users = [u for u in node.users if u.target not in redistributions.ORDERED or u.args[0] is node]
+            if len(users) != 1 or users[0].target is not redistributions.wait:
                 yield node, f"needs exactly one wait, has {len(users)} users"
-        elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
+        elif node.target is redistributions.wait and node.args[0].target not in redistributions.COLLECTIVES:
             yield node, "waits for what is no collective"
 
 
@@ -195,7 +195,7 @@ def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
 def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
     """Every collective says which op needs it."""
     for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES and note(node).cause is None:
+        if node.target in redistributions.COLLECTIVES and meta(node).cause is None:
             yield node, "has no cause"
 
 
@@ -203,21 +203,21 @@ def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
     """An op that reads values of a Partial one is linear in it and gives Partial values only."""
     for node in graph.nodes:
-        wanted = note(node).operands
-        if node.op != "call_function" or node.target in conversions.CONVERSIONS:
+        wanted = meta(node).operands
+        if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS:
             continue
         if not any(isinstance(p, Partial) for p in wanted):
             continue
         if reads_shape_alone(node.target):
-            if _gives_partial(note(node)):
+            if _gives_partial(meta(node)):
                 yield node, "reads no more than the shape of a Partial value but gives one"
-        elif not _gives_partial(note(node)):
+        elif not _gives_partial(meta(node)):
             yield node, "reads a Partial value but gives none"
         elif not _is_linear(node, wanted):
             yield node, "reads a Partial value in which it is not linear"
 
 
-def _gives_partial(known: Note) -> bool:
+def _gives_partial(known: Metadata) -> bool:
     return known.placement is not None and all(p is None or isinstance(p, Partial) for p in known.placements)
 
 
@@ -231,7 +231,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
     if target is aten.masked_fill.Scalar:
         return bool(node.args[2] == 0)
     given = [(name, a) for name, a in given_arguments(node).items() if isinstance(a, fx.Node)]
-    tensors = [name for name, source in given if isinstance(note(source).type, TensorType)]
+    tensors = [name for name, source in given if isinstance(meta(source).type, TensorType)]
     terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
     return any(terms == set(group).intersection(tensors) for group in linear_groups(target))
 
@@ -240,16 +240,16 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
 def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
     """No Partial value leaves the program; one part of it may hand them to another."""
     output = graph.output_node()
-    for value, slot in zip(_results(output), note(output).results, strict=False):
-        if isinstance(note(value).placement, Partial) and not isinstance(slot, Crossing):
+    for value, spec in zip(_results(output), meta(output).results, strict=False):
+        if isinstance(meta(value).placement, Partial) and not isinstance(spec, StageValue):
             yield value, "leaves the program as a Partial value"
 
 
 @_holds(Level.EXPLICIT)
-def recipes_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
+def decompositions_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
     """No op is left that was placed as several."""
     for node in graph.nodes:
-        if note(node).recipe is not None:
+        if meta(node).decomposition is not None:
             yield node, "was placed as several ops and is still one"
 
 
@@ -260,21 +260,21 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
     A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
     """
     for node in graph.nodes:
-        type_ = note(node).type
+        type_ = meta(node).type
         read = isinstance(type_, ScalarType) and type_.expr.is_Symbol and fixed_by_data(type_.expr)
         if read or not is_host_size(node):
             continue
         for source in node.all_input_nodes:
-            if isinstance(note(source).type, ScalarType):
+            if isinstance(meta(source).type, ScalarType):
                 continue
             yield node, f"reads a size from the tensor %{source.name}"
 
 
 @_holds(Level.EMITTED)
 def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
-    """Nothing of `ir/conversions.py` is left, and no module is called."""
+    """Nothing of `ir/redistributions.py` is left, and no module is called."""
     for node in graph.nodes:
-        if node.target in conversions.CONVERSIONS:
+        if node.target in redistributions.REDISTRIBUTIONS:
             yield node, "is not lowered"
         elif node.op in ("call_module", "call_method"):
             yield node, f"is a {node.op}, which later stages do not run"

@@ -19,15 +19,15 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from fxdp.compiler.emit import WHOLE, Lowered, WantedPart, lower_part, sizes_used
+from fxdp.compiler.emit import FULL, Lowered, WantedPart, lower_part, sizes_used
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, FxdpError
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.lowering.inductor.collective_order import order_lines
 from fxdp.lowering.inductor.start import Start, start_of
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.ranks.agreement import agree, gather_objects
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import why_not_compiled
 
 _log = logging.getLogger("fxdp")
@@ -53,9 +53,9 @@ class _Failed:
 class LoweredParts:
     """The parts of one program that this rank has lowered so far, by sizes."""
 
-    def __init__(self, program: Program, joined: Joined, module: nn.Module) -> None:
+    def __init__(self, program: Program, process_mesh: ProcessMesh, module: nn.Module) -> None:
         self._program = program
-        self._joined = joined
+        self._process_mesh = process_mesh
         self._module = module
         self._known: dict[_Key, Lowered | _Failed] = {}
         self._fixed: set[str] = set()
@@ -72,11 +72,11 @@ class LoweredParts:
         AgreementError : ranks that share a part would start its collectives in different orders.
         """
         found = self._attempts(wanted, generic)
-        reports = gather_objects(self._joined, _report(wanted, found))
+        reports = gather_objects(self._process_mesh, _report(wanted, found))
         # a part lowered for fixed sizes may show others: until all ranks have nothing new to say
         while self._add_fixed(reports):
             found = self._attempts(wanted, generic)
-            reports = gather_objects(self._joined, _report(wanted, found))
+            reports = gather_objects(self._process_mesh, _report(wanted, found))
         failed = _failures(reports)
         for name, words in failed.items():
             _log.warning(
@@ -93,12 +93,12 @@ class LoweredParts:
             assert isinstance(code, Lowered)
             lowered.append(code)
         lines = [
-            line if w.name == WHOLE else f"{w.label} {line}"
+            line if w.name == FULL else f"{w.label} {line}"
             for w, code in zip(wanted, lowered, strict=True)
-            for line in order_lines(code.halves)
+            for line in order_lines(code.pair)
         ]
         try:
-            agree(self._joined, lines, "compiled programs", among=self._joined.mesh.pipeline.rank)
+            agree(self._process_mesh, lines, "compiled programs", among=self._process_mesh.mesh.pipeline.rank)
         except AgreementError:
             if generic:
                 raise
@@ -120,13 +120,13 @@ class LoweredParts:
         return found
 
     def _start(self) -> Start:
-        """Ranks share the work of compiling a program that stays whole; stages are compiled each alone."""
-        program, joined = self._program, self._joined
+        """Ranks share the work of compiling a program that is not cut; stages are compiled each alone."""
+        program, process_mesh = self._program, self._process_mesh
         if program.options.compute == "eager":
             return Start()
-        if joined.links is None or program.step is not None:
+        if process_mesh.comms is None or program.step is not None:
             return start_of()
-        return start_of(program.mesh.rank, lambda: _meet(joined))
+        return start_of(program.mesh.rank, lambda: _meet(process_mesh))
 
     def _attempt(
         self, wanted: WantedPart, generic: bool, start: Start, *, as_it_is: bool = False
@@ -144,8 +144,8 @@ class LoweredParts:
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
         """What code a part is served by, and whether that is for any size."""
         graph = wanted.part.gm.graph
-        # a term that all parts have whole is kept by the first alone, whose code is another then
-        own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=conversions.partial)
+        # a term that all parts have entire is kept by the first alone, whose code is another then
+        own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=redistributions.partial)
         exact = (wanted.name, own, *sizes_used(wanted))
         for_any = generic and exact not in self._known and wanted.name not in self._fixed
         return ((wanted.name, own, _ANY), True) if for_any else (exact, False)
@@ -169,7 +169,7 @@ class LoweredParts:
         """Note which parts fix sizes on any rank; whether there are new ones."""
         found = {name: sizes for fixed, _ in reversed(reports) for name, sizes in fixed.items()}
         for name, sizes in found.items():
-            who = "the model's code" if name == WHOLE else name
+            who = "the model's code" if name == FULL else name
             _log.warning(
                 "%s fixes the sizes %s: it is compiled anew for each size", who, SizesFixedError(*sizes)
             )
@@ -192,5 +192,5 @@ def _failures(reports: Sequence[_Report]) -> dict[str, str]:
     return found
 
 
-def _meet(joined: Joined) -> None:
-    gather_objects(joined, None)
+def _meet(process_mesh: ProcessMesh) -> None:
+    gather_objects(process_mesh, None)

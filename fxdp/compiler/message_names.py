@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.ops.collectives import STARTED_BY
-from fxdp.ir.ops.parameter_rows import STARTS
+from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.lowering.eager import forward_nodes
 from fxdp.runtime.ranges import Names
 
@@ -23,7 +23,7 @@ def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Nam
     backward: list[tuple[str, str]] = []
     starts = [node for node in emitted.nodes if node.target in STARTED_BY or node.target in STARTS]
     for plan, run in zip(_travelling(planned, mesh), starts, strict=False):
-        cause = note(plan).cause
+        cause = meta(plan).cause
         name = plan.name if cause is None else f"{plan.name}: {cause.text or cause.consumer}"
         op = STARTED_BY.get(run.target) or str(getattr(run.target, "_opname", ""))
         (forward if run in first else backward).append((op, name))
@@ -31,5 +31,5 @@ def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Nam
 
 
 def _travelling(graph: fx.Graph, mesh: Mesh) -> list[fx.Node]:
-    found = ((node, conversions.conversion_of(node)) for node in graph.nodes)
+    found = ((node, redistributions.redistribution_of(node)) for node in graph.nodes)
     return [node for node, way in found if way and way.communicates and mesh.size_along(way.axis) > 1]

@@ -1,18 +1,19 @@
-"""The order of the passes, as data: what runs between which levels, on the whole program or on its parts.
+"""The order of the passes, as data: what runs between which levels, on the undivided program or on its parts.
 
-                  whole                            in stages or micro-batches
-    CAPTURED
-                                                   expose counts, lift numbers    (several micro-batches)
-                  canonicalize, analyze, expand recipes, (gather factors,) (recompute modules,)
-                  (place parameters,) (cast reductions,) insert collectives
-    EXPLICIT
-                  localize                         localize, assign stages
-    LOCAL                                          STAGED, then cut into parts
-                  hide sums,
-                  (bucket rows, schedule rows,)    parameters that are sharded
-                  bucket, coalesce                 the same, on what runs once after the last micro-batch
-                  emit                             emit, each part for the sizes of a micro-batch
-    EMITTED
+              undivided                        in stages or micro-batches
+CAPTURED
+                                               expose counts, lift scalars    (several micro-batches)
+              canonicalize, analyze, expand decompositions, (gather sufficient factors,) (recompute modules,)
+              (place parameters,) (cast reductions,) insert collectives
+EXPLICIT
+              localize                         localize, assign stages
+LOCAL                                          STAGED, then cut into parts
+              overlap sums,
+              (bucket parameters,)             of parameters that are sharded
+              (schedule prefetch,)
+              bucket, coalesce                 the same, on what runs once after the last micro-batch
+              emit                             emit, each part for the sizes of a micro-batch
+EMITTED
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.passes.assign_stages import AssignStages
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
-from fxdp.passes.bucket_factors import BucketFactors
 from fxdp.passes.bucket_gradients import BucketGradients
-from fxdp.passes.bucket_rows import BucketRows
+from fxdp.passes.bucket_parameters import BucketParameters
+from fxdp.passes.bucket_sufficient_factors import BucketSufficientFactors
 from fxdp.passes.canonicalize import Canonicalize
 from fxdp.passes.cast_reductions import CastReductions
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
-from fxdp.passes.expand_recipes import ExpandRecipes
+from fxdp.passes.expand_decompositions import ExpandDecompositions
 from fxdp.passes.expose_counts import ExposeCounts
-from fxdp.passes.gather_factors import GatherFactors
-from fxdp.passes.hide_sums import HideSums
+from fxdp.passes.gather_sufficient_factors import GatherSufficientFactors
 from fxdp.passes.insert_collectives import InsertCollectives
-from fxdp.passes.lift_numbers import LiftNumbers
+from fxdp.passes.lift_scalars import LiftScalars
 from fxdp.passes.localize_shapes import LocalizeShapes
+from fxdp.passes.overlap_sums import OverlapSums
 from fxdp.passes.place_parameters import PlaceParameters
 from fxdp.passes.recompute_modules import RecomputeModules
-from fxdp.passes.schedule_rows import ScheduleRows
+from fxdp.passes.schedule_prefetch import SchedulePrefetch
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Order:
     """The passes of one compilation."""
 
     explicit: tuple[Pass, ...]
-    """From CAPTURED to EXPLICIT: the program of the whole batch with its communication."""
+    """From CAPTURED to EXPLICIT: the program of the global batch with its communication."""
     local: tuple[Pass, ...]
     """From EXPLICIT to LOCAL: the program of one rank, its sizes still open; to STAGED where it is cut."""
     reductions: tuple[Pass, ...]
@@ -62,26 +63,28 @@ class Order:
         cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None,
         batch: int, kept: frozenset[str] = frozenset(),
     ) -> Order:  # fmt: skip
-        """The order for a captured model; `stages` is None for a program that stays whole.
+        """The order for a captured model; `stages` is None for a program that is not cut.
 
-        `batch` is what all ranks have together at first; `kept` are parameters that stay whole from the
-        forward to the backward where others do not.
+        `batch` is what all ranks have together at first; `kept` are parameters that stays in one piece from
+        the forward to the backward where others do not.
         """
         several = stages is not None and options.microbatches > 1
         # what the model computes of its batch size is meant of all micro-batches, so it comes before them
-        first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
+        first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
         # what is cut gathers before its first micro-batch, for all of them
-        once = stages is not None or options.keeps_whole or options.gathers_once
+        once = stages is not None or options.keeps_unsharded or options.keeps_unsharded_for_backward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         reduce = precision.reduce if precision else None
         # a batch in parts has its factors part by part
-        factors: tuple[Pass, ...] = (GatherFactors(batch, options.shards, reduce),) if stages is None else ()
+        factors: tuple[Pass, ...] = (
+            (GatherSufficientFactors(batch, options.shards, reduce),) if stages is None else ()
+        )
         rows: tuple[Pass, ...] = (
-            (BucketRows(options.bucket_bytes, kept), ScheduleRows(options.keeps_whole))
+            (BucketParameters(options.bucket_bytes, kept), SchedulePrefetch(options.keeps_unsharded))
             if options.shards
             else ()
         )
@@ -90,7 +93,7 @@ class Order:
                 *first,
                 Canonicalize(),
                 BatchDimAnalyzer(captured.batch, options.single_device_rng),
-                ExpandRecipes(),
+                ExpandDecompositions(),
                 *factors,
                 *again,
                 *placed,
@@ -99,9 +102,9 @@ class Order:
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
             reductions=(
-                HideSums(),
+                OverlapSums(),
                 *rows,
-                BucketFactors(batch),
+                BucketSufficientFactors(batch),
                 BucketGradients(options.bucket_bytes),
                 CoalesceReductions(),
             ),

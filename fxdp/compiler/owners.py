@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fxdp.compiler.program import Program
 from fxdp.errors import StageError
-from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.signature import Gradient, Parameter
 
 
 @dataclass
@@ -27,13 +27,13 @@ class Owners:
         ------
         StageError : a rank reads a parameter that another program trains elsewhere.
         """
-        given = {slot.of for slot, _, _ in program.partition.results if isinstance(slot, Gradient)}
+        given = {spec.of for spec, _, _ in program.partition.results if isinstance(spec, Gradient)}
         read, trained = dict(self._read), dict(self._trained)
-        for slot, ranks in program.partition.readers(program.scheduled().schedule.placement).items():
-            read[slot] = read.get(slot, set()) | ranks
-            if slot in given:
-                trained[slot] = trained.get(slot, ranks) & ranks
-        stale = [slot.name for slot, ranks in trained.items() if not read[slot] <= ranks]
+        for spec, ranks in program.partition.readers(program.scheduled().schedule.placement).items():
+            read[spec] = read.get(spec, set()) | ranks
+            if spec in given:
+                trained[spec] = trained.get(spec, ranks) & ranks
+        stale = [spec.name for spec, ranks in trained.items() if not read[spec] <= ranks]
         if stale:
             raise StageError(
                 'gradients="owner": this call is cut into stages at other places than one before it, so '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fxdp.capture.sites import Origin
+from fxdp.capture.locations import Origin
 from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.reports.plan import Plan

@@ -10,13 +10,13 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.compiler.program import Program
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.mesh import REGATHER, Mesh
-from fxdp.ir.notes import note
-from fxdp.ir.row_buckets import parameter_of, whole_values
-from fxdp.ir.shown_rows import is_shown
-from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.metadata import meta
+from fxdp.ir.parameter_buckets import parameter_of, unsharded_parameters
+from fxdp.ir.signature import Gradient, Parameter
 from fxdp.ir.types import type_bytes
+from fxdp.ir.zero_copy_gathers import is_zero_copy
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
@@ -26,7 +26,7 @@ from fxdp.reports.plan import Plan, replicated_ops
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.collective_rows import Reader, collectives_of, communication
 from fxdp.reports.plan_data.details import Details
-from fxdp.reports.plan_data.held_values import HeldValues, exchange_buffers
+from fxdp.reports.plan_data.live_values import LiveValues, exchange_buffers
 from fxdp.reports.plan_data.memory_curve import ADAM, RankMemory, curve, scheduled_curves
 from fxdp.reports.plan_data.parameter_table import parameter_rows
 from fxdp.reports.plan_data.sent_rows import Transfers
@@ -39,7 +39,7 @@ from fxdp.reports.stages import stage_rows
 class Planning:
     """Makes the plan of a program at the given sizes: what ranks reduce, gather and send.
 
-    `sizes` are `B`, further symbols, and `b` of the rank's whole batch: without it all data ranks have
+    `sizes` are `B`, further symbols, and `b` of the rank's global batch: without it all data ranks have
     equally many samples.
     """
 
@@ -70,7 +70,7 @@ class Planning:
 
     @cached_property
     def _steps(self) -> list[StepGraph]:
-        """The written program of each pipeline rank; none of a program that stays whole."""
+        """The written program of each pipeline rank; none of a program that is not cut."""
         if self.program.step is None:
             return []
         ranks = range(len(self.program.step.schedule.ranks))
@@ -120,7 +120,7 @@ class Planning:
         return (*rows, *transfers.rows(self._sent))
 
     def _shown(self, name: str) -> str:
-        """The name of a part in rows: of a program that stays whole, of what it does not do at each call."""
+        """The name of a part in rows: of a program that is not cut, of what it does not do at each call."""
         if self.program.step is not None:
             return name
         return "gather" if name.startswith("gather") else ""
@@ -148,21 +148,21 @@ class Planning:
         found: dict[str, tuple[int, ...]] = {}
         for parts in (cut.parts, cut.gathers):
             for stage, part in enumerate(parts):
-                for slot in part.parameters if part is not None else ():
-                    found[slot.name] = (*found.get(slot.name, ()), stage)
+                for spec in part.parameters if part is not None else ():
+                    found[spec.name] = (*found.get(spec.name, ()), stage)
         return found
 
     def largest(self) -> list[tuple[str, int]]:
         """What takes the most of a rank's memory: parameters with gradients and Adam's state, activations."""
         program, mesh = self.program, self.program.mesh
         holders = _holders(mesh)
-        held = HeldValues(program.gm, holders, self._local)
-        trained = {s.of for s in note(program.gm.graph.output_node()).results if isinstance(s, Gradient)}
+        held = LiveValues(program.gm, holders, self._local)
+        trained = {s.of for s in meta(program.gm.graph.output_node()).results if isinstance(s, Gradient)}
         rows = [
-            (f"parameter {slot.name}", size * (2 + ADAM if slot in trained else 1))
-            for slot, size in held.given().items() if isinstance(slot, Parameter)
+            (f"parameter {spec.name}", size * (2 + ADAM if spec in trained else 1))
+            for spec, size in held.given().items() if isinstance(spec, Parameter)
         ]  # fmt: skip
-        saved = [(_shown_value(node), held.bytes(node)) for node in held.saved_values()]
+        saved = [(_shown_value(node), held.bytes(node)) for node in held.partitioner_hints()]
         return sorted([*rows, *saved], key=lambda row: -row[1])
 
     def memory(self) -> tuple[RankMemory, ...]:
@@ -171,15 +171,15 @@ class Planning:
         holders = _holders(mesh)
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
-            shared, shown = exchange_buffers(parts, mesh), partial(is_shown, mesh=mesh)
+            shared, shown = exchange_buffers(parts, mesh), partial(is_zero_copy, mesh=mesh)
             gather = next((part.gm for part in program.partition.gathers if part is not None), None)
             return (curve(parts[0], holders, self._local, shared=shared, gather=gather, shown=shown),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
         gradients: list[dict[Parameter, int]] = [{} for _ in parts]
-        types = {slot: type_ for part in program.parts for slot, type_ in part.parameters.items()}
-        for slot, _, stage in program.partition.results:
-            if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
-                gradients[stage][slot.of] = type_bytes(types[slot.of], {})
+        types = {spec: type_ for part in program.parts for spec, type_ in part.parameters.items()}
+        for spec, _, stage in program.partition.results:
+            if isinstance(spec, Gradient) and isinstance(spec.of, Parameter):
+                gradients[stage][spec.of] = type_bytes(types[spec.of], {})
         gathers = [None if part is None else part.gm for part in program.partition.gathers]
         owned = program.options.gradients == "owner"
         schedule = program.step.schedule
@@ -187,20 +187,20 @@ class Planning:
 
 
 def _holders(mesh: Mesh) -> dict[str | None, int]:
-    """Over how many ranks rows are dealt out, by the axis of their placement."""
+    """Over how many ranks rows are sharded, by the axis of their placement."""
     return {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes, REGATHER)}
 
 
 def _shown_value(node: fx.Node) -> str:
     """A value that stays for the backward, in words."""
-    if node.target is conversions.wait and node.args[0].target is conversions.gather_rows:  # type: ignore[union-attr]
-        names = [parameter_of(rows).name for rows, _ in whole_values(node.args[0])]  # type: ignore[arg-type]
+    if node.target is redistributions.wait and node.args[0].target is redistributions.all_gather_shards:  # type: ignore[union-attr]
+        names = [parameter_of(rows).name for rows, _ in unsharded_parameters(node.args[0])]  # type: ignore[arg-type]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f"{names[0]}{more}, gathered"
-    return f"%{node.name} at {note(node).site}"
+    return f"%{node.name} at {meta(node).location}"
 
 
 def _in_short(row: Collective) -> CommRow:
     return CommRow(
-        row.kind, row.bytes, row.count, row.text, str(row.site), row.phase, row.gradient, row.carrier
+        row.kind, row.bytes, row.count, row.text, str(row.location), row.phase, row.gradient, row.transport
     )

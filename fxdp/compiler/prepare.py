@@ -12,17 +12,17 @@ from fxdp.capture.refusals.ragged import check_bags
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
-from fxdp.compiler.records import tell_captured
+from fxdp.compiler.records import log_captured
 from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
-from fxdp.ir.conversion_cause import unconverted
-from fxdp.ir.factors import has_factors
+from fxdp.ir.factors import has_sufficient_factors
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.graphs import copy_graph, inputs_of, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
-from fxdp.ir.notes import has_no_rule, note, tensor_operands, tensor_type
-from fxdp.ir.slots import Crossing, Mutation, Parameter, ResultSlot, Tangent
+from fxdp.ir.metadata import has_no_rule, meta, tensor_operands, tensor_type
+from fxdp.ir.redistribution_cause import unconverted
+from fxdp.ir.signature import Mutation, OutputSpec, Parameter, StageValue, Tangent
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
@@ -59,14 +59,14 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
     if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
         raise MeshError(
             f"strategy={options.strategy!r} on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters "
-            f"are dealt out along {SHARD!r}, or along the only axis"
+            f"are sharded along {SHARD!r}, or along the only axis"
         )
     size = mesh.size_along(mesh.shard_axis)
-    if size > 1 and options.regathers and size % options.regathers:
+    if size > 1 and options.post_forward_size and size % options.post_forward_size:
         divisors = [n for n in range(1, size + 1) if size % n == 0]
         raise MeshError(
-            f"reshard_after_forward={options.regathers}, but parameters are dealt out over {size} ranks; "
-            f"expected one of its divisors, {divisors}: so many neighbours keep a whole value between them"
+            f"reshard_after_forward={options.post_forward_size}, but parameters are sharded over {size} "
+            f"ranks; expected a divisor of that, {divisors}: the size of groups that keep a full copy each"
         )
     if mesh.pipeline.size > 1 and options.gradients == "owner":
         raise MeshError(
@@ -75,10 +75,10 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
         )
 
 
-def regathers(mesh: Mesh, options: Options) -> int:
+def post_forward_size(mesh: Mesh, options: Options) -> int:
     """Among how many neighbours backwards gather parameters; 0: among all, or none does."""
     may = options.strategy in ("shard", "auto") and not is_cut(mesh, options)
-    among = options.regathers if may else 0
+    among = options.post_forward_size if may else 0
     return among if 1 < among < mesh.size_along(mesh.shard_axis) else 0
 
 
@@ -89,7 +89,7 @@ def prepare(
     """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
 
     `batch` is what all ranks have together in the call that is compiled for, by which costs are told; `kept`
-    are parameters that stay whole from the forward to the backward where others do not.
+    are parameters that stays in one piece from the forward to the backward where others do not.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def prepare(
     """
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
-    mesh = mesh if cut else replace(mesh, regathers=regathers(mesh, options))
+    mesh = mesh if cut else replace(mesh, post_forward_size=post_forward_size(mesh, options))
     mesh = replace(mesh, link=options.link or mesh.link)
     check_writes(captured, options, cut=cut)
     if cut:
@@ -114,7 +114,7 @@ def prepare(
     if parts.size > 1:
         check_bags(captured.gm.graph, captured.origin)
     nodes = len(captured.gm.graph.nodes)
-    tell_captured(captured.gm)
+    log_captured(captured.gm)
     gm = manager.run(captured.gm, order.explicit)
     if options.strict:
         refuse_fallbacks(gm)
@@ -125,14 +125,14 @@ def prepare(
     else:
         gm = manager.run(gm, order.reductions)
         partition, step = _uncut(gm, options), None
-    most = _GROWTH * batch if has_factors(causes.graph) else None
+    most = _GROWTH * batch if has_sufficient_factors(causes.graph) else None
     seconds = manager.seconds
     return Program(captured, gm, mesh, options, causes, partition, step, seconds, nodes, most_samples=most)
 
 
 def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
-    """A program that stays whole; apart from the gathers that do not run at each call."""
-    if not options.keeps_whole:
+    """A program that is not cut; apart from the gathers that do not run at each call."""
+    if not options.keeps_unsharded:
         return Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ())
     partition = split_gathers(gm)
     for part in (*partition.parts, *partition.gathers):
@@ -164,8 +164,8 @@ def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> P
     gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, order.reductions)
     output = gm.graph.output_node()
     # from here on all results are values that other parts or the step's results read
-    results: tuple[ResultSlot, ...] = tuple(Crossing(name) for name in part.gives)
-    note(output).results = results
+    results: tuple[OutputSpec, ...] = tuple(StageValue(name) for name in part.gives)
+    meta(output).results = results
     return replace(part, gm=gm)
 
 
@@ -210,8 +210,8 @@ def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
     ------
     MeshError : with their names.
     """
-    of = [slot.of for slot, _ in results_of(captured.gm.graph) if isinstance(slot, Mutation)]
-    names = [slot.name for slot in of if isinstance(slot, Parameter)]
+    of = [spec.of for spec, _ in results_of(captured.gm.graph) if isinstance(spec, Mutation)]
+    names = [spec.name for spec in of if isinstance(spec, Parameter)]
     if names and (cut or options.strategy != "replicate"):
         raise MeshError(
             f"the forward changes parameters in place ({', '.join(names)}), which needs all of them on each "
@@ -252,9 +252,9 @@ def loss_index(graph: fx.Graph) -> int | None:
     tangents = inputs_of(graph, Tangent)
     if not tangents:
         return None
-    for slot, node in tangents:
+    for spec, node in tangents:
         if tensor_type(node).shape == ():
-            return slot.index
+            return spec.index
     raise StageError(
         "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
         "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
@@ -273,7 +273,7 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
     if nodes:
         listing = "\n  ".join(map(_fallback_text, nodes))
         raise PlacementError(
-            f"strict=True: {len(nodes)} ops have no placement rule and would run whole on every rank:\n"
+            f"strict=True: {len(nodes)} ops have no placement rule and would run replicated on every rank:\n"
             f"  {listing}\n"
             "Give them rules with fxdp.register_rule, or compile with strict=False: that is exact, but slower"
         )
@@ -281,5 +281,5 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
 
 def _fallback_text(node: fx.Node) -> str:
     sources = map(unconverted, tensor_operands(node))
-    operands = ", ".join(f"%{s.name}: {type_text(note(s).type)} {{{note(s).placement}}}" for s in sources)
-    return f"{target_text(node.target)} at {note(node).site}\n    operands: {operands or 'none'}"
+    operands = ", ".join(f"%{s.name}: {type_text(meta(s).type)} {{{meta(s).placement}}}" for s in sources)
+    return f"{target_text(node.target)} at {meta(node).location}\n    operands: {operands or 'none'}"

@@ -1,7 +1,7 @@
 """A model compiled down to the parts that one rank runs, their sizes still open.
 
-    whole         one part, forward and backward in one graph; autograd asks for the backward when a loop does
-    scheduled     a prologue, a part per stage, epilogues; the backward runs inside of the call
+entire         one part, forward and backward in one graph; autograd asks for the backward when a loop does
+scheduled     a prologue, a part per stage, epilogues; the backward runs inside of the call
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxdp.ir.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
-from fxdp.pipeline.cut.partition import Part, Partition, halves_of
+from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
@@ -51,7 +51,7 @@ class Program:
     """The program before bucketing: one collective per value."""
     partition: Partition
     step: ScheduledStep | None = None
-    """None for a program that stays whole."""
+    """None for a program that is not cut."""
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: int = 0
     choice: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Program:
 
     def scheduled(self) -> ScheduledStep:
         """How the parts run inside of one call, of a program that has more than one."""
-        assert self.step is not None, "a program that stays whole has no schedule"
+        assert self.step is not None, "a program that is not cut has no schedule"
         return self.step
 
     def schedule_lines(self) -> list[str]:
@@ -101,17 +101,17 @@ class Program:
             e.source for e in self.partition.edges
             if e.backward and not e.once and placement[e.source] != placement[e.target]
         }  # fmt: skip
-        split = [s for s in awaited if halves_of(self.partition, s)[1]]
+        split = [s for s in awaited if backward_parts(self.partition, s)[1]]
         return schedule.gradients_first(split, holds_more=self.options.checkpoint == "never")
 
     @property
     def gathers_apart(self) -> bool:
         """Whether parameters are gathered when rows have changed, and not at each call."""
-        return self.options.keeps_whole and any(part is not None for part in self.partition.gathers)
+        return self.options.keeps_unsharded and any(part is not None for part in self.partition.gathers)
 
     def step_graph(self, layout: MicrobatchSizes, rank: int) -> StepGraph:
         """What the program of a pipeline rank is written into."""
-        return StepGraph(rank, layout.sizes, self.mesh.dealing)
+        return StepGraph(rank, layout.sizes, self.mesh.sharding)
 
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the step of one pipeline rank."""
@@ -128,5 +128,5 @@ class Program:
         )
 
     def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:
-        """The program of the whole batch with its collectives and a `DTensorSpec` on each tensor's node."""
+        """The program of the global batch with its collectives and a `DTensorSpec` on each tensor's node."""
         return annotated(self.causes, data_mesh(self.mesh, device_mesh), sizes)

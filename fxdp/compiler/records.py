@@ -1,9 +1,9 @@
 """What a compilation decided, told on torch's channels: the log `fxdp`, and the structured trace.
 
-    TORCH_LOGS="fxdp"     what was captured and compiled
-    TORCH_LOGS="+fxdp"    also the seconds of passes, the program, its communication by line, its schedule
-    TORCH_TRACE=folder    four artifacts that `tlparse folder` shows beside those of Inductor:
-                          fxdp_joint_graph, fxdp_placements, fxdp_communication, fxdp_schedule
+TORCH_LOGS="fxdp"     what was captured and compiled
+TORCH_LOGS="+fxdp"    also the seconds of passes, the program, its communication by line, its schedule
+TORCH_TRACE=folder    four artifacts that `tlparse folder` shows beside those of Inductor:
+                      fxdp_joint_graph, fxdp_placements, fxdp_communication, fxdp_schedule
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fxdp.torch_compat import trace_artifact, tracing
 _log = logging.getLogger("fxdp")
 
 
-def tell_captured(gm: fx.GraphModule) -> None:
+def log_captured(gm: fx.GraphModule) -> None:
     """Tell the joint graph before any pass changes it."""
     _log.info("captured a joint graph of %d nodes", len(gm.graph.nodes))
     if tracing():
         trace_artifact("fxdp_joint_graph", lambda: graph_text(gm, {}))
 
 
-def tell_program(program: Program, sizes: Mapping[str, int]) -> None:
+def log_program(program: Program, sizes: Mapping[str, int]) -> None:
     """Tell what was decided, at the sizes of the call that asked for it; nothing is made for nobody."""
     detailed, traced = _log.isEnabledFor(logging.DEBUG), tracing()
     if not detailed and not traced:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from fxdp.compiler.emit import Lowered, WantedPart, device_of
 from fxdp.compiler.program import Program
 from fxdp.ir.draws import graph_draws
-from fxdp.ir.model_tensors import held, slot_values
+from fxdp.ir.model_tensors import local_of, signature_values
+from fxdp.ir.signature import InputSpec, Parameter
 from fxdp.ir.sizes import evaluate
-from fxdp.ir.slots import Parameter, Slot
 from fxdp.ir.types import local_shape
-from fxdp.pipeline.cut.partition import Part, backward_gives, halves_of
+from fxdp.pipeline.cut.partition import Part, backward_gives, backward_parts
 from fxdp.pipeline.schedule.action import Kind
-from fxdp.pipeline.write.dealt_parameters import ROWS, held_rows
 from fxdp.pipeline.write.events import RECORD, WAIT
-from fxdp.ranks.joined import Joined
+from fxdp.pipeline.write.stage_shards import ROWS, stage_sharded
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.p2p import Transport
 from fxdp.runtime.stage_calls import (
     Code,
@@ -30,7 +30,7 @@ from fxdp.runtime.stage_calls import (
     weight_gradient,
 )
 from fxdp.runtime.streams import Streams
-from fxdp.runtime.template import Template
+from fxdp.runtime.template import CallFrame
 
 _MOST_PARTS = 4096
 """The seeds of one rank's parts come this many before the next rank's: stages, then what ends their steps."""
@@ -41,7 +41,7 @@ _NOTHING: frozenset[int] = frozenset()
 def wanted_parts(
     program: Program, sizes: Mapping[int | None, Mapping[str, int]], batches: tuple[int, ...]
 ) -> list[WantedPart]:
-    """The parts that this pipeline rank runs, for each micro-batch and for the whole batch (None)."""
+    """The parts that this pipeline rank runs, for each micro-batch and for the global batch (None)."""
     cut, rank, count = program.partition, program.mesh.rank, program.options.microbatches
     found = []
     for stage in _own_stages(program):
@@ -65,7 +65,7 @@ def wanted_parts(
 
 def step_modules(
     program: Program,
-    joined: Joined,
+    process_mesh: ProcessMesh,
     module: nn.Module,
     parts: Sequence[tuple[WantedPart, Lowered]],
     sizes: Mapping[str, int],
@@ -74,10 +74,10 @@ def step_modules(
 ) -> dict[str, nn.Module]:
     """The callables of a step by name, from its lowered parts bound to the model's tensors.
 
-    `sizes` are those of the whole batch; `rows` gives the row numbers of padded gathers.
+    `sizes` are those of the global batch; `rows` gives the row numbers of padded gathers.
     """
     cut, device = program.partition, device_of(module, program.mesh)
-    dealt = held_rows(cut, program.mesh.dealing)
+    sharded = stage_sharded(cut, program.mesh.sharding)
     codes: dict[str, dict[int | None, Code]] = {}
     for wanted, lowered in parts:
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
@@ -89,11 +89,11 @@ def step_modules(
     for name, code in codes.items():
         if not name.startswith("stage "):
             made[name.replace(" ", "_")] = once(code[None], streams)
-    if dealt:
-        rows_held = tuple(held(module.get_parameter(slot.name)) for slot in dealt)
-        made[ROWS] = StepModule(lambda: rows_held)
+    if sharded:
+        sharded_here = tuple(local_of(module.get_parameter(spec.name)) for spec in sharded)
+        made[ROWS] = StepModule(lambda: sharded_here)
     made |= {RECORD: StepModule(streams.record), WAIT: StepModule(streams.wait)}
-    return made | _transport_modules(joined, streams)
+    return made | _transport_modules(process_mesh, streams)
 
 
 def _own_stages(program: Program) -> list[int]:
@@ -111,7 +111,7 @@ def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
     """The results of a stage's backward for which earlier stages wait, where it runs in two halves."""
     if Kind.INPUT_GRADIENT not in _kinds(program, stage):
         return None
-    urgent, _ = halves_of(program.partition, stage)
+    urgent, _ = backward_parts(program.partition, stage)
     gives = backward_gives(program.partition.parts[stage])
     return tuple(i for i, name in enumerate(gives) if name in urgent)
 
@@ -119,20 +119,22 @@ def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
 def _code(
     program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
 ) -> Code:
-    values: Mapping[Slot, Tensor] = slot_values(lowered.gm.graph, module, program.captured.constants)
+    values: Mapping[InputSpec, Tensor] = signature_values(
+        lowered.gm.graph, module, program.captured.constants
+    )
     ahead = tuple(c.name for c in wanted.part.reads if not c.backward)
     behind = tuple(c.name for c in wanted.part.reads if c.backward)
-    if wanted.part in program.partition.gathers and held_rows(program.partition, program.mesh.dealing):
+    if wanted.part in program.partition.gathers and stage_sharded(program.partition, program.mesh.sharding):
         # other pipeline ranks hold some of the rows, which the step brings
-        values = {slot: value for slot, value in values.items() if not isinstance(slot, Parameter)}
-        ahead = tuple(slot.name for slot in wanted.part.parameters)
-    template = Template.of(lowered.gm, values)
+        values = {spec: value for spec, value in values.items() if not isinstance(spec, Parameter)}
+        ahead = tuple(spec.name for spec in wanted.part.parameters)
+    template = CallFrame.of(lowered.gm, values)
     numbers = None if template.rows is None else rows()
     seed = None
     if graph_draws(wanted.part.gm.graph):
         seed = program.mesh.rank * _MOST_PARTS + _number(wanted.name)
     template = template.with_numbers(wanted.sizes, numbers)
-    return Code(lowered.halves, template, ahead, behind, seed, wanted.first or ())
+    return Code(lowered.pair, template, ahead, behind, seed, wanted.first or ())
 
 
 def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
@@ -153,13 +155,13 @@ def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.
     return StepModule(lambda: tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype in types))
 
 
-def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]:
-    links, pipeline = joined.links, joined.mesh.pipeline
-    if links is None or pipeline.size == 1:
+def _transport_modules(process_mesh: ProcessMesh, streams: Streams) -> dict[str, nn.Module]:
+    comms, pipeline = process_mesh.comms, process_mesh.mesh.pipeline
+    if comms is None or pipeline.size == 1:
         return {}
-    device = torch.device(joined.mesh.device_type)
-    ranks = [links.ranks[i] for i in pipeline.column]
-    groups = {"forward": links.whole_group, "backward": links.find("backward")}
+    device = torch.device(process_mesh.mesh.device_type)
+    ranks = [comms.ranks[i] for i in pipeline.column]
+    groups = {"forward": comms.world_group, "backward": comms.find("backward")}
     made: dict[str, nn.Module] = {}
     for way, group in groups.items():
         assert group is not None

@@ -1,8 +1,8 @@
-"""`strategy="auto"`: the cheapest lifetimes of whole parameters whose predicted peak fits a rank's memory.
+"""`strategy="auto"`: the cheapest lifetimes of unsharded parameters whose peak fits a rank's memory.
 
-    replicate      all is whole on each rank                                nothing is gathered
+    replicate      all is complete on each rank                                nothing is gathered
     optimizer      parameters are, gradients and state lie in rows          gathered once per step
-    shard          the last layers stay whole for the backward              gathered once per call, those
+    shard          the last layers stay unsharded for the backward      gathered once per call, those
                                                                             before them twice
     shard          nothing stays                                            gathered twice per call
 
@@ -22,7 +22,7 @@ from fxdp.compiler.program import Program
 from fxdp.errors import InputError, MeshError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.row_buckets import gather_starts, parameter_of, whole_values
+from fxdp.ir.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.reports.rows import format_bytes
 
@@ -40,16 +40,16 @@ class Attempt:
     peak: int
     kept: int = 0
     of: int = 0
-    """How many buckets of parameters stay whole for the backward, of how many."""
+    """How many buckets of parameters stays in one piece for the backward, of how many."""
 
     @property
     def words(self) -> str:
-        """`shard, the last 3 of 12 buckets whole until the backward`."""
+        """`shard, the last 3 of 12 buckets entire until the backward`."""
         strategy = self.program.options.strategy
         if not self.kept:
             return strategy
         which = "all" if self.kept == self.of else f"the last {self.kept} of"
-        return f"{strategy}, {which} {self.of} buckets whole until the backward"
+        return f"{strategy}, {which} {self.of} buckets entire until the backward"
 
 
 def legal_strategies(mesh: Mesh, options: Options) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class _Search:
 def _buckets(program: Program) -> list[list[str]]:
     """The parameters of each gather of the forward, in order."""
     starts = gather_starts(program.gm.graph, backward=False)
-    return [[parameter_of(rows).name for rows, _ in whole_values(start)] for start in starts]
+    return [[parameter_of(rows).name for rows, _ in unsharded_parameters(start)] for start in starts]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------
@@ -204,6 +204,6 @@ def _remedies(
     if 0 < parts <= _MOST_PARTS and program.step is None:
         yield f"microbatches={max(parts, 2)}, with which about {format_bytes(moving)} come in so many parts"
     elif limit <= still and program.options.shards and program.mesh.size > 1:
-        dealt = still * program.mesh.size_along(program.mesh.shard_axis)
-        yield f"some {ceil(dealt / limit)} ranks along which parameters are dealt out"
+        sharded = still * program.mesh.size_along(program.mesh.shard_axis)
+        yield f"some {ceil(sharded / limit)} ranks along which parameters are sharded"
     yield "a smaller batch, or more memory"

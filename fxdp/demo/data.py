@@ -55,6 +55,6 @@ class Corpus:
 
 def share(rows: int, rank: int, ranks: int) -> slice:
     """The contiguous rows of one rank; the first ranks have one more where it does not divide."""
-    whole, more = divmod(rows, ranks)
-    start = rank * whole + min(rank, more)
-    return slice(start, start + whole + (rank < more))
+    full, more = divmod(rows, ranks)
+    start = rank * full + min(rank, more)
+    return slice(start, start + full + (rank < more))

@@ -90,7 +90,5 @@ def data_ranks(mesh: str) -> int:
     if axis.strip() != "dp":
         raise MeshError(f"--mesh {mesh}: got axis {axis.strip()!r}, expected dp, as in --mesh dp=2.")
     if not size.strip().isdecimal() or int(size) < 1:
-        raise MeshError(
-            f"--mesh {mesh}: got size {size!r}, expected a whole number of ranks, as in --mesh dp=2."
-        )
+        raise MeshError(f"--mesh {mesh}: got size {size!r}, expected a integers of ranks, as in --mesh dp=2.")
     return int(size)

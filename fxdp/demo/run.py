@@ -1,4 +1,4 @@
-"""The demonstration: one device trains the whole batch, then all ranks train their parts of it."""
+"""The demonstration: one device trains the global batch, then all ranks train their parts of it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def summarize(
     first = format_seconds(curve.steps[0].seconds)
     console.print(f"first step: {first} ({timings_line(plan.timings)})", highlight=False, soft_wrap=True)
     if can_draw():
-        names = ("one device, whole batch", f"fxdp, {count_ranks(ranks)}, a part each")
+        names = ("one device, global batch", f"fxdp, {count_ranks(ranks)}, a part each")
         title = "GPT on pydoc_data.topics"
         draw_curves(
             options.out, names, reference.losses, curve.losses, title, torch.finfo(options.dtype).eps / 4

@@ -1,4 +1,4 @@
-"""`PrivateFolder`: files of this user alone, written whole or not at all, the oldest ones removed.
+"""`PrivateFolder`: files of this user alone, written in full or not at all, the oldest ones removed.
 
 What is read from it may be code, so it is used only if nobody else can write it: it is this user's own and
 neither its group nor others may write, as ssh asks of its keys. It is opened once, and files are named

@@ -4,7 +4,7 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 What is prepared by it is one device's: a loader gives each rank its part of each batch without repeating
-samples, `gather` takes parts of other sizes, and the loss that a model returns is that of the whole batch.
+samples, `gather` takes parts of other sizes, and the loss that a model returns is that of the global batch.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def emptied(batch: Any) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(emptied, batch))
     if isinstance(batch, (list, tuple)):
-        whole = all(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch)
-        return _like(batch, map(emptied, batch) if whole else ())  # (x, y), or a name for each sample
+        full = all(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch)
+        return _like(batch, map(emptied, batch) if full else ())  # (x, y), or a name for each sample
     return batch
 
 

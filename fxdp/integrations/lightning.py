@@ -1,7 +1,7 @@
 """Lightning: `Trainer(strategy=FxdpStrategy())`, and Fabric: `Fabric(strategy=FxdpFabricStrategy())`.
 
-Of a LightningModule each whole step is a program, `training_step` as well as `validation_step`: the loss is
-that of the whole batch on every rank, whatever the parts. What a step logs becomes an output of the program,
+Of a LightningModule each entire step is a program, `training_step` as well as `validation_step`: the loss is
+that of the global batch on every rank, whatever the parts. What a step logs becomes an output of the program,
 and is logged after it. Of a module that Fabric sets up the forward is a program.
 
 Loaders keep their order; batches are cut into the ranks' parts, without repeating samples in the last one.
@@ -54,17 +54,17 @@ class FxdpStrategy(DDPStrategy):
         """Nothing is wrapped."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the whole batch."""
+        """The module's own, of the global batch."""
         with self.precision_plugin.train_step_context():
             return self._step("training_step")(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the whole batch."""
+        """The module's own, of the global batch."""
         with self.precision_plugin.val_step_context():
             return self._step("validation_step")(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the whole batch."""
+        """The module's own, of the global batch."""
         with self.precision_plugin.test_step_context():
             return self._step("test_step")(*args, **kwargs)
 
@@ -128,9 +128,9 @@ class LoggingStep(nn.Module):
         self._own = own
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's step, with the size of the whole batch for what is logged without one."""
+        """The module's step, with the size of the global batch for what is logged without one."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        size = next((t.shape[0] for t in tensors if t.ndim), 1)  # a symbol: that of the whole batch
+        size = next((t.shape[0] for t in tensors if t.ndim), 1)  # a symbol: that of the global batch
         logged: list[Any] = []
 
         def log(name: str, value: Any, *rest: Any, **how: Any) -> None:

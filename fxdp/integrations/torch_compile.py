@@ -26,10 +26,10 @@ from torch import fx
 
 import fxdp
 from fxdp.capture.dynamo.break_report import BreakReport, breaks_in_words
-from fxdp.capture.dynamo.crossing_rows import CrossingRows
-from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, frame_under_way, function_of, title_of
+from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, frame_in_flight, function_of, title_of
 from fxdp.capture.dynamo.dynamo_graph import read_graph
 from fxdp.capture.dynamo.dynamo_inputs import batch_dim
+from fxdp.capture.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
 from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
@@ -52,13 +52,13 @@ def backend(
     """
     try:
         chosen = _chosen(mode, options)
-        frame = frame_under_way(chosen.graph_breaks)
-        return _whole(gm, frame, chosen) if frame.whole else _one_of_several(gm, frame, chosen)
+        frame = frame_in_flight(chosen.graph_breaks)
+        return _full(gm, frame, chosen) if frame.full else _one_of_several(gm, frame, chosen)
     except fxdp.InputError as error:
         return _Refusing(error)
 
 
-def _whole(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
+def _full(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
     """A call that is one graph."""
     prefix = chosen.options.batch_dims
     read = read_graph(gm, frame, lambda given: batch_dim(given, prefix, frame))
@@ -71,7 +71,7 @@ def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOption
 
     Raises
     ------
-    InputError : an option that whole calls have only; a value between graphs that cannot be told.
+    InputError : an option that entire calls have only; a value between graphs that cannot be told.
     """
     chosen.check_parts()
     call, end = outer_call(), graph_end(gm)
@@ -80,7 +80,7 @@ def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOption
             "graph_breaks=True: the call was not made by what torch.compile returns; expected that"
         )
     model = call.model
-    rows = CrossingRows.of(call, chosen.options.batch_dims)
+    rows = GraphBreakInputs.of(call, chosen.options.batch_dims)
     tensors = () if model is None else (*model.named_parameters(), *model.named_buffers())
     read = read_graph(gm, frame, rows.dim, {id(tensor): name for name, tensor in tensors})
     title = title_of(frame) if model is None else type(model).__name__

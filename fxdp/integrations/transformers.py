@@ -4,7 +4,7 @@
     trainer.train()
 
 Left alone, Trainer multiplies a loss by the number of ranks, as DistributedDataParallel divides gradients
-by it. Here the whole of `compute_loss` is a program of the global batch: label smoothing, `compute_loss_func`
+by it. Here all of `compute_loss` is a program of the global batch: label smoothing, `compute_loss_func`
 and losses of subclasses are exact, too. Batches are cut into parts as in `fxdp/integrations/accelerate.py`.
 """
 
@@ -52,7 +52,7 @@ def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
             "it by torchrun --nproc-per-node"
         )
     accelerator = compile_accelerator(found.accelerator, pad=None if pad is None else ((), pad), **options)
-    found.args.average_tokens_across_devices = True  # count the labels of the whole batch
+    found.args.average_tokens_across_devices = True  # count the labels of the global batch
     options |= {"pad": None if pad is None else ((), {"inputs": pad})}
     found.compute_loss = _Losses(found, found.compute_loss, options)
     predict = found.prediction_step
@@ -91,7 +91,7 @@ class LossOfTrainer(nn.Module):
 
 @dataclass
 class _Losses:
-    """`Trainer.compute_loss`, of the whole batch."""
+    """`Trainer.compute_loss`, of the global batch."""
 
     trainer: Any
     compute_loss: Callable[..., Any]

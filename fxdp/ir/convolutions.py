@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graphs import argument
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.metadata import copy_meta, meta
 
 
 def gradients_apart(backward: fx.Node) -> None:
@@ -21,7 +21,7 @@ def gradients_apart(backward: fx.Node) -> None:
         return
     with backward.graph.inserting_after(backward):
         weights = backward.graph.node_copy(backward, lambda n: n)
-    copy_note(backward, weights)
+    copy_meta(backward, weights)
     _only(backward, [True, False, False])
     _only(weights, [False, *mask[1:]])
     for item in list(backward.users):
@@ -32,7 +32,7 @@ def gradients_apart(backward: fx.Node) -> None:
 def _only(convolution: fx.Node, mask: list[Any]) -> None:
     """Let a convolution's backward compute the results of `mask` alone."""
     convolution.args = (*convolution.args[:-1], mask)
-    known = note(convolution)
+    known = meta(convolution)
     if isinstance(known.type, tuple):
         known.type = _kept(known.type, mask)
     if isinstance(known.placement, tuple):

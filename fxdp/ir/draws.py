@@ -8,8 +8,8 @@ A program has no seed of its own: it reads the user's generator, which `torch.ma
       | drawn_seed: one draw per step                        in one state on all ranks
     seed of the step                                           |
       | rank_seed              | part_seed, in stages          | every rank draws the numbers of the
-    generator of a rank      generator of a rank's stage       | whole batch and keeps its part
-      |                      in one micro-batch                | (`ops/whole_draws.py`)
+    generator of a rank      generator of a rank's stage       | global batch and keeps its part
+      |                      in one micro-batch                | (`ops/full_batch_draws.py`)
     dropout                    |                             dropout
                              dropout
 
@@ -135,7 +135,7 @@ class own_generator(kept_random_state):  # noqa: N801
 
 def reseed(seed: int) -> None:
     """Set the seed of the generators that are in use."""
-    # not torch.manual_seed: where CUDA is not in use it would note the seed and the whole stack for later
+    # not torch.manual_seed: where CUDA is not in use it would note the seed and the entire stack for later
     torch.default_generator.manual_seed(seed)
     if _cuda_in_use():
         torch.cuda.manual_seed_all(seed)

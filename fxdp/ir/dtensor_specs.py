@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import REGATHER, Mesh
-from fxdp.ir.notes import note
-from fxdp.ir.placements import Placement, Replicate, Rows, Shard, per_axis
+from fxdp.ir.metadata import meta
+from fxdp.ir.placements import ParamShard, Placement, Replicate, Shard, per_axis
 from fxdp.ir.sizes import B, evaluate
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metadata
@@ -25,7 +25,7 @@ from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metada
 def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) -> fx.GraphModule:
     """A copy of a placed graph for people and tools; the graph that is compiled further stays without specs.
 
-    Its nodes have a `spec` (see `set_specs`); and what `print_readable()` shows, the whole shape and the line
+    Its nodes have a `spec` (see `set_specs`); and what `print_readable()` shows, the full shape and the line
     of the model's code.
     """
     shown = copy_graph(gm)
@@ -34,9 +34,11 @@ def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) ->
         node.meta.pop("val", None)  # of the example that was traced; it would be shown instead
         if (spec := node.meta.get("spec")) is not None and not isinstance(spec, tuple):
             node.meta["tensor_meta"] = tensor_metadata(spec)
-        if (site := note(node).site).file:
+        if (location := meta(node).location).file:
             # in the one form that torch.fx reads
-            node.meta["stack_trace"] = f'File "{site.file}", line {site.line}, in forward\n    {site.code}'
+            node.meta["stack_trace"] = (
+                f'File "{location.file}", line {location.line}, in forward\n    {location.code}'
+            )
     return shown
 
 
@@ -57,10 +59,10 @@ def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     Parameters
     ----------
     mesh : a mesh of data axes only.
-    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the whole tensor.
+    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the full tensor.
         Sizes that only the data decides count as the batch.
     """
-    type_, placement = note(node).type, note(node).placement
+    type_, placement = meta(node).type, meta(node).placement
     if isinstance(type_, tuple) and isinstance(placement, tuple):
         return tuple(_spec(t, p, mesh, sizes) for t, p in zip(type_, placement, strict=True))
     return _spec(type_, placement, mesh, sizes)
@@ -77,7 +79,7 @@ def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int]) -> No
 def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     if not isinstance(type_, TensorType) or placement is None:
         return None
-    if isinstance(placement, Rows) and placement.axis == REGATHER:
+    if isinstance(placement, ParamShard) and placement.axis == REGATHER:
         return None  # DTensor knows no part of an axis
     axes = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     along = per_axis(placement, axes)  # type: ignore[arg-type]
@@ -87,7 +89,7 @@ def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str
 
 
 def _spelled(placement: Placement, sizes: Mapping[str, int]) -> tuple[str, int, int]:
-    if isinstance(placement, Rows):
+    if isinstance(placement, ParamShard):
         return "S", 0, 1
     if isinstance(placement, Shard):
         return "S", placement.dim, evaluate(placement.outer, sizes, unknown=sizes[B.name])

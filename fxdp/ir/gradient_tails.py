@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.graphs import reachable, results_of
-from fxdp.ir.slots import Gradient
+from fxdp.ir.signature import Gradient
 
 
 def deferrable(graph: fx.Graph, *, cut: bool = False) -> set[fx.Node]:
-    """Nodes whose results flow into gradients alone, without another conversion (`cut`: than to parts)."""
-    ends = conversions.CONVERSIONS - (conversions.LOCAL if cut else frozenset())
+    """Nodes whose results flow into gradients alone, without a redistribution (`cut`: but to parts)."""
+    ends = redistributions.REDISTRIBUTIONS - (redistributions.LOCAL if cut else frozenset())
     result = graph.output_node()
-    bad = {value for slot, value in results_of(graph) if not isinstance(slot, Gradient)}
+    bad = {value for spec, value in results_of(graph) if not isinstance(spec, Gradient)}
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node in bad or not node.users:

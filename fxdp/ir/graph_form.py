@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir.notes import layouts, set_layouts
+from fxdp.ir.metadata import layouts, set_layouts
 from fxdp.torch_compat import OpOverload, graph_module
 
 _NAMESPACES = frozenset({"aten", "prims", "fxdp", "_c10d_functional", "c10d_functional"})

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.notes import Note, note
+from fxdp.ir.metadata import Metadata, meta
 from fxdp.ir.placements import per_axis
-from fxdp.ir.slots import (
+from fxdp.ir.signature import (
     Buffer,
     Constant,
-    Crossing,
     Gradient,
     Input,
+    InputSpec,
     Mutation,
     Output,
+    OutputSpec,
     Parameter,
-    ResultSlot,
     Size,
-    Slot,
+    StageValue,
     Tangent,
 )
 from fxdp.ir.types import NodeType, ScalarType, TensorType, dtype_name
@@ -58,7 +58,7 @@ def graph_text(
 
 def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True, exact: bool = False) -> str:
     """One node's line."""
-    known = note(node)
+    known = meta(node)
     if node.op == "output":
         return _output_text(node)
     type_ = "" if known.type is None else f": {type_text(known.type)}"
@@ -66,7 +66,7 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
     comments = [known.cause.text] if known.cause and known.cause.text else []
     comments += [f"skip {known.skip}"] if known.skip else []
     comment = f"  # {'; '.join(comments)}" if causes and comments else ""
-    return f"{binder} = {_call_text(node, known.slot, exact)}{comment}"
+    return f"{binder} = {_call_text(node, known.spec, exact)}{comment}"
 
 
 def type_text(type_: NodeType) -> str:
@@ -81,7 +81,7 @@ def type_text(type_: NodeType) -> str:
     return "none"
 
 
-def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
+def _placement_text(known: Metadata, axes: tuple[str, ...]) -> str:
     """`{stage=0 dp=S(0)}`: what is not decided yet, or belongs to no one stage, is left out."""
     words = [] if known.stage is None else [f"stage={known.stage}"]
     if known.placement is not None:
@@ -90,9 +90,9 @@ def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
     return " {" + " ".join(words) + "}" if words and axes else ""
 
 
-def _call_text(node: fx.Node, slot: Slot | None, exact: bool) -> str:
+def _call_text(node: fx.Node, spec: InputSpec | None, exact: bool) -> str:
     if node.op == "placeholder":
-        return _slot_text(slot)
+        return _spec_text(spec)
     if node.op == "get_attr":
         return f"constant({node.target})"
     arguments = [_argument_text(a, exact) for a in node.args]
@@ -107,8 +107,8 @@ def target_text(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _slot_text(slot: Slot | None) -> str:
-    match slot:
+def _spec_text(spec: InputSpec | None) -> str:
+    match spec:
         case Parameter(name):
             return f"param({name})"
         case Buffer(name):
@@ -121,21 +121,21 @@ def _slot_text(slot: Slot | None) -> str:
             return f"tangent({index})"
         case Size(name):
             return f"size({name})"
-        case Crossing(name):
+        case StageValue(name):
             return f"from({name})"
         case None:
             return "placeholder()"
 
 
-def _result_text(slot: ResultSlot | None) -> str:
-    match slot:
+def _result_text(spec: OutputSpec | None) -> str:
+    match spec:
         case Output(index):
             return f"output {index}"
         case Mutation(of):
-            return f"new {_slot_text(of)}"
+            return f"new {_spec_text(of)}"
         case Gradient(of):
-            return f"gradient {_slot_text(of)}"
-        case Crossing(name):
+            return f"gradient {_spec_text(of)}"
+        case StageValue(name):
             return f"to {name}"
         case None:
             return "saved"
@@ -145,9 +145,9 @@ def _output_text(node: fx.Node) -> str:
     values = node.args[0]
     if not isinstance(values, (tuple, list)):
         return f"return {_argument_text(values)}"
-    slots = note(node).results[: len(values)]
-    slots += (None,) * (len(values) - len(slots))  # a malformed graph must be shown, too
-    shown = (f"{_result_text(s)}={_argument_text(v)}" for s, v in zip(slots, values, strict=True))
+    specs = meta(node).results[: len(values)]
+    specs += (None,) * (len(values) - len(specs))  # a malformed graph must be shown, too
+    shown = (f"{_result_text(s)}={_argument_text(v)}" for s, v in zip(specs, values, strict=True))
     return f"return {', '.join(shown)}"
 
 

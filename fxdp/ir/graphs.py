@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import fx
 
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.metadata import copy_meta, meta
 from fxdp.torch_compat import graph_module
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     for old, new in mapping.items():
         # a note of its own: with the same one, a pass on the copy would change the original
         new.meta.update(old.meta)  # to assign one, torch looks the node up in its table of nodes, twice
-        copy_note(old, new)
+        copy_meta(old, new)
     return graph_module(gm, graph)
 
 
@@ -85,14 +85,14 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
 
 def inputs_of(graph: fx.Graph, kind: type[T]) -> list[tuple[T, fx.Node]]:
     """Pairs of slot and node, of the inputs whose slots are of this kind."""
-    found = ((note(node).slot, node) for node in graph.find_nodes(op="placeholder"))
-    return [(slot, node) for slot, node in found if isinstance(slot, kind)]
+    found = ((meta(node).spec, node) for node in graph.find_nodes(op="placeholder"))
+    return [(spec, node) for spec, node in found if isinstance(spec, kind)]
 
 
 def results_of(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
     """Pairs of result slot and node."""
     output = graph.output_node()
-    return list(zip(note(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
+    return list(zip(meta(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
 
 
 def attribute_of(gm: fx.GraphModule, node: fx.Node) -> Any:

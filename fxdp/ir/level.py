@@ -13,7 +13,7 @@ class Level(enum.IntEnum):
     PLACED = 2
     """Every tensor node has a placement, and the placements of its operands."""
     EXPLICIT = 3
-    """No edge needs a conversion; each collective has one wait; Partial flows through linear ops only."""
+    """No edge needs a redistribution; each collective has one wait; Partial flows through linear ops only."""
     LOCAL = 4
     """Sizes are this rank's, made from the program's size slots; no captured SymInt is left."""
     STAGED = 5

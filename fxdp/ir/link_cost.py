@@ -56,8 +56,8 @@ class LinkCost:
 def in_memory(total: int) -> int:
     """Bytes of a bucket of gradients, of `total`, where ranks sum through memory.
 
-    A compiled backward makes a bucket whole when its first gradient is there: when most activations are, too.
-    So it has half of all gradients at most, where that is worth a sum more.
+    A compiled backward makes a bucket entire when its first gradient is there: when most activations are,
+    too. So it has half of all gradients at most, where that is worth a sum more.
     """
     return min(IN_MEMORY, max(_HALF, -(-total // 2)))
 
@@ -70,7 +70,7 @@ def bucket_of(total: int, given: int | None, link: LinkCost | None, largest: int
 
 
 def few_runs(sizes: Sequence[int], bucket: int) -> list[slice]:
-    """Cut a row of things that stay whole into runs for a bucket each, no more than `ceil(sum / bucket)`.
+    """Cut a row of things into runs for a bucket each, at most `ceil(sum / bucket)`, without splitting one.
 
     A run has `bucket` bytes at most, or the least more with which there are so few: less than twice as many.
     A larger thing has a run of its own.

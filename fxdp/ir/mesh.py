@@ -4,8 +4,8 @@ r"""The mesh as passes, plans and the oracle see it: axes, sizes, a rank's place
       0        0   1   2                    all of them, the first axis slowest
       1        3   4   5        column      of rank 4: (1, 4), those that have its data
 
-Nothing here talks to a rank, so a mesh of any size is a value that a plan can be made for; `Joined` in
-`ranks/joined.py` is a mesh whose ranks are there.
+Nothing here talks to a rank, so a mesh of any size is a value that a plan can be made for; `ProcessMesh` in
+`ranks/process_mesh.py` is a mesh whose ranks are there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fxdp.ir.link_cost import LinkCost
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
-"""Beside the axis along which sharded parameters are dealt out: the one along which ranks hold equal rows."""
+"""Beside the axis along which sharded parameters are sharded: the one along which ranks hold equal rows."""
 REGATHER = "regather"
-"""No axis of a mesh, but a part of the one along which parameters are dealt out: neighbours among which a
+"""No axis of a mesh, but a part of the one along which parameters are sharded: neighbours among which a
 backward gathers what the forward has left there.
 
     dp_shard    0 1 2 3 4 5      gathered in the forward
-    regather    0 1 2|3 4 5      each three keep a whole value between them, which the backward gathers
+    regather    0 1 2|3 4 5      each three keep a full value between them, which the backward gathers
 """
 _PIPELINE = "pp"
 _MOST_RANKS = 1 << 20
@@ -102,7 +102,7 @@ class Mesh:
     host_sums: bool = False
     link: LinkCost | None = None
     alike: bool = True
-    regathers: int = 0
+    post_forward_size: int = 0
 
     @property
     def size(self) -> int:
@@ -111,7 +111,7 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        """The number of ranks of the whole mesh."""
+        """The number of ranks of the entire mesh."""
         return self.size * self.pipeline.size
 
     @property
@@ -135,13 +135,13 @@ class Mesh:
     def size_along(self, axis: str | None) -> int:
         """The number of ranks along a data axis; along all of them for None."""
         if axis == REGATHER:
-            return self.regathers
+            return self.post_forward_size
         return self.size if axis is None else self.shape[axis]
 
     def place_along(self, axis: str | None) -> int:
         """This rank's index along a data axis; along all of them for None."""
         if axis == REGATHER:
-            return self.place_along(self.shard_axis) % self.regathers
+            return self.place_along(self.shard_axis) % self.post_forward_size
         return self.rank if axis is None else self.coordinates[axis]
 
     def group(self, purpose: Purpose = "data", axis: str | None = None) -> str:
@@ -156,12 +156,12 @@ class Mesh:
 
     @property
     def shard_axis(self) -> str | None:
-        """Along which data axis sharded parameters are dealt out; None: along the only one there is."""
+        """Along which data axis sharded parameters are sharded; None: along the only one there is."""
         return SHARD if {REPLICATE, SHARD} <= set(self.axes) else None
 
     @property
-    def dealing(self) -> tuple[tuple[int, int], ...]:
-        """How rows of parameters are dealt out: over how many ranks, and to which of them this one is.
+    def sharding(self) -> tuple[tuple[int, int], ...]:
+        """How rows of parameters are sharded: over how many ranks, and to which of them this one is.
 
         Along the data axis, and what a data rank has once more along its pipeline.
         """
@@ -178,7 +178,7 @@ class Mesh:
         if axis is None:
             return (tuple(range(self.size)),)
         if axis == REGATHER:
-            each = self.regathers
+            each = self.post_forward_size
             return tuple(
                 all_of[first : first + each]
                 for all_of in self.along(self.shard_axis)

@@ -162,7 +162,7 @@ def mixes(target: Any) -> bool:
 
 
 def reads_shape_alone(target: Any) -> bool:
-    """Whether values of the first operand are not read: of a partial one each rank has the whole shape."""
+    """Whether only the shape of the first operand is read, which each rank knows of a partial value, too."""
     return _has(target, _SHAPE)
 
 

@@ -5,7 +5,7 @@
     %b [4]    --reshape--> [4] --'                                        '--slice--view--> [4]
 
 One message costs its latency once. The nodes are written at the graph's insertion point, with the notes that
-passes and the verifier ask for: terms of a sum before the reduction, whole values after it.
+passes and the verifier ask for: terms of a sum before the reduction, full values after it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.notes import Cause, note, tensor_operands, tensor_type
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import Cause, meta, tensor_operands, tensor_type
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import aten
@@ -60,14 +60,14 @@ class Packing:
 
     def reduce(self, packed: fx.Node, cause: Cause) -> fx.Node:
         """Start the sum over the ranks."""
-        made = self._add(conversions.all_reduce, (packed, "sum"), tensor_type(packed), R, (P,))
+        made = self._add(redistributions.all_reduce, (packed, "sum"), tensor_type(packed), R, (P,))
         made.kwargs = {} if self.axis is None else {"axis": self.axis}
-        note(made).cause = cause
+        meta(made).cause = cause
         return made
 
     def wait(self, pending: fx.Node) -> fx.Node:
         """Its result."""
-        return self._add(conversions.wait, (pending,), tensor_type(pending), R)
+        return self._add(redistributions.wait, (pending,), tensor_type(pending), R)
 
     def shaped(self, flat: fx.Node, type_: TensorType) -> fx.Node:
         """A flat result in its own shape."""
@@ -94,15 +94,15 @@ def placed_call(
 ) -> fx.Node:  # fmt: skip
     """A node with its note; its operands are where its result is, if not said otherwise."""
     made = graph.call_function(target, args)
-    known = note(made)
+    known = meta(made)
     known.type, known.placement, known.backward, known.reason = type_, placement, backward, reason
     known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
     return made
 
 
 def _side(flat: fx.Node) -> Placement:
-    """Terms before the sum, whole values after it."""
-    return R if note(flat).placement == R else P
+    """Terms before the sum, full values after it."""
+    return R if meta(flat).placement == R else P
 
 
 def elements(type_: TensorType) -> int:

@@ -1,4 +1,4 @@
-"""Where a global tensor lives: `R`, `P(sum)` or `S(dim, outer)` along the one logical batch axis, or `Rows`.
+"""Where a global tensor lives: `R`, `P(sum)` or `S(dim, outer)` along the batch axis, or `ParamShard`.
 
 All data axes of the mesh (and, later, micro-batches) split the same logical axis, so one placement
 per tensor is enough; `to_dtensor` spells it in DTensor's words for a real mesh.
@@ -7,8 +7,8 @@ per tensor is enough; `to_dtensor` spells it in DTensor's words for a real mesh.
 holds its contiguous range of the batch factor for every outer index. `(T, B, H).view(T*B, H)` is
 `S(0, T)` and `cat([z1, z2])` of two `S(0)` is `S(0, 2)`, both without communication.
 
-`Rows` has nothing to do with the batch: it is how a sharded parameter lies between its uses, the same at each
-call, and DTensor's own `Shard(0)`.
+`ParamShard` has nothing to do with the batch: it is how a sharded parameter lies between its uses, the same
+at each call, and DTensor's own `Shard(0)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Dim: TypeAlias = "int | sympy.Expr"
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank holds the whole, equal value."""
+    """Every rank holds the full, equal value."""
 
     def __str__(self) -> str:
         return "R"
@@ -56,10 +56,10 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ParamShard:
     """Every rank holds its rows of dim 0, `ceil(rows / ranks)` each, the last ranks fewer or none.
 
-    `axis`: the data axis along which the rows are dealt out, where the mesh has another one; ranks along that
+    `axis`: the data axis along which the rows are sharded, where the mesh has another one; ranks along that
     hold equal rows. `terms`: they hold terms of a sum there, which is still to be made.
     """
 
@@ -67,31 +67,33 @@ class Rows:
     terms: bool = False
 
     def __str__(self) -> str:
-        return "Rows" if self.axis is None else f"Rows({self.axis})"
+        return "ParamShard" if self.axis is None else f"Rows({self.axis})"
 
 
-Placement: TypeAlias = Replicate | Partial | Shard | Rows
+Placement: TypeAlias = Replicate | Partial | Shard | ParamShard
 
 
 def per_axis(placement: Placement | None, axes: Sequence[str]) -> dict[str, Placement | None]:
     """The placement along each data axis of a mesh.
 
-    The same along all, as they split the one batch axis; rows are dealt out along one axis alone, and those
+    The same along all, as they split the one batch axis; rows are sharded along one axis alone, and those
     among neighbours along no axis of the mesh.
     """
-    if isinstance(placement, Rows) and placement.axis in axes:
-        return {axis: Rows() if axis == placement.axis else P if placement.terms else R for axis in axes}
+    if isinstance(placement, ParamShard) and placement.axis in axes:
+        return {
+            axis: ParamShard() if axis == placement.axis else P if placement.terms else R for axis in axes
+        }
     return dict.fromkeys(axes, placement)
 
 
-def rows_axis(placement: Placement) -> str | None:
-    """Along which of several axes the rows of `Rows` are dealt out; None of other placements."""
-    return placement.axis if isinstance(placement, Rows) else None
+def sharded_axis(placement: Placement) -> str | None:
+    """Along which of several axes the rows of `ParamShard` are sharded; None of other placements."""
+    return placement.axis if isinstance(placement, ParamShard) else None
 
 
 def has_terms(placement: Placement) -> bool:
-    """Whether a placement is `Rows` of terms of a sum."""
-    return isinstance(placement, Rows) and placement.terms
+    """Whether a placement is `ParamShard` of terms of a sum."""
+    return isinstance(placement, ParamShard) and placement.terms
 
 
 R = Replicate()

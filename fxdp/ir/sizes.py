@@ -81,9 +81,7 @@ def evaluate(size: Dim, values: Mapping[str, int], *, unknown: int | None = None
     return size if isinstance(size, int) else int(number(size, values, unknown=unknown))
 
 
-def number(
-    expr: sympy.Basic, values: Mapping[str, Any], *, unknown: int | None = None
-) -> int | float | bool:
+def number(expr: sympy.Basic, values: Mapping[str, Any], *, unknown: int | None = None) -> int | float | bool:
     """The value of any expression, as the Python number that it is; else as `evaluate`."""
     found = [values[s.name] if unknown is None else values.get(s.name, unknown) for s in symbols_of(expr)]
     return _substituted(expr, *found)

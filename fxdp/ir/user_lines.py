@@ -15,7 +15,7 @@ from types import CodeType, TracebackType
 
 from torch import fx
 
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
 
 _GENERATED = "<eval_with_key>"
 _INDUCTOR = "torchinductor_"  # the folder to which Inductor writes its code
@@ -51,16 +51,16 @@ def _in_the_model(frame: TracebackType) -> TracebackType | None:
     node = next((node for node in module.graph.nodes if node.name == name), None)
     if node is None:
         return None
-    known = note(node)
-    return _raised_at(known.site if known.site.file or known.cause is None else known.cause.site)
+    known = meta(node)
+    return _raised_at(known.location if known.location.file or known.cause is None else known.cause.location)
 
 
-def _raised_at(site: Site) -> TracebackType | None:
+def _raised_at(location: Location) -> TracebackType | None:
     """A traceback of one frame, at a line of a file."""
-    if site.line < 1:
+    if location.line < 1:
         return None
-    code: CodeType = compile("raise Exception", site.file, "exec")
-    code = code.replace(co_name="forward", co_qualname="forward", co_firstlineno=site.line)
+    code: CodeType = compile("raise Exception", location.file, "exec")
+    code = code.replace(co_name="forward", co_qualname="forward", co_firstlineno=location.line)
     try:
         exec(code, {"__name__": "model"})
     except Exception as raised:

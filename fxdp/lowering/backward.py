@@ -28,7 +28,7 @@ from torch import Tensor, fx
 
 from fxdp.ir.convolutions import gradients_apart
 from fxdp.ir.graphs import ancestors, copy_graph, subgraph
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import aten, graph_module, sizes_behind
@@ -101,7 +101,7 @@ def _type(node: fx.Node) -> object:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
-    known = note(node).type
+    known = meta(node).type
     return known if isinstance(known, TensorType) else node
 
 

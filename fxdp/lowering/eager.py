@@ -11,17 +11,17 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graphs import ancestors, results_of, subgraph
-from fxdp.ir.notes import note, tensor_type
-from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
+from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.signature import Gradient, Mutation, Output, StageValue, Tangent
 from fxdp.lowering.backward import usual_zeros
-from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.forward_backward_pair import Boxed, ForwardBackward
 from fxdp.lowering.op_by_op import op_by_op
 from fxdp.torch_compat import aten, graph_module
 
 
 def lower_eager(
     gm: fx.GraphModule, zero: frozenset[int] | None = None, summed: tuple[int, ...] = ()
-) -> Halves:
+) -> ForwardBackward:
     """The two halves of an emitted program, as generated Python code over aten ops.
 
     `zero` are the tangents for whose absence a backward is made at once; default: those that a training loop
@@ -33,10 +33,10 @@ def lower_eager(
     backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     order = tuple(range(len(saved)))
-    halves = Halves(_code(forward), outputs, forward, backward, order, len(tangents), _code, summed)
-    if halves.trains:
-        halves.backward(usual_zeros(tangents) if zero is None else zero)
-    return halves
+    pair = ForwardBackward(_code(forward), outputs, forward, backward, order, len(tangents), _code, summed)
+    if pair.trains:
+        pair.backward(usual_zeros(tangents) if zero is None else zero)
+    return pair
 
 
 def _code(gm: fx.GraphModule, half: bool = False) -> Boxed:
@@ -55,7 +55,7 @@ def backward_results(graph: fx.Graph) -> list[fx.Node | None]:
     crossing: list[fx.Node | None] = [n for s, n in found if _crosses(s, backward=True)]
     if not gradients:
         return crossing
-    return [*(gradients.get(note(n).slot) for n in forward_inputs(graph)), *crossing]  # type: ignore[arg-type]
+    return [*(gradients.get(meta(n).spec) for n in forward_inputs(graph)), *crossing]  # type: ignore[arg-type]
 
 
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
@@ -69,12 +69,12 @@ def backward_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _comes_later(node: fx.Node) -> bool:
-    slot = note(node).slot
-    return isinstance(slot, Tangent) or _crosses(slot, backward=True)
+    spec = meta(node).spec
+    return isinstance(spec, Tangent) or _crosses(spec, backward=True)
 
 
-def _crosses(slot: object, *, backward: bool) -> bool:
-    return isinstance(slot, Crossing) and slot.backward is backward
+def _crosses(spec: object, *, backward: bool) -> bool:
+    return isinstance(spec, StageValue) and spec.backward is backward
 
 
 def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -85,7 +85,7 @@ def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         # what the forward hands out is the forward's, whatever the capture called it
         reads_later = any(a in later for a in node.all_input_nodes)
-        called_backward = note(node).backward and node.op == "call_function" and node not in needed
+        called_backward = meta(node).backward and node.op == "call_function" and node not in needed
         if _comes_later(node) or reads_later or called_backward:
             later.add(node)
     return {n for n in graph.nodes if n not in later and n.op != "output"}
@@ -124,11 +124,11 @@ def _keeps(node: fx.Node) -> bool:
 
 def _write_back(graph: fx.Graph, mutations: list[tuple[Any, fx.Node]], kept: list[fx.Node]) -> list[fx.Node]:
     """Copy new values into buffers and inputs, after saving the old values that the backward reads."""
-    targets = {note(n).slot: n for n in graph.nodes if n.op == "placeholder"}
-    written = {targets[slot] for slot, _ in mutations}
+    targets = {meta(n).spec: n for n in graph.nodes if n.op == "placeholder"}
+    written = {targets[spec] for spec, _ in mutations}
     kept = [graph.call_function(aten.clone.default, (n,)) if n in written else n for n in kept]
-    for slot, value in mutations:
-        graph.call_function(aten.copy_.default, (targets[slot], value))
+    for spec, value in mutations:
+        graph.call_function(aten.copy_.default, (targets[spec], value))
     return kept
 
 

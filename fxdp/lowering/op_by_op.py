@@ -11,7 +11,7 @@ from torch import fx
 
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import start_sum
-from fxdp.lowering.halves import Boxed
+from fxdp.lowering.forward_backward_pair import Boxed
 from fxdp.lowering.plain_calls import call_plainly
 from fxdp.torch_compat import aten, boxed_code, graph_module
 
@@ -60,9 +60,9 @@ def split_at_once(graph: fx.Graph) -> None:
     before: `%a = slice(%sums, 0, 0, 4)`, `%b = slice(%sums, 0, 4, 6)`
     after:  `%parts = tensor_split(%sums, [4, 6])`, `%a = %parts[0]`, `%b = %parts[1]`
     """
-    wholes = dict.fromkeys(part.args[0] for part in graph.find_nodes(op="call_function", target=_SLICE))
-    for whole in wholes:
-        parts = [user for user in whole.users if user.target is _SLICE]
+    fulls = dict.fromkeys(part.args[0] for part in graph.find_nodes(op="call_function", target=_SLICE))
+    for full in fulls:
+        parts = [user for user in full.users if user.target is _SLICE]
         ends = [part.args[3] for part in parts if len(part.args) == 4]
         # an open end is the largest number there is, and so the last: then the part goes on to the end
         if len(parts) < 2 or not all(type(end) is int and end >= 0 for end in ends):
@@ -70,7 +70,7 @@ def split_at_once(graph: fx.Graph) -> None:
         if [part.args[1:] for part in parts] != [(0, start, end) for start, end in pairwise([0, *ends])]:
             continue
         with graph.inserting_before(parts[0]):
-            split = graph.call_function(torch.tensor_split, (whole, ends))
+            split = graph.call_function(torch.tensor_split, (full, ends))
         for place, part in enumerate(parts):
             with graph.inserting_before(part):
                 part.replace_all_uses_with(graph.call_function(getitem, (split, place)))

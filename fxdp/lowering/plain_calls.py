@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.aligned_bias import attend, attend_backward
 from fxdp.ir.ops.empty_parts import UNWARNED
@@ -79,7 +79,7 @@ def _plain(node: fx.Node) -> Any:
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    if isinstance(note(node).type, TensorType):
+    if isinstance(meta(node).type, TensorType):
         return True
     if node.op == "placeholder":
         return isinstance(node.meta.get("val"), Tensor)

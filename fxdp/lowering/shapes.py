@@ -51,8 +51,8 @@ class Shapes:
             taken.add(found)
             return found
 
-        whole, largest = (self.sizes.get(name, 0) for name in ("B", "b_max"))
-        batch = {"b": free(max(largest, 2)), "offset": free(max(whole - largest, 2))}
+        full, largest = (self.sizes.get(name, 0) for name in ("B", "b_max"))
+        batch = {"b": free(max(largest, 2)), "offset": free(max(full - largest, 2))}
         batch["b_max"] = free(batch["b"] + 2)
-        batch["B"] = free(max(whole, batch["b_max"] + batch["offset"] + 2))
+        batch["B"] = free(max(full, batch["b_max"] + batch["offset"] + 2))
         return hints | {name: batch[name] for name in hints if name in batch}

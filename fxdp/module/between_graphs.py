@@ -1,8 +1,9 @@
 """What one graph of a call does for the others where torch breaks the call into several.
 
     graph 1  --  h, this rank's rows  -->  Python  -->  graph 2    gradients of the global loss, as between
-                                                                   compiled modules: runtime/chains.py
-    graph 1  --  scale, whole         -->  Python  -->  graph 2    Python may have used it on this rank's
+                                                                   compiled modules:
+                                                                   runtime/chained_modules.py
+    graph 1  --  scale, entire         -->  Python  -->  graph 2    Python may have used it on this rank's
                                                                    rows: its gradient is the ranks' mean
 
 Python between graphs must read no parameters, whose gradients nobody would sum over the ranks. That is seen
@@ -23,20 +24,20 @@ from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import OutputLeaf
 from fxdp.capture.dynamo.break_report import BreakReport
-from fxdp.capture.dynamo.crossing_rows import Lies, lies_of, note_lies
+from fxdp.capture.dynamo.graph_break_inputs import KnownPlacement, placements_of_tensor, record_placements
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, StateError
 from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.metadata import meta, tensor_type
 from fxdp.ir.ops.collectives import finish, start_all_reduce
 from fxdp.ir.placements import Shard
+from fxdp.ir.signature import Output
 from fxdp.ir.sizes import LOCAL, B
-from fxdp.ir.slots import Output
+from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.compiled import CompiledModule
-from fxdp.module.served import Served
 from fxdp.ranks.failure import guard
-from fxdp.ranks.joined import Joined
-from fxdp.runtime.chains import parameters_behind
+from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.runtime.chained_modules import parameters_behind
 
 _log = logging.getLogger("fxdp")
 _WATCHED = "_fxdp_watched"
@@ -52,8 +53,8 @@ class BetweenGraphs:
     passed: frozenset[str]
     """The inputs that are no arguments of the call."""
     model: weakref.ref[nn.Module] | None
-    _served: Served | None = None
-    _lies: tuple[Lies | None, ...] = ()
+    _cache_entry: CacheEntry | None = None
+    _lies: tuple[KnownPlacement | None, ...] = ()
     _ran: bool = False
 
     def prepare(self, compiled: CompiledModule, tensors: Mapping[str, Tensor]) -> None:
@@ -63,13 +64,13 @@ class BetweenGraphs:
         ------
         InputError : a mesh with stages.
         """
-        joined = compiled._joined
-        if joined.mesh.pipeline.size > 1:
+        process_mesh = compiled._process_mesh
+        if process_mesh.mesh.pipeline.size > 1:
             raise InputError(
                 "graph_breaks=True with a mesh axis pp: stages run the backward inside of one call, which "
                 "has the loss; expected a mesh of data axes, or fullgraph=True"
             )
-        if joined.mesh.world == 1:
+        if process_mesh.mesh.world == 1:
             return
         for name, tensor in tensors.items():
             _watch_of(tensor, name).read = True
@@ -92,8 +93,8 @@ class BetweenGraphs:
         if compiled._calls == 1:  # after the first step parameters tell whose gradients were not summed
             compiled._replicas.ask(now=True)
         for name in self.passed:
-            lies = lies_of(inputs[name])
-            if lies is not None and lies != Lies(dims[name]):
+            lies = placements_of_tensor(inputs[name])
+            if lies is not None and lies != KnownPlacement(dims[name]):
                 raise InputError(
                     f"{name} came from another graph than when torch.compile traced what follows, and lies "
                     "otherwise on the ranks; expected the same of both ways through the model's code"
@@ -105,50 +106,50 @@ class BetweenGraphs:
     def leave(self, compiled: CompiledModule, outputs: Sequence[Any]) -> list[Any]:
         """What the graph returns, for the graphs after it."""
         first, self._ran = not self._ran, True
-        joined, served = compiled._joined, compiled._served
-        assert served is not None
+        process_mesh, cache_entry = compiled._process_mesh, compiled._cache_entry
+        assert cache_entry is not None
         if self.last:
             self._tell(compiled)
             return list(outputs)
-        if served is not self._served:
-            self._served, self._lies = served, output_lies(served.program)
+        if cache_entry is not self._cache_entry:
+            self._cache_entry, self._lies = cache_entry, output_placements(cache_entry.program)
         pairs = zip(outputs, self._lies, strict=True)
-        values = [self._left(value, lies, joined) for value, lies in pairs]
+        values = [self._left(value, lies, process_mesh) for value, lies in pairs]
         differentiable = (v for v in values if isinstance(v, Tensor) and v.requires_grad)
         if first and (value := next(differentiable, None)) is not None:
             # nobody says when a call ends that Python ends; when its backward begins all its graphs are known
             value.register_hook(lambda _: self._tell(compiled))  # type: ignore[no-untyped-call]
         return values
 
-    def _left(self, value: Any, lies: Lies | None, joined: Joined) -> Any:
+    def _left(self, value: Any, lies: KnownPlacement | None, process_mesh: ProcessMesh) -> Any:
         if lies is None or not isinstance(value, Tensor):
             return value
-        if lies.dim is None and value.requires_grad and joined.mesh.world > 1:
-            value = _MeanGradient.apply(value, joined)  # type: ignore[no-untyped-call]
-        note_lies(value, lies)
+        if lies.dim is None and value.requires_grad and process_mesh.mesh.world > 1:
+            value = _MeanGradient.apply(value, process_mesh)  # type: ignore[no-untyped-call]
+        record_placements(value, lies)
         return value
 
     def _tell(self, compiled: CompiledModule) -> None:
         news = self.report.news() if self.report.told < len(self.report.graphs) else ""
-        if news and compiled._joined.index == 0:  # it is the same on all ranks
+        if news and compiled._process_mesh.index == 0:  # it is the same on all ranks
             _log.warning(news)
 
 
-def output_lies(program: Program) -> tuple[Lies | None, ...]:
+def output_placements(program: Program) -> tuple[KnownPlacement | None, ...]:
     """How each leaf of what a program returns lies; None for what is no tensor."""
     pairs, alone = results_of(program.gm.graph), program.mesh.size == 1
-    found = {slot.index: _lies(node, alone) for slot, node in pairs if isinstance(slot, Output)}
+    found = {spec.index: _lies(node, alone) for spec, node in pairs if isinstance(spec, Output)}
     leaves = program.captured.leaves
     return tuple(found[leaf.index] if isinstance(leaf, OutputLeaf) else None for leaf in leaves)
 
 
-def _lies(node: fx.Node, alone: bool) -> Lies:
-    placement, shape = note(node).placement, tensor_type(node).shape
+def _lies(node: fx.Node, alone: bool) -> KnownPlacement:
+    placement, shape = meta(node).placement, tensor_type(node).shape
     if alone:  # nothing is split, but torch must not make a constant of the batch size
-        return Lies(next((dim for dim, size in enumerate(shape) if size in (B, LOCAL)), None))
+        return KnownPlacement(next((dim for dim, size in enumerate(shape) if size in (B, LOCAL)), None))
     if not isinstance(placement, Shard):
-        return Lies(None)
-    return Lies(placement.dim, placement.outer != 1 or shape[placement.dim] not in (B, LOCAL))
+        return KnownPlacement(None)
+    return KnownPlacement(placement.dim, placement.outer != 1 or shape[placement.dim] not in (B, LOCAL))
 
 
 def _used(name: str, parameter: nn.Parameter) -> str:
@@ -195,21 +196,21 @@ def _watch_of(parameter: Tensor, name: str) -> _Watched:
 
 
 class _MeanGradient(torch.autograd.Function):
-    """The same tensor, whole on each rank; its gradient is the mean of the ranks' own.
+    """The same tensor, full on each rank; its gradient is the mean of the ranks' own.
 
     A graph that reads it gives the same gradient on all ranks, and the mean is that. What Python makes of it
-    and this rank's rows gets a gradient times the ranks where it enters a graph (`runtime/chains.py`), and
-    the mean is the sum over all rows.
+    and this rank's rows gets a gradient times the ranks where it enters a graph
+    (`runtime/chained_modules.py`), and the mean is the sum over all rows.
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, joined: Joined) -> Tensor:
-        ctx.joined = joined
+    def forward(ctx: Any, value: Tensor, process_mesh: ProcessMesh) -> Tensor:
+        ctx.process_mesh = process_mesh
         return value.clone()  # no view, into which Python between graphs could not write
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        joined: Joined = ctx.joined
-        with guard(joined):
-            total = finish(start_all_reduce(gradient.contiguous(), "sum", joined.mesh.group()))
-        return total / joined.mesh.size, None
+        process_mesh: ProcessMesh = ctx.process_mesh
+        with guard(process_mesh):
+            total = finish(start_all_reduce(gradient.contiguous(), "sum", process_mesh.mesh.group()))
+        return total / process_mesh.mesh.size, None

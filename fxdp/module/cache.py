@@ -18,7 +18,7 @@ V = TypeVar("V")
 _KINDS = 64  # kinds whose programs are kept
 
 
-class Recent(Generic[K, V]):
+class LRU(Generic[K, V]):
     """At most `limit` entries; a new one takes the place of that which was not used for longest.
 
     Ranks that look up and store the same keys in the same order keep the same entries.
@@ -56,7 +56,7 @@ class Kinds(Generic[V]):
     """The kinds that were called last; all ranks keep the same ones, as they make the same calls."""
 
     def __init__(self) -> None:
-        self._kinds: Recent[ProgramKey, V] = Recent(_KINDS)
+        self._kinds: LRU[ProgramKey, V] = LRU(_KINDS)
 
     def __iter__(self) -> Iterator[V]:
         """The least recently called first."""

@@ -73,7 +73,7 @@ class Call:
     def numbers(self) -> tuple[tuple[str, Any], ...]:
         """The numbers that are inputs, by what errors call them."""
         inputs = self.inputs
-        return tuple((inputs.names[i], inputs.leaves[i]) for i in inputs.lifted) + tuple(
+        return tuple((inputs.names[i], inputs.leaves[i]) for i in inputs.dynamic_inputs) + tuple(
             (attribute.name, attribute.value) for attribute in inputs.attributes
         )
 
@@ -97,7 +97,7 @@ def request_of(
     couple: bool = True,
     dynamic: bool = False,
     hint: int | None = None,
-    ways: tuple[bool, ...] = (),
+    branches: tuple[bool, ...] = (),
 ) -> Request:
     """What is captured for a call; of a program that is `cut` the loss alone can be differentiated.
 
@@ -106,7 +106,7 @@ def request_of(
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
     loss_fn = None if _wants_output(module, inputs) else options.loss_fn
     draws, precision = options.single_device_rng, options.precision
-    taken = None if cut else ways
+    taken = None if cut else branches
     return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision, taken)
 
 

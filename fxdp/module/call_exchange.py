@@ -11,7 +11,7 @@ from fxdp.capture.inputs import Inputs
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.mesh import Mesh
-from fxdp.module.cache import Recent
+from fxdp.module.cache import LRU
 from fxdp.module.call import Call, call_lines
 from fxdp.module.input_agreement import drawing_apart, drawing_strided, generator_state
 from fxdp.module.padding import common_lengths, padded, spread_pad
@@ -20,9 +20,9 @@ from fxdp.module.values import digest_of
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.failure import everywhere, refusing
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import apart, check_order
-from fxdp.runtime.whole_values import WholeValues
+from fxdp.runtime.unsharded_parameters import UnshardedParameters
 
 _CALLS = 1024
 """Kinds and sizes of calls that are remembered as equal on all ranks."""
@@ -48,16 +48,18 @@ class CallExchanged(NamedTuple):
 class CallExchange:
     """Exchanges what the ranks pass; with `uneven=False` only until their sizes were found equal."""
 
-    def __init__(self, joined: Joined, options: Options, reader: CallReader, whole: WholeValues) -> None:
-        self._joined = joined
-        self._mesh = joined.mesh
-        self._uneven, self._whole_draws = options.uneven, options.single_device_rng
+    def __init__(
+        self, process_mesh: ProcessMesh, options: Options, reader: CallReader, full: UnshardedParameters
+    ) -> None:
+        self._process_mesh = process_mesh
+        self._mesh = process_mesh.mesh
+        self._uneven, self._full_batch_draws = options.uneven, options.single_device_rng
         # a rank that alone knows of rows that changed must be able to say so at any call
-        self._spared = not options.uneven and not options.may_keep_whole
+        self._spared = not options.uneven and not options.may_keep_unsharded
         self._pad = options.pad
-        self._reader, self._whole = reader, whole
-        self._agreement = Agreement(joined)
-        self._even: Recent[Any, bool] = Recent(_CALLS)
+        self._reader, self._full = reader, full
+        self._agreement = Agreement(process_mesh)
+        self._even: LRU[Any, bool] = LRU(_CALLS)
 
     def refusing(self) -> AbstractContextManager[None]:
         """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
@@ -65,35 +67,35 @@ class CallExchange:
         Then they may have begun the step, and an error of this rank must end it.
         """
         certain = not self._spared or not len(self._even)
-        return refusing(self._joined) if certain else nullcontext()
+        return refusing(self._process_mesh) if certain else nullcontext()
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """What all ranks pass; they must make the same kind of call.
 
         `asks` says whether this rank asks to compare replicas, `due` whether all ranks do at this call. Where
-        rows have changed on any rank, all let go of whole values.
+        rows have changed on any rank, all let go of full values.
         """
         if self._mesh.world == 1:
             return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
         key = (call.kind, call.dims, call.batch, call.numbers)
         if self._spared and not due and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
-        links = self._joined.links
-        order = 0 if links is None else links.history.order
-        state = generator_state(self._mesh.device_type) if self._whole_draws else 0
+        comms = self._process_mesh.comms
+        order = 0 if comms is None else comms.sequence_log.order
+        state = generator_state(self._mesh.device_type) if self._full_batch_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        flags = int(asks), int(self._whole.changed())
+        flags = int(asks), int(self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
         own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, *flags)
         try:
             found = self._agreement.columns(own)
         except ValueError:  # as many integers as of a backward
-            raise apart(self._joined) from None
+            raise apart(self._process_mesh) from None
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
-            check_order(self._joined)
+            check_order(self._process_mesh)
         if not (found.same(1) and found.same(5)):
-            agree(self._joined, call_lines(call), "calls")
+            agree(self._process_mesh, call_lines(call), "calls")
         batches = _nonempty(_batches(self._mesh, found[0]))
         if not self._uneven:
             if len(set(batches)) > 1:
@@ -102,14 +104,14 @@ class CallExchange:
                 )
             self._even[key] = True
         if found.any(8):
-            self._whole.drop()
+            self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with the sizes that all ranks agree on; all ranks do this together."""
-        with refusing(self._joined):
+        with refusing(self._process_mesh):
             pads = spread_pad(self._pad, args, kwargs)
-        rows = gather_objects(self._joined, (call.batch, call.dims))
+        rows = gather_objects(self._process_mesh, (call.batch, call.dims))
         return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
     def check_drawing(self, ranks: CallExchanged, captured: Captured, inputs: Inputs) -> None:
@@ -123,8 +125,8 @@ class CallExchange:
             raise drawing_apart()
         if ranks.strided:
             if not ranks.told:
-                check_layouts(captured, inputs, whole_draws=True)
-            rows = gather_objects(self._joined, copies_in_order(inputs))
+                check_layouts(captured, inputs, full_batch_draws=True)
+            rows = gather_objects(self._process_mesh, copies_in_order(inputs))
             if any(rows):  # none, where padding made new ones
                 raise drawing_strided(captured, rows)
 

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from fxdp.capture.captured import Captured, Condition
 from fxdp.errors import InputError
 from fxdp.ir.graphs import inputs_of
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
+from fxdp.ir.signature import Input
 from fxdp.ir.sizes import evaluate, rank_sizes
-from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
 from fxdp.module.call import Call
 
@@ -31,7 +31,7 @@ def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
     refusals = [condition.refusal for condition in broken if condition.refusal]
     if refusals:
         return InputError("\n".join(refusals))
-    listing = "\n  ".join(f"{condition.expr} at {condition.site}" for condition in broken)
+    listing = "\n  ".join(f"{condition.expr} at {condition.location}" for condition in broken)
     return InputError(
         "the model's Python code decided on a size in a way that does not hold for this call, "
         f"whose global batch is {batch}:\n  {listing}\nUse tensor operations instead of "
@@ -44,14 +44,14 @@ def fixed_dims(
 ) -> list[Condition]:
     """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
     found = []
-    for slot, node in inputs_of(gm.graph, Input):
-        type_ = note(node).type
+    for spec, node in inputs_of(gm.graph, Input):
+        type_ = meta(node).type
         if not isinstance(type_, TensorType):
             continue
-        sizes = zip(type_.shape, call.tensors[slot.index].shape, strict=True)
+        sizes = zip(type_.shape, call.tensors[spec.index].shape, strict=True)
         for dim, (captured, own) in enumerate(sizes):
-            if dim != batch[slot.index] and evaluate(captured, values) != own:
-                found.append(Condition(sympy.false, Site(code=f"{slot.path}.shape[{dim}] == {captured}")))
+            if dim != batch[spec.index] and evaluate(captured, values) != own:
+                found.append(Condition(sympy.false, Location(code=f"{spec.path}.shape[{dim}] == {captured}")))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a user changes of a model between two calls: tensors (`Held`), attributes and hooks (`ModelState`).
+"""Changes of a model between two calls: of tensors (`TensorGuards`), attributes and hooks (`ModelGuards`).
 
 Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
 not, so each call asks here, by comparing the identities of a few hundred objects. Buffers whose values a
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fxdp.capture.contents import ABSENT, Contents, Objects, equal, frozen, is_container
+from fxdp.capture.external_places import ReadState
 from fxdp.capture.python_values import AttributeNumber
-from fxdp.capture.read_places import ReadState
 from fxdp.capture.refusals.stateful import own_attributes
-from fxdp.ir.model_tensors import all_held, held
+from fxdp.capture.snapshot import ABSENT, Objects, Snapshot, equal, frozen, is_container
+from fxdp.ir.model_tensors import all_local, local_of
 from fxdp.module.values import fits
 from fxdp.torch_compat import global_hooks
 
@@ -33,7 +33,7 @@ _SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
 _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
 
-class Held:
+class TensorGuards:
     """The parameters, buffers and modules of a model, and of a loss that is a module, as they were.
 
     Values that change in place are none of its business: programs read them from the same tensors. But
@@ -50,7 +50,7 @@ class Held:
         self._keys = [key for _, _, key in found]
         self._values = [owner[key] for _, owner, key in found]
         self._kept = [value for value in self._values if _has_memory(value)]
-        self._tensors = list(map(held, self._kept))
+        self._tensors = list(map(local_of, self._kept))
         # a DTensor can stay the same object and get another shard; a plain tensor is its own memory
         shards = [(v, t) for v, t in zip(self._kept, self._tensors, strict=True) if v is not t]
         self._sharded, self._shards = [v for v, _ in shards], [t for _, t in shards]
@@ -65,12 +65,12 @@ class Held:
             same = all(map(is_, map(getitem, self._owners, self._keys), self._values))
         except KeyError:
             return False
-        return same and all(map(is_, all_held(self._sharded), self._shards)) and self._are_laid_out_alike()
+        return same and all(map(is_, all_local(self._sharded), self._shards)) and self._are_laid_out_alike()
 
     def changes(self) -> list[str]:
         """The names of those that were replaced, converted or deleted."""
         before = zip(self._kept, self._tensors, self._layouts, strict=True)
-        converted = {id(v) for v, t, layout in before if held(v) is not t or _layout(t) != layout}
+        converted = {id(v) for v, t, layout in before if local_of(v) is not t or _layout(t) != layout}
         rows = list(zip(self._names, self._owners, self._keys, self._values, strict=True))
         known = {(id(owner), key) for _, owner, key, _ in rows}
         added = [
@@ -120,7 +120,7 @@ def _registries(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
             yield path, registry
 
 
-class ModelState:
+class ModelGuards:
     """Watches a model (and a loss that is a module) from when it is made."""
 
     def __init__(self, *roots: nn.Module) -> None:
@@ -131,16 +131,16 @@ class ModelState:
         self._numbers: dict[int, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
         self._kept_hooks, self._kept_classes = _Kept(), _Kept()
-        self._slots: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
+        self._specs: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
         self._places: dict[str, tuple[Any, Any]] = {}
         self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
         self._names += ["hooks of the modules", "classes of the modules"]
         self._taken = dict.fromkeys(self._names, 1)
         self._read = frozenset[str]()
-        self._known = {(id(owner), key): i for i, (owner, key) in enumerate(self._slots)}
+        self._known = {(id(owner), key): i for i, (owner, key) in enumerate(self._specs)}
         self._outside: set[int] = set()
-        self._read_in, self._contents = set[int](), dict[int, Contents]()
+        self._read_in, self._snapshot = set[int](), dict[int, Snapshot]()
         self._objects = Objects()
         self._first = self._values()
         self._last = list(self._first)
@@ -168,7 +168,7 @@ class ModelState:
         for at in written:
             if self._known.get(at) in self._outside:
                 self._forget(self._known[at])
-        for i, (owner, key) in enumerate(self._slots):
+        for i, (owner, key) in enumerate(self._specs):
             if i not in self._read_in and (i in self._outside or key in self._read):
                 self._read_in.add(i)
                 self._look_into(i, owner.get(key, ABSENT))
@@ -177,16 +177,16 @@ class ModelState:
         """From now on what a container at this place holds counts; what it is now."""
         if not is_container(now):
             return now
-        self._contents[i] = Contents(now)
-        found = self._last[i] = self._contents[i].value(now)
+        self._snapshot[i] = Snapshot(now)
+        found = self._last[i] = self._snapshot[i].value(now)
         self._first[i] = found if self._first[i] is now else frozen(self._first[i])
         return found
 
     def _forget(self, i: int) -> None:
-        self._slots[i] = {}, self._slots[i][1]
+        self._specs[i] = {}, self._specs[i][1]
         self._places.clear()
         self._first[i] = self._last[i] = ABSENT
-        self._contents.pop(i, None)
+        self._snapshot.pop(i, None)
         self._changed.pop(i, None)
 
     def changed(self) -> Key:
@@ -202,7 +202,7 @@ class ModelState:
         """Look at those alone that are other objects than at the last call: one may change at each."""
         for i, (now, last) in enumerate(zip(values, self._last, strict=True)):
             if now is not last:
-                if i in self._read_in and i not in self._contents:
+                if i in self._read_in and i not in self._snapshot:
                     now = values[i] = self._look_into(i, now)
                 self._changed.pop(i, None)
                 if not equal(now, self._first[i]):
@@ -216,8 +216,8 @@ class ModelState:
 
     def number(self, name: str) -> AttributeNumber | None:
         """An attribute that is a number now; None for what is no attribute of a module, or no number."""
-        if len(self._places) != len(self._slots):  # looked up at each call, so by name
-            self._places = dict(zip(self._names, self._slots, strict=False))
+        if len(self._places) != len(self._specs):  # looked up at each call, so by name
+            self._places = dict(zip(self._names, self._specs, strict=False))
         owner, key = self._places.get(name, ({}, name))
         if type(owner) is not dict or "__builtins__" in owner:  # the globals of a module are everybody's
             return None
@@ -242,8 +242,8 @@ class ModelState:
 
     def _insert(self, owner: Any, key: Any, name: str, known_by: tuple[int, Any], *before: Any) -> int:
         """Watch one more place; what is noted of hooks and buffers stands after these."""
-        self._known[known_by] = at = len(self._slots)
-        self._slots.append((owner, key))
+        self._known[known_by] = at = len(self._specs)
+        self._specs.append((owner, key))
         self._names.insert(at, self._unlike_others(name))
         first = before[0] if before else owner.get(key, ABSENT)
         self._first.insert(at, first)
@@ -257,9 +257,9 @@ class ModelState:
         return name if count == 1 else f"{name} ({count})"
 
     def _values(self) -> list[Any]:
-        own = [attributes.get(name, ABSENT) for attributes, name in self._slots]
-        for i, contents in self._contents.items():
-            own[i] = contents.value(own[i])
+        own = [attributes.get(name, ABSENT) for attributes, name in self._specs]
+        for i, snapshot in self._snapshot.items():
+            own[i] = snapshot.value(own[i])
         hooks = self._kept_hooks.value([*chain.from_iterable(self._hooks), *global_hooks()])
         classes = self._kept_classes.value([*map(type, self._modules)])
         return [*own, *map(len, self._hooks), hooks, classes, *(n.value() for n in self._numbers.values())]

@@ -11,32 +11,32 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture.python_values import DecidesError
+from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.strategy_choice import legal_strategies
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
+from fxdp.module.branch_specialization import OtherBranch
+from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
-from fxdp.module.changes import Held
+from fxdp.module.changes import TensorGuards
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, check_put, home_of, no_values
-from fxdp.module.other_ways import OtherWay
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
-from fxdp.module.served import Served
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import share_values
-from fxdp.module.strategies import WantsRowsError, begins_dealt, deal_out
+from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
 from fxdp.module.wrappers import refuse_surroundings, refuse_transforms
 from fxdp.options import Options
 from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import resolve_mesh
-from fxdp.runtime.whole_values import WholeValues
+from fxdp.ranks.mesh_init import init_mesh
+from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from fxdp.torch_compat import warn_untested
 
 _log = logging.getLogger("fxdp")
@@ -59,31 +59,31 @@ class CompiledModule(Inspected):
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
         self._options = options
         self._unset = set()
-        self._joined = resolve_mesh(mesh, home_of(module, mesh, options.may_shard))
-        self._mesh = self._joined.mesh
-        self._joined.check_ranks()
+        self._process_mesh = init_mesh(mesh, home_of(module, mesh, options.may_shard))
+        self._mesh = self._process_mesh.mesh
+        self._process_mesh.check_ranks()
         if self._mesh.world > 1:
             install_hook()
         legal_strategies(self._mesh, options)
-        self._whole = WholeValues(module)
-        self._dealt = False
-        if begins_dealt(module, self._joined, options):
-            self._deal_out()
+        self._full = UnshardedParameters(module)
+        self._sharded = False
+        if begins_sharded(module, self._process_mesh, options):
+            self._shard_parameters()
         if not is_cut(self._mesh, options):
             options.warn_idle()
-        self._served, self._started, self._watch = None, False, None
+        self._cache_entry, self._started, self._watch = None, False, None
         self._generation = self._calls = self._number = 0
         self._build()
 
     _forward: Callable[..., Any]
     """`forward` as frameworks look at it."""
     _options: Options
-    _joined: Joined
+    _process_mesh: ProcessMesh
     _mesh: Mesh
-    _served: Served | None
+    _cache_entry: CacheEntry | None
     _unset: set[str]
     """Parameters and buffers that have no values, as the model comes from the meta device."""
-    _dealt: bool
+    _sharded: bool
     """Whether its parameters lie in rows."""
     _started: bool
     """Whether the ranks have agreed on the model and the options."""
@@ -96,32 +96,34 @@ class CompiledModule(Inspected):
     _shared: bool
     """Whether the ranks hold rank 0's values."""
     _watch: OptimizerWatch | None
-    _held: Held
+    _held: TensorGuards
     _reader: CallReader
     _exchange: CallExchange
     _replicas: Replicas
     _programs: Programs
-    _whole: WholeValues
-    """The whole values of sharded parameters that live until rows change."""
+    _full: UnshardedParameters
+    """The unsharded parameters that live until rows change."""
 
     def _build(self) -> None:
-        self._held = Held(self._model, self._options.loss_fn)
+        self._held = TensorGuards(self._model, self._options.loss_fn)
         self._shared = False
-        self._whole.drop()
+        self._full.drop()
         chosen, device = self._options, self._mesh.device_type
         self._reader = CallReader(
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
-        self._exchange = CallExchange(self._joined, chosen, self._reader, self._whole)
-        self._replicas = Replicas(self._model, self._joined, chosen)
-        self._programs = Programs(self._model, self._joined, self._options, self._whole, dealt=self._dealt)
+        self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)
+        self._replicas = Replicas(self._model, self._process_mesh, chosen)
+        self._programs = Programs(
+            self._model, self._process_mesh, self._options, self._full, sharded=self._sharded
+        )
 
-    def _deal_out(self) -> None:
-        """Deal the parameters out in rows; all ranks do this together."""
-        self._joined, unset = deal_out(self._model, self._joined, self._options)
-        self._mesh, self._dealt = self._joined.mesh, True
+    def _shard_parameters(self) -> None:
+        """Shard the parameters; all ranks do this together."""
+        self._process_mesh, unset = shard_model(self._model, self._process_mesh, self._options)
+        self._mesh, self._sharded = self._process_mesh.mesh, True
         self._unset |= unset
-        ShardedOptimizers(self._model, self._joined, self._whole.note_step)
+        ShardedOptimizers(self._model, self._process_mesh, self._full.note_step)
 
     @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,35 +143,35 @@ class CompiledModule(Inspected):
         refuse_surroundings(self._model)
         if self._unset:
             raise no_values(self._unset)
-        with guard(self._joined):
+        with guard(self._process_mesh):
             if not self._started:
                 self._start()
             self._calls += 1
-            if self._joined.links is not None:
-                self._joined.links.history.begin_call(self._number, self._calls)
+            if self._process_mesh.comms is not None:
+                self._process_mesh.comms.sequence_log.begin_call(self._number, self._calls)
             if self._watch is not None and self._watch.remove_when_done():
                 self._watch = None
             if not self._held.unchanged():
                 self._renew()
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
-            if (served := self._programs.find(call, batches)) is None:
-                call, served = self._make(call, batches, args, kwargs)
-                self._begin(served)
+            if (cache_entry := self._programs.find(call, batches)) is None:
+                call, cache_entry = self._make(call, batches, args, kwargs)
+                self._begin(cache_entry)
             while True:
-                if served.draws:
-                    self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
-                self._served = served
-                made = self._programs.run(served, call, batches)
-                if not isinstance(made, OtherWay):
+                if cache_entry.draws:
+                    self._exchange.check_drawing(ranks, cache_entry.program.captured, call.inputs)
+                self._cache_entry = cache_entry
+                made = self._programs.run(cache_entry, call, batches)
+                if not isinstance(made, OtherBranch):
                     return made
-                served = self._programs.other_way(served, call, batches, made)
-                self._begin(served)
+                cache_entry = self._programs.other_branch(cache_entry, call, batches, made)
+                self._begin(cache_entry)
 
-    def _begin(self, served: Served) -> None:
+    def _begin(self, cache_entry: CacheEntry) -> None:
         """Before a program runs for the first time."""
-        self._reader.watch(served.program.captured)
-        self._replicas.read_by(served.program)
+        self._reader.watch(cache_entry.program.captured)
+        self._replicas.read_by(cache_entry.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """This rank's call, and what the others pass; all ranks do this together."""
@@ -185,35 +187,35 @@ class CompiledModule(Inspected):
 
     def _make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, Served]:
+    ) -> tuple[Call, CacheEntry]:
         """What serves a call for the first time, and the call as it takes it; all ranks do this together.
 
         Numbers that were others before become inputs now. What the code turns out to decide on becomes
         constants, and as such decides on the kind of the call, so the call is read anew.
         """
         alike = self._programs.alike(call)
-        kind, numbers = self._reader.lift(call, alike)
+        kind, numbers = self._reader.make_dynamic(call, alike)
         self._programs.expect(kind, numbers)
         if numbers:
             call, _ = self._read(args, kwargs)
         while True:
             try:
-                served = self._programs.find(call, batches) or self._programs.make(call, batches)
+                cache_entry = self._programs.find(call, batches) or self._programs.make(call, batches)
                 break
-            except DecidesError as error:
+            except SpecializationError as error:
                 call.values.decide(error.names)
                 call, _ = self._read(args, kwargs)
-            except WantsRowsError:
-                self._deal_out()
+            except WantsShardingError:
+                self._shard_parameters()
                 self._build_anew()
                 return self._make(self._read(args, kwargs)[0], batches, args, kwargs)
         self._reader.tell(call, alike)
-        return call, served
+        return call, cache_entry
 
     def _renew(self) -> None:
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
         with self._exchange.refusing():
-            check_put(self._model, dealt=self._dealt)
+            check_put(self._model, sharded=self._sharded)
         _log.warning(
             "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
             "load_state_dict() without assign=True do",
@@ -230,8 +232,8 @@ class CompiledModule(Inspected):
         """Before the first exchange."""
         check_home(self._model, self._mesh.device_type)
         self._share()
-        if self._joined.links is not None:
-            self._number = self._joined.links.history.add_module(type(self._model).__name__)
+        if self._process_mesh.comms is not None:
+            self._number = self._process_mesh.comms.sequence_log.add_module(type(self._model).__name__)
         self._watch_optimizers()
         self._started = True
 
@@ -244,7 +246,7 @@ class CompiledModule(Inspected):
 
     def _share(self) -> None:
         """The ranks must hold the same model and get rank 0's values, also of new layers; all do this."""
-        share_values(self._model, self._joined, self._options.lines())
+        share_values(self._model, self._process_mesh, self._options.lines())
         self._shared = True
 
     def train(self, mode: bool = True) -> CompiledModule:
@@ -271,13 +273,13 @@ class CompiledModule(Inspected):
         ------
         StateError : its parameters are sharded.
         """
-        if self._dealt:
+        if self._sharded:
             raise StateError(
                 "the parameters are sharded, and cannot be moved or converted any more; expected the model "
                 "on its device and of its dtype before fxdp.compile"
             )
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._served, self._started = None, False
+        self._cache_entry, self._started = None, False
         self._build()
         return self
 
@@ -287,13 +289,13 @@ class CompiledModule(Inspected):
         memo[id(self)] = twin
         Inspected.__init__(twin, copy.deepcopy(self._model, memo))
         twin._forward = self._forward
-        twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
-        twin._served, twin._started = None, False
+        twin._options, twin._process_mesh, twin._mesh = self._options, self._process_mesh, self._mesh
+        twin._cache_entry, twin._started = None, False
         twin._generation = twin._calls = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
-        twin._whole = WholeValues(twin._model)
-        twin._dealt = self._dealt
-        if twin._dealt:
-            ShardedOptimizers(twin._model, twin._joined, twin._whole.note_step)
+        twin._full = UnshardedParameters(twin._model)
+        twin._sharded = self._sharded
+        if twin._sharded:
+            ShardedOptimizers(twin._model, twin._process_mesh, twin._full.note_step)
         twin._build()
         return twin

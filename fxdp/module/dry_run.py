@@ -12,15 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
-from fxdp.capture.python_values import DecidesError
+from fxdp.capture.locations import Origin
+from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.refusals.input_layouts import check_layouts
-from fxdp.capture.sites import Origin
 from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.partial_plan import partial_plan
 from fxdp.compiler.planning import Planning
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.program import Program
-from fxdp.compiler.records import tell_program
+from fxdp.compiler.records import log_program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
 from fxdp.ir.mesh import Mesh
@@ -29,7 +29,7 @@ from fxdp.module.call import Call, check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.mesh_init import init_mesh
 from fxdp.reports.explained import Explained
 from fxdp.reports.plan import Plan
 from fxdp.torch_compat import warn_untested
@@ -99,7 +99,7 @@ def dry_run(
     `origin` are the user's lines behind the model; None: the line that asks for the plan.
     """
     local, sizes = local_program(model, args, kwargs, mesh, options, origin)
-    tell_program(local, sizes)
+    log_program(local, sizes)
     return Planning(local, sizes).plan()
 
 
@@ -117,7 +117,7 @@ def local_program(
     device = device_type(model)
     reader = CallReader(model, options.batch_dims, device)
     call = reader.read(args, kwargs)
-    data = resolve_mesh(mesh, device).mesh
+    data = init_mesh(mesh, device).mesh
     start = time.perf_counter()
     try:
         call, captured = _captured(model, reader, (args, kwargs), data, options, origin)
@@ -125,7 +125,7 @@ def local_program(
         batch, lines = call.batch * data.size, origin or Origin.here(options.loss_fn)
         error.plan = partial_plan(model, data, options, batch, error, lines)
         raise
-    check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
+    check_layouts(captured, call.inputs, full_batch_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     sizes = {"B": call.batch * data.size}
     limit = own_memory(device) if options.strategy == "auto" else None
@@ -149,5 +149,5 @@ def _captured(
         request = request_of(model, call.inputs, options, cut=is_cut(mesh, options), couple=couple)
         try:
             return call, capture_request(request if origin is None else replace(request, origin=origin))
-        except DecidesError as error:
+        except SpecializationError as error:
             call.values.decide(error.names)

@@ -4,8 +4,9 @@
         reset_parameters                   its own, if it has one
         _init_weights(each module inside)  if it is a model that has this, as those of transformers do
 
-An initialiser runs twice: on the meta device, to see which tensors it writes, and then with these made whole.
-Rows are kept and the whole is dropped, so a rank has room for what one initialiser writes, not for the model.
+An initialiser runs twice: on the meta device, to see which tensors it writes, and then with these made full.
+Rows are kept and the full value is dropped, so a rank has room for what one initialiser writes, not for the
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.draws import kept_random_state
-from fxdp.ir.model_tensors import whole_of
+from fxdp.ir.model_tensors import full_value
 
 _Place: TypeAlias = "tuple[nn.Module, dict[str, Any], str]"
 """Where a tensor is registered: its module, one of its registries, its name there."""
@@ -37,7 +38,7 @@ def initialise(
     ----------
     module : the model, on the meta device.
     made : for each of its parameters and buffers what will take its place.
-    keep : called with one of `made` and its whole value.
+    keep : called with one of `made` and its full value.
     """
     model = _Model(module, made, keep)
     with torch.no_grad():
@@ -74,7 +75,7 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Model:
-    """A model of which some tensors are whole for a moment."""
+    """A model of which some tensors are full for a moment."""
 
     def __init__(
         self, module: nn.Module, made: Mapping[Tensor, Tensor], keep: Callable[[Tensor, Tensor], None]
@@ -94,8 +95,8 @@ class _Model:
         """Run an initialiser and keep what it writes."""
         inside = set(scope.modules())
         touched = self._touched(run, scope)
-        whole = {tensor: self._whole(tensor) for tensor in touched}
-        for tensor, value in whole.items():
+        full = {tensor: self._full(tensor) for tensor in touched}
+        for tensor, value in full.items():
             self._put(tensor, value)
         try:
             run()
@@ -122,10 +123,10 @@ class _Model:
             found += [t for t in own if t is not None and t not in found]
         return found
 
-    def _whole(self, tensor: Tensor) -> Tensor:
+    def _full(self, tensor: Tensor) -> Tensor:
         made = self._made[tensor]
         if tensor in self.written:
-            value = whole_of(made).detach().clone()
+            value = full_value(made).detach().clone()
         else:
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=made.device)
         return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value

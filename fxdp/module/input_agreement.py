@@ -24,12 +24,12 @@ from fxdp.ir.raw_bytes import number_of
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.failure import everywhere
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")
 
 
-def check_contents(joined: Joined, call: Call) -> None:
+def check_inputs_agree(process_mesh: ProcessMesh, call: Call) -> None:
     """Compare the ranks' inputs; all ranks call this together.
 
     Raises
@@ -37,15 +37,15 @@ def check_contents(joined: Joined, call: Call) -> None:
     InputError : on every rank: ranks of one pipeline that pass different batches; an input without a batch
         dim that differs.
     """
-    mesh = joined.mesh
+    mesh = process_mesh.mesh
     if mesh.world == 1:
         return
-    rows = gather_objects(joined, _digests(call))
+    rows = gather_objects(process_mesh, _digests(call))
     _check_shared([shared for shared, _ in rows], call.inputs.paths)
     batches = [batch for _, batch in rows]
     places = mesh.pipeline.data_ranks or tuple(range(mesh.world))
     _check_pipelines(batches, places)
-    if joined.links is not None and joined.links.rank == 0:
+    if process_mesh.comms is not None and process_mesh.comms.rank == 0:
         _warn_of_copies(dict(zip(places, batches, strict=True)))
 
 
@@ -114,7 +114,8 @@ def drawing_apart() -> FxdpError:
     """The error, raised by all ranks, of a call that draws while their generators are in other states."""
     return everywhere(
         InputError(
-            'rng="single-device": every rank draws the numbers of the whole batch, but the generators of the '
+            'rng="single-device": every rank draws the numbers of the global batch, but the generators of '
+            "the "
             "ranks are in different states. Call torch.manual_seed with one number on all of them, and draw "
             "what each draws for itself (its data) from a torch.Generator of its own"
         )

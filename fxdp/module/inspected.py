@@ -7,9 +7,9 @@ from torch import fx
 from fxdp.compiler.planning import Planning
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
-from fxdp.module.served import Served
+from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.wrappers import Bare
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.reports.graph_display import displayed
 from fxdp.reports.plan import Plan
 
@@ -17,9 +17,9 @@ from fxdp.reports.plan import Plan
 class Inspected(Bare):
     """A stand-in that shows what runs in the model's place. Who derives from it declares these, too."""
 
-    _joined: Joined
+    _process_mesh: ProcessMesh
     _mesh: Mesh
-    _served: Served | None
+    _cache_entry: CacheEntry | None
 
     @property
     def plan(self) -> Plan:
@@ -29,25 +29,25 @@ class Inspected(Bare):
         ------
         StateError : nothing was compiled yet.
         """
-        served = self._last()
-        return Planning(served.program, served.sizes).plan(self._joined.device_mesh)
+        cache_entry = self._last()
+        return Planning(cache_entry.program, cache_entry.sizes).plan(self._process_mesh.device_mesh)
 
     @property
     def graph(self) -> fx.GraphModule:
         """The annotated graph of the program that ran last: see `Plan.graph`."""
-        served = self._last()
-        graph = served.program.graph(served.sizes, self._joined.device_mesh)
-        return displayed(graph, "the annotated graph of the whole batch")
+        cache_entry = self._last()
+        graph = cache_entry.program.graph(cache_entry.sizes, self._process_mesh.device_mesh)
+        return displayed(graph, "the annotated graph of the global batch")
 
     @property
     def program(self) -> fx.GraphModule:
         """This rank's emitted program that ran last."""
         return displayed(self._last().graph, "this rank's program")
 
-    def _last(self) -> Served:
-        if self._served is None:
+    def _last(self) -> CacheEntry:
+        if self._cache_entry is None:
             raise StateError("nothing is compiled yet: call the module once, or use fxdp.plan")
-        return self._served
+        return self._cache_entry
 
     @property
     def mesh(self) -> Mesh:

@@ -1,9 +1,10 @@
 """The step of an elementwise optimizer on sharded parameters: each rank steps on the rows it holds.
 
-Each element of a parameter is stepped by itself, so rows give the numbers of the whole. torch would give the
+Each element of a parameter is stepped by itself, so rows give the numbers of the full value. torch would give
+the
 same on `DTensor`s, where it can, but dispatches each op of a step for each of them, which takes longer than
-the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatRows`), those of
-one group with the same number of steps behind them; any others by themselves.
+the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatShards`), those
+of one group with the same number of steps behind them; any others by themselves.
 
 On a CPU torch's `fused=True` rounds the last few elements of a tensor otherwise than those before, which fill
 vectors of the processor. So there, and on one device with another number of threads, a last bit may differ.
@@ -24,9 +25,18 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.model_tensors import all_held, held
-from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_cache, in_one_memory, joined, line_from, room
-from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
+from fxdp.ir.model_tensors import all_local, local_of
+from fxdp.module.flat_shards import (
+    FlatShards,
+    alike,
+    as_seen,
+    in_cache,
+    in_one_memory,
+    line_from,
+    process_mesh,
+    room,
+)
+from fxdp.module.optimizer_counterpart import counterpart_of, keep_options, rows_of
 from fxdp.torch_compat import local_shards
 
 # of all parameters at each step, so by one call for all: that touches each object once and nothing else
@@ -49,7 +59,7 @@ class _Member(NamedTuple):
 
 
 @dataclass
-class LocalRows:
+class LocalShards:
     """What a twin steps on, kept from step to step: to read it takes longer than to step small parameters."""
 
     read: list[Any]
@@ -62,7 +72,7 @@ class LocalRows:
     """Those of the members."""
     rooms: list[int]
     """The bytes of rows and gradients behind which each of them but the last goes on in the next; or -1."""
-    joined: list[bool] = field(default_factory=list)
+    process_mesh: list[bool] = field(default_factory=list)
     """Whether its gradient does so, too."""
     params: list[list[Tensor]] = field(default_factory=list)
     state: defaultdict[Tensor, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -70,21 +80,21 @@ class LocalRows:
     """The parameters that are not sharded."""
     alone: list[int] = field(default_factory=list)
     """The members that are stepped by themselves."""
-    lines: list[tuple[FlatRows, list[int]]] = field(default_factory=list)
+    lines: list[tuple[FlatShards, list[int]]] = field(default_factory=list)
     """Members that are stepped as one, and their places."""
 
     @classmethod
-    def of(cls, optimizer: Optimizer) -> LocalRows:
+    def of(cls, optimizer: Optimizer) -> LocalShards:
         """An optimizer's parameters, of which nothing is joined yet."""
         members = [
-            _Member(number, parameter, held(parameter))
+            _Member(number, parameter, local_of(parameter))
             for number, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
             if isinstance(parameter, DTensor)
         ]
         members.sort(key=lambda m: (m.group, m.rows.data_ptr()))
         rooms = [room(a.rows) if a.goes_on_in(b) else -1 for a, b in pairwise(members)]
-        follow = joined([m.rows for m in members], rooms)
+        follow = process_mesh([m.rows for m in members], rooms)
         if not all(group.get("fused") for group in optimizer.param_groups):
             follow = in_cache(follow, [m.rows for m in members])
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -104,10 +114,10 @@ class LocalRows:
 
     def join(self, optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> None:
         """Find what is stepped as one, if that has changed."""
-        flags = joined(gradients, self.rooms)
-        if self.read and self.joined == flags and all(line.in_step() for line, _ in self.lines):
+        flags = process_mesh(gradients, self.rooms)
+        if self.read and self.process_mesh == flags and all(line.in_step() for line, _ in self.lines):
             return
-        self.joined, self.state, self.alone, self.lines = flags, defaultdict(dict), [], []
+        self.process_mesh, self.state, self.alone, self.lines = flags, defaultdict(dict), [], []
         groups = [group["params"] for group in optimizer.param_groups]
         self.params = [[p for p in params if not isinstance(p, DTensor)] for params in groups]
         self.plain = list(chain.from_iterable(self.params))
@@ -115,7 +125,7 @@ class LocalRows:
             if parameter in optimizer.state:
                 self.state[parameter] = optimizer.state[parameter]
         seen = optimizer.state
-        states = [_dealt_rows(p, seen[p]) if seen.get(p) else {} for _, p, _ in self.members]
+        states = [_state_shards(p, seen[p]) if seen.get(p) else {} for _, p, _ in self.members]
         follow = [flag and self._follow(i, states, gradients) for i, flag in enumerate(flags)]
         for run in _runs(follow, len(self.members)):
             self._add(run, [states[i] for i in run], seen)
@@ -132,16 +142,14 @@ class LocalRows:
         both = states[place], states[place + 1]
         return in_one_memory(one.rows, other.rows) and alike(both, (one.parameter, other.parameter))
 
-    def _add(
-        self, run: list[int], states: list[dict[str, Any]], seen: MutableMapping[Tensor, Any]
-    ) -> None:
+    def _add(self, run: list[int], states: list[dict[str, Any]], seen: MutableMapping[Tensor, Any]) -> None:
         """Members at these places, as one."""
         group, _, rows = self.members[run[0]]
         if len(run) == 1:
             self.alone += run
             self._step_on(group, rows, states[0])
             return
-        line = FlatRows.of([self.members[i].parameter for i in run], states, seen)
+        line = FlatShards.of([self.members[i].parameter for i in run], states, seen)
         self.lines.append((line, run))
         self._step_on(group, line.flat, line.state)
 
@@ -168,17 +176,17 @@ class LocalStep:
 
     twin: Optimizer
     """Its parameters are this rank's rows."""
-    rows: LocalRows
+    rows: LocalShards
 
-    def __init__(self, optimizer: Optimizer, last: LocalRows | None) -> None:
+    def __init__(self, optimizer: Optimizer, last: LocalShards | None) -> None:
         """`last` is what the step before has left."""
         self._optimizer = optimizer
-        self.rows = rows = last if last is not None and last.is_of(optimizer) else LocalRows.of(optimizer)
+        self.rows = rows = last if last is not None and last.is_of(optimizer) else LocalShards.of(optimizer)
         gradients = rows.gradients()
         rows.join(optimizer, gradients)
         self._values = _values(rows.state)
         self._parts, rows.read = rows.read, []  # what a step that raises has left is not gone on with
-        self.twin = twin_of(optimizer)
+        self.twin = counterpart_of(optimizer)
         self.twin.state = rows.state
         for own, params in zip(self.twin.param_groups, rows.params, strict=True):
             own["params"] = params
@@ -199,7 +207,7 @@ class LocalStep:
         for line, _ in rows.lines:
             line.finish(rows.state.get(line.flat, {}), optimizer.state)
         for line, _ in rows.lines:
-            line.note()
+            line.meta()
         if not in_place:
             self._hand_out()
         rows.read = self._parts if in_place else _parts(optimizer)
@@ -230,17 +238,17 @@ def _keep(states: dict[str, Any], parameter: DTensor, own: Mapping[str, Any]) ->
     """Let a parameter's states be those that its rows have got."""
     for name, value in own.items():
         before = states.get(name)
-        known = held(before) if isinstance(before, DTensor) else before
+        known = local_of(before) if isinstance(before, DTensor) else before
         if known is not value or name not in states:
             states[name] = as_seen(parameter, value)
 
 
-def _runs(joined: Sequence[bool], count: int) -> Iterator[list[int]]:
+def _runs(process_mesh: Sequence[bool], count: int) -> Iterator[list[int]]:
     """Places that are joined, each with the next."""
     run: list[int] = []
     for place in range(count):
         run.append(place)
-        if place == count - 1 or not joined[place]:
+        if place == count - 1 or not process_mesh[place]:
             yield run
             run = []
 
@@ -263,7 +271,7 @@ def _parts(optimizer: Optimizer) -> list[Any]:
     """All objects that an optimizer's step depends on, but its options."""
     params = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
     state = optimizer.state
-    return [*params, *all_held(params), *state, *state.values(), *_values(state)]
+    return [*params, *all_local(params), *state, *state.values(), *_values(state)]
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -271,11 +279,11 @@ def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
-def _dealt_rows(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
-    """This rank's rows of states, which become views of them: whole values may have been loaded."""
+def _state_shards(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
+    """This rank's rows of states, which become views of them: full values may have been loaded."""
     rows = {name: _rows_in(parameter, value) for name, value in states.items()}
     for name, value in states.items():
-        if (held(value) if isinstance(value, DTensor) else value) is not rows[name]:
+        if (local_of(value) if isinstance(value, DTensor) else value) is not rows[name]:
             states[name] = as_seen(parameter, rows[name])
     return rows
 

@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError, MeshError, StateError, a_kind
-from fxdp.ir.model_tensors import held, is_sharded
-from fxdp.module.stand_in import StandIn
+from fxdp.ir.model_tensors import is_sharded, local_of
+from fxdp.module.module_wrapper import ModuleWrapper
 
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 
@@ -65,7 +65,7 @@ def device_type(model: nn.Module) -> str:
     ------
     InputError : its tensors are on several types of devices.
     """
-    types = sorted({held(t).device.type for t in [*model.parameters(), *model.buffers()]})
+    types = sorted({local_of(t).device.type for t in [*model.parameters(), *model.buffers()]})
     if len(types) > 1:
         raise InputError(f"the model's parameters and buffers are on several device types {types}; use one")
     return types[0] if types else "cpu"
@@ -115,12 +115,12 @@ def check_home(model: nn.Module, home: str) -> None:
         )
 
 
-def check_put(model: nn.Module, *, dealt: bool) -> None:
+def check_put(model: nn.Module, *, sharded: bool) -> None:
     """Refuse what cannot stand in the place of a parameter.
 
     Raises
     ------
-    StateError : plain tensors, or whole parameters where others are `dealt` out; all of them are named.
+    StateError : plain tensors, or unsharded parameters where others are `sharded` out; all of them are named.
     """
     own = list(model.named_parameters(remove_duplicate=False))
     plain = [name for name, put in own if not isinstance(put, nn.Parameter)]
@@ -129,10 +129,11 @@ def check_put(model: nn.Module, *, dealt: bool) -> None:
             f"{', '.join(plain)} of the model is no parameter now but a tensor, as in torch.func."
             "functional_call(compiled, ...); expected that call in the forward of the module that is compiled"
         )
-    whole = [name for name, put in own if dealt and put.dim() > 0 and not is_sharded(put)]
-    if whole:
+    full = [name for name, put in own if sharded and put.dim() > 0 and not is_sharded(put)]
+    if full:
         raise StateError(
-            f"{', '.join(whole)} of the model is whole, where the other parameters are sharded; expected all "
+            f"{', '.join(full)} of the model is complete, where the other parameters are sharded; expected "
+            "all "
             "layers to be there before fxdp.compile, and values by load_state_dict() or in place"
         )
 
@@ -148,9 +149,10 @@ def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _check_plain(where: str, module: nn.Module) -> None:
-    if isinstance(module, StandIn):
+    if isinstance(module, ModuleWrapper):
         raise InputError(
-            f"{where} is compiled by fxdp already; expected it as it was before: compile the whole model once"
+            f"{where} is compiled by fxdp already; expected it as it was before: compile the entire model "
+            "once"
         )
     kind = type(module)
     if kind.__module__.startswith(_WRAPPERS):
@@ -172,8 +174,8 @@ class OptimizerWatch:
     def __init__(self, module: nn.Module) -> None:
         trainable = [p for p in module.parameters() if p.requires_grad]
         # of a DTensor an optimizer may step on the local shard alone, for speed; and no weak references to
-        # parameters, as torch.utils.swap_tensors and conversions of DTensors refuse tensors that have any
-        self._own = frozenset(id(t) for p in trainable for t in (p, held(p)))
+        # parameters, as torch.utils.swap_tensors and redistributions of DTensors refuse tensors that have any
+        self._own = frozenset(id(t) for p in trainable for t in (p, local_of(p)))
         self._module = weakref.ref(module)
         self._shapes = Counter(tuple(p.shape) for p in trainable)
         self._handle = register_optimizer_step_pre_hook(self._check)

@@ -31,11 +31,13 @@ def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
 
 
 def raise_if_checked(
-    checks: Sequence[Check], outputs: Sequence[Tensor], blame: Callable[[Sequence[Check]], str]
+    checks: Sequence[Check],
+    outputs: Sequence[Tensor],
+    assertion_attribution: Callable[[Sequence[Check]], str],
 ) -> None:
     """Raise where the model's own code would, on all ranks alike: its checks see the global batch.
 
-    `blame` says whose part of the batch it is; all ranks ask together.
+    `assertion_attribution` says whose part of the batch it is; all ranks ask together.
 
     Raises
     ------
@@ -44,14 +46,14 @@ def raise_if_checked(
     failed = [c for c in checks if not c.branch and bool(outputs[c.output]) != c.passes]
     if not failed:
         return
-    listing = "\n  ".join(str(check.site) for check in failed)
-    parts = blame(failed)
+    listing = "\n  ".join(str(check.location) for check in failed)
+    parts = assertion_attribution(failed)
     whose = f"By rank, for its own part:{parts}" if parts else "No rank's part fails by itself"
     raising = (
         f"the model refuses this batch: its own code raises an error at\n  {listing}\n{whose}\n"
         "Check the inputs of all ranks, or call the model itself to see its message"
     )
-    other_way = (
+    other_branch = (
         f"values that are not finite, for which the model's own code branches off at\n  {listing}\n{whose}\n"
         "The program has the way for finite values only. Lower the learning rate or clip gradients, or write "
         "the branch with torch.where"
@@ -62,7 +64,7 @@ def raise_if_checked(
         "size of the batch there. Bring the samples to one size, or pass the number as a Python int: each "
         "value of that has a program of its own"
     )
-    said = {"raises": raising, "not finite": other_way, "other number": other_number}
+    said = {"raises": raising, "not finite": other_branch, "other number": other_number}
     worst = next(kind for kind in said if any(check.otherwise == kind for check in failed))
     raise everywhere(InputError(said[worst]))
 

@@ -18,43 +18,43 @@ from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.driver import capture_request
-from fxdp.capture.outline import Taken, capture_open
-from fxdp.capture.python_values import DecidesError
+from fxdp.capture.fingerprint import GraphFingerprint, capture_open
+from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.refusals.input_layouts import check_layouts, misread
 from fxdp.compiler.emit import device_of
-from fxdp.compiler.executable import Executables
+from fxdp.compiler.executable import CompiledVariants
 from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut
 from fxdp.compiler.program import Program
-from fxdp.compiler.records import tell_program
+from fxdp.compiler.records import log_program
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.graphs import no_collection
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.ir.sizes import B, named_size
-from fxdp.module.blame import refused_parts
-from fxdp.module.cache import Kinds, Recent
+from fxdp.module.assertion_attribution import failing_ranks
+from fxdp.module.branch_specialization import OtherBranch, on_its_branch
+from fxdp.module.cache import LRU, Kinds
+from fxdp.module.cache_entry import CacheEntry, GuardKey
 from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import decided_error, fixed_dims, row_numbers, size_values
-from fxdp.module.input_agreement import check_contents
-from fxdp.module.other_ways import OtherWay, on_its_way
+from fxdp.module.input_agreement import check_inputs_agree
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.module.plain_modes import plain_modes
 from fxdp.module.same_programs import SamePrograms
-from fxdp.module.served import CallKind, Served
-from fxdp.module.sharded_parameters import whole_stand_ins
+from fxdp.module.sharded_parameters import full_placeholders
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import everywhere, refusing
-from fxdp.ranks.joined import Joined
-from fxdp.runtime.chains import chained
+from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.runtime.chained_modules import chained
 from fxdp.runtime.streams import Streams
-from fxdp.runtime.whole_values import WholeValues
+from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from fxdp.torch_compat import without_autocast
 
 _log = logging.getLogger("fxdp")
 _ROWS = 256  # sizes of calls for which row numbers are remembered
-_WAYS = 8  # after so many that branches on flags went, and as many more, who calls is told
+_BRANCHES = 8  # after so many that branches on flags went, and as many more, who calls is told
 _OUTLINES = 64  # kinds whose first capture is remembered in outline
 
 
@@ -67,27 +67,33 @@ class Programs:
     """
 
     def __init__(
-        self, module: nn.Module, joined: Joined, options: Options, whole: WholeValues, *, dealt: bool
+        self,
+        module: nn.Module,
+        process_mesh: ProcessMesh,
+        options: Options,
+        full: UnshardedParameters,
+        *,
+        sharded: bool,
     ) -> None:
         self._module = module
-        self._whole = whole
-        self._same = SamePrograms(joined, Strategies(joined, options, dealt=dealt))
-        self._joined, self._mesh = joined, joined.mesh
+        self._full = full
+        self._same = SamePrograms(process_mesh, Strategies(process_mesh, options, sharded=sharded))
+        self._process_mesh, self._mesh = process_mesh, process_mesh.mesh
         self._options = options
         self._cut = is_cut(self._mesh, options)
         if self._cut:
             check_options(options)
         self._owners = Owners()
         self._streams = Streams.of(device_of(module, self._mesh)) if self._cut else Streams()
-        self._kinds: Kinds[CallKind] = Kinds()
+        self._kinds: Kinds[GuardKey] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
-        self._outlines: Recent[ProgramKey, Taken] = Recent(_OUTLINES)
-        self._expected: Taken | None = None
-        self._rows: Recent[Any, Tensor] = Recent(_ROWS)
+        self._outlines: LRU[ProgramKey, GraphFingerprint] = LRU(_OUTLINES)
+        self._expected: GraphFingerprint | None = None
+        self._rows: LRU[Any, Tensor] = LRU(_ROWS)
         """Row numbers of padded gathers by batch sizes and device."""
 
-    def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
+    def find(self, call: Call, batches: tuple[int, ...]) -> CacheEntry | None:
         """The program that serves the call without compiling anything."""
         kind = self._kinds.find(call)
         return None if kind is None else kind.calls.get((call.dims, batches))
@@ -102,43 +108,49 @@ class Programs:
         self._expected = None if taken is None else replace(taken, numbers={**taken.numbers, **numbers})
 
     @no_collection()  # also between the steps of a compilation, each of which keeps what the last one made
-    def make(self, call: Call, batches: tuple[int, ...]) -> Served:
+    def make(self, call: Call, batches: tuple[int, ...]) -> CacheEntry:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
         first = kind is None
         if kind is None:
-            check_contents(self._joined, call)
-            kind = CallKind(call.dims)
+            check_inputs_agree(self._process_mesh, call)
+            kind = GuardKey(call.dims)
         dynamic = not first and self._needs_open_dims(kind, call, batches)
         captured = self._captured_for(kind, call, batches, dynamic=dynamic)
-        served = self._serve(captured, call, batches, generic=not first)
+        cache_entry = self._serve(captured, call, batches, generic=not first)
         if first:
             self._kinds.add(call, kind)
-        kind.calls[call.dims, batches] = served
-        return served
+        kind.calls[call.dims, batches] = cache_entry
+        return cache_entry
 
     @no_collection()
-    def other_way(self, served: Served, call: Call, batches: tuple[int, ...], other: OtherWay) -> Served:
+    def other_branch(
+        self, cache_entry: CacheEntry, call: Call, batches: tuple[int, ...], other: OtherBranch
+    ) -> CacheEntry:
         """The program for the way that a call turned out to go; all ranks call this together."""
         kind = self._kinds.find(call)
         assert kind is not None
         sizes = call.dims, batches
-        known = kind.ways.get(sizes) or [served]
+        known = kind.branches.get(sizes) or [cache_entry]
         alike = [way for way in known if other.is_of(way.program.captured)]
         found = max(alike, key=lambda way: other.guessed(way.program.captured), default=None)
         if found is None:
-            dynamic = any(made.program is served.program for made in kind.captured[True])
+            dynamic = any(made.program is cache_entry.program for made in kind.captured[True])
             captured = self._captured_for(kind, call, batches, dynamic=dynamic, other=other)
             found = self._serve(captured, call, batches, generic=False)
             known = [*known, found]
-            if len(known) % _WAYS == 0:
-                sites = {str(check.site): None for check in found.program.captured.checks if check.branch}
-                _log.warning("%d programs for ways that the code goes at %s", len(known), ", ".join(sites))
-        kind.ways[sizes] = known
+            if len(known) % _BRANCHES == 0:
+                locations = {
+                    str(check.location): None for check in found.program.captured.checks if check.branch
+                }
+                _log.warning(
+                    "%d programs for ways that the code goes at %s", len(known), ", ".join(locations)
+                )
+        kind.branches[sizes] = known
         kind.calls[sizes] = found
         return found
 
-    def _needs_open_dims(self, kind: CallKind, call: Call, batches: tuple[int, ...]) -> bool:
+    def _needs_open_dims(self, kind: GuardKey, call: Call, batches: tuple[int, ...]) -> bool:
         """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
         if call.dims != kind.dims:
             return True
@@ -148,13 +160,13 @@ class Programs:
 
     def _captured_for(
         self,
-        kind: CallKind,
+        kind: GuardKey,
         call: Call,
         batches: tuple[int, ...],
         *,
         dynamic: bool,
-        other: OtherWay | None = None,
-    ) -> Executables:
+        other: OtherBranch | None = None,
+    ) -> CompiledVariants:
         """A capture that is valid at these sizes, made now if there is none.
 
         A model whose Python code branches on sizes is captured once per branch, at a size that takes it.
@@ -165,16 +177,16 @@ class Programs:
             if goes and not self._broken(captured.program, call, batches):
                 return captured
         batch = sum(batches)
-        ways = () if other is None else other.ways
+        branches = () if other is None else other.branches
         # one device may draw in another order for a single sample
         hint = 1 if batch == 1 and self._options.single_device_rng else None
-        program = self._capture(call, batches, dynamic=dynamic, hint=hint, ways=ways)
+        program = self._capture(call, batches, dynamic=dynamic, hint=hint, branches=branches)
         # the code branches on sizes: traced at this batch it takes this call's branch
         if self._broken(program, call, batches) and batch >= 2:
-            program = self._capture(call, batches, dynamic=dynamic, hint=batch, ways=ways)
+            program = self._capture(call, batches, dynamic=dynamic, hint=batch, branches=branches)
         if broken := self._broken(program, call, batches):
             raise everywhere(decided_error(broken, batch))
-        known.append(Executables(program, self._joined, self._module, self._streams, self._whole))
+        known.append(CompiledVariants(program, self._process_mesh, self._module, self._streams, self._full))
         return known[-1]
 
     def _broken(self, program: Program, call: Call, batches: tuple[int, ...]) -> list[Condition]:
@@ -195,14 +207,14 @@ class Programs:
         *,
         dynamic: bool,
         hint: int | None,
-        ways: tuple[bool, ...] = (),
+        branches: tuple[bool, ...] = (),
     ) -> Program:
         """The program for a call; all ranks call this together.
 
         Raises
         ------
-        DecidesError : on all ranks alike, of Python values that must be constants of the program.
-        WantsRowsError : on all ranks alike, where parameters must be dealt out for memory's sake.
+        SpecializationError : on all ranks alike, of Python values that must be constants of the program.
+        WantsShardingError : on all ranks alike, where parameters must be sharded for memory's sake.
         """
         start = time.perf_counter()
         request = request_of(
@@ -213,34 +225,34 @@ class Programs:
             couple=self._mesh.size * self._options.microbatches > 1,
             dynamic=dynamic,
             hint=hint,
-            ways=ways,
+            branches=branches,
         )
 
-        def capture() -> Captured | DecidesError:
-            with refusing(self._joined), plain_modes(), whole_stand_ins(self._module):
+        def capture() -> Captured | SpecializationError:
+            with refusing(self._process_mesh), plain_modes(), full_placeholders(self._module):
                 return capture_open(request, self._expected) if call.inputs.open else capture_request(request)
 
         found = capture()
         if call.inputs.open:  # a rank that finds so alone would leave the others waiting for its program
-            names = found.names if isinstance(found, DecidesError) else frozenset()
-            everyone = frozenset[str]().union(*gather_objects(self._joined, names))
+            names = found.names if isinstance(found, SpecializationError) else frozenset()
+            everyone = frozenset[str]().union(*gather_objects(self._process_mesh, names))
             if everyone:
-                raise DecidesError(everyone)
+                raise SpecializationError(everyone)
         assert isinstance(found, Captured)
         if call.kind not in self._outlines:
-            self._outlines[call.kind] = Taken.of(found, call.inputs)
+            self._outlines[call.kind] = GraphFingerprint.of(found, call.inputs)
         seconds = time.perf_counter() - start
         sizes = size_values(found, call, batches, self._mesh.rank)
         program = self._same.make(found, {**sizes, "b": max(batches), "offset": 0}, capture)
-        with refusing(self._joined):
+        with refusing(self._process_mesh):
             if self._options.gradients == "owner" and self._cut:
                 self._owners.add(program)
         program.seconds = {"capture": seconds, **program.seconds}
         return program
 
     def _serve(
-        self, captured: Executables, call: Call, batches: tuple[int, ...], *, generic: bool
-    ) -> Served:
+        self, captured: CompiledVariants, call: Call, batches: tuple[int, ...], *, generic: bool
+    ) -> CacheEntry:
         program, before = captured.program, captured.made
         sizes = size_values(program.captured, call, batches, self._mesh.rank)
         with plain_modes(), without_autocast():
@@ -249,21 +261,23 @@ class Programs:
             self.compiled += 1
             kind = "any size" if generic else f"batches {batches}"
             _log.info("compiled program %d: %s", self.compiled, kind)
-            tell_program(program, sizes)
-        return Served(found.runs, found.graph, program, sizes, graph_draws(program.gm.graph))
+            log_program(program, sizes)
+        return CacheEntry(found.runs, found.graph, program, sizes, graph_draws(program.gm.graph))
 
-    def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
-        """Run a call; the model's own output structure, or on all ranks alike `OtherWay`.
+    def run(self, cache_entry: CacheEntry, call: Call, batches: tuple[int, ...]) -> Any:
+        """Run a call; the model's own output structure, or on all ranks alike `OtherBranch`.
 
         Raises
         ------
         InputError : the model's code reads how inputs lie, and they lie otherwise.
         """
-        captured, runs = served.program.captured, served.runs
+        captured, runs = cache_entry.program.captured, cache_entry.runs
         if misread(captured, call.tensors):
-            check_layouts(captured, call.inputs, whole_draws=False)
-        if not served.program.options.keeps_whole:  # another program of this model may, but there is no room
-            self._whole.drop()
+            check_layouts(captured, call.inputs, full_batch_draws=False)
+        if (
+            not cache_entry.program.options.keeps_unsharded
+        ):  # another program of this model may, but there is no room
+            self._full.drop()
         sizes: dict[str, int] = {}
         if runs.takes_sizes or has_size_leaves(captured):
             sizes = size_values(captured, call, batches, self._mesh.rank)
@@ -271,11 +285,11 @@ class Programs:
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
         run = partial(runs.run, tensors, sizes, rows, len(set(batches)) == 1)
         with without_autocast():
-            outputs = on_its_way(served.program, self._module, call, run)
-        if isinstance(outputs, OtherWay):
+            outputs = on_its_branch(cache_entry.program, self._module, call, run)
+        if isinstance(outputs, OtherBranch):
             return outputs
         if captured.checks:
-            told = partial(refused_parts, self._joined, self._module, self._options.loss_fn, call)
+            told = partial(failing_ranks, self._process_mesh, self._module, self._options.loss_fn, call)
             raise_if_checked(captured.checks, outputs, told)
         return packed(captured, outputs, sizes)
 
@@ -290,4 +304,4 @@ class Programs:
 def _few_samples(program: Program) -> list[Condition]:
     """What it sends is chosen by how many samples there are: of many more another program sends less."""
     most = program.most_samples
-    return [] if most is None else [Condition(most >= B, Site())]
+    return [] if most is None else [Condition(most >= B, Location())]

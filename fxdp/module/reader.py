@@ -13,16 +13,16 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
 from fxdp.capture.captured import Captured
-from fxdp.capture.contents import spelled
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor, stable_text
-from fxdp.capture.refusals.input_layouts import lies_in_order
+from fxdp.capture.refusals.input_layouts import is_contiguous
+from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.raw_bytes import number_of
-from fxdp.module.cache import Recent
+from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey
-from fxdp.module.changes import Key, ModelState
-from fxdp.module.values import Open, Told, Values, liftable, python_leaves
+from fxdp.module.changes import Key, ModelGuards
+from fxdp.module.values import Open, RecompileLog, Values, liftable, python_leaves
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -35,7 +35,7 @@ class CallReader:
     """Reads calls of one model; batch dims are resolved once per structure.
 
     `generation` counts how often the model's tensors were replaced, which all ranks must do together;
-    `whole_draws` says whether programs draw as one device, which depends on how inputs lie in memory.
+    `full_batch_draws` says whether programs draw as one device, which depends on how inputs lie in memory.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class CallReader:
         device_type: str,
         generation: int = 0,
         loss_fn: Any = None,
-        whole_draws: bool = False,
+        full_batch_draws: bool = False,
     ) -> None:
         self._module = module
         self._batch_dims = batch_dims
         self._device_type = device_type
         self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
         self._generation = generation
-        self._whole_draws = whole_draws
+        self._full_batch_draws = full_batch_draws
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._loss_fn = loss_fn
-        self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._known: Recent[Any, _Structure] = Recent(1024)
-        self._digests: Recent[Any, int] = Recent(1024)
-        self._values: Recent[Any, Values] = Recent(1024)
-        self._told = Told()
+        self._state = ModelGuards(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
+        self._known: LRU[Any, _Structure] = LRU(1024)
+        self._digests: LRU[Any, int] = LRU(1024)
+        self._values: LRU[Any, Values] = LRU(1024)
+        self._told = RecompileLog()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call's inputs.
@@ -79,7 +79,7 @@ class CallReader:
         inputs = Inputs.of_leaves(leaves, spec, *found)
         batch = inputs.batch
         tokens: tuple[tuple[str, Any], ...] = ()
-        if len(tensors) < len(leaves) or values.lifted:
+        if len(tensors) < len(leaves) or values.dynamic_inputs:
             inputs, tokens = self._with_values(inputs, values)
             changed = tuple(row for row in changed if row[0] not in {a.name for a in inputs.attributes})
             signature += tuple((t.dtype, 0, False, "cpu") for t in inputs.tensors[len(tensors) :])
@@ -87,7 +87,7 @@ class CallReader:
             tuple(t.shape) if d is None else (*t.shape[:d], *t.shape[d + 1 :])
             for t, d in zip(inputs.tensors, inputs.batch_dims, strict=True)
         )
-        strided = self._whole_draws and not all(map(lies_in_order, tensors))
+        strided = self._full_batch_draws and not all(map(is_contiguous, tensors))
         kind = ProgramKey(spec, tokens, signature, *modes[:-1], changed)
         return Call(inputs, 1 if batch is None else batch, dims, kind, values, strided)
 
@@ -100,28 +100,32 @@ class CallReader:
 
     def _with_values(self, inputs: Inputs, values: Values) -> tuple[Inputs, tuple[tuple[str, Any], ...]]:
         """The inputs with numbers that are tensors, too, and the Python values as parts of a key."""
-        lifted, unread, tokens = [], [], []
+        dynamic_inputs, unread, tokens = [], [], []
         for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
             if isinstance(leaf, Tensor):
                 continue
             role = values.role(name, leaf)
             tokens.append((type(leaf).__name__, role) if role else _value(leaf, name))
             if role is Open.INPUT:
-                lifted.append(i)
+                dynamic_inputs.append(i)
             elif role is Open.UNREAD:
                 unread.append(i)
-        attributes = tuple(found for name in sorted(values.lifted) if (found := self._state.number(name)))
-        numbers = [*(inputs.leaves[i] for i in lifted), *(a.value for a in attributes)]
+        attributes = tuple(
+            found for name in sorted(values.dynamic_inputs) if (found := self._state.number(name))
+        )
+        numbers = [*(inputs.leaves[i] for i in dynamic_inputs), *(a.value for a in attributes)]
         return replace(
             inputs,
             tensors=(*inputs.tensors, *map(number_tensor, numbers)),
             batch_dims=(*inputs.batch_dims, *[None] * len(numbers)),
-            lifted=tuple(lifted),
+            dynamic_inputs=tuple(dynamic_inputs),
             attributes=attributes,
             unread=tuple(unread),
         ), tuple(tokens)
 
-    def lift(self, call: Call, others: Sequence[ProgramKey]) -> tuple[ProgramKey | None, dict[str, float]]:
+    def make_dynamic(
+        self, call: Call, others: Sequence[ProgramKey]
+    ) -> tuple[ProgramKey | None, dict[str, float]]:
         """From now on have numbers as inputs that had other values in the last of these calls.
 
         Returns that call's kind and the values that they had.
@@ -129,7 +133,7 @@ class CallReader:
         own, rows = self._rows(call, others[-1:])
         before = rows[0] if rows else {}
         names = liftable(own, before, call.values)
-        call.values.lifted |= names
+        call.values.dynamic_inputs |= names
         return (others[-1] if names else None), {name: before[name][1] for name in names}
 
     def tell(self, call: Call, others: Sequence[ProgramKey]) -> None:
@@ -153,7 +157,9 @@ class CallReader:
         Words that its first call leaves in Python are put there.
         """
         buffers = {f"value of buffer {name}": self._module.get_buffer(name) for name in captured.numbers}
-        values = {f"value of the tensor read at {value.site}": value.tensor for value in captured.read_values}
+        values = {
+            f"value of the tensor read at {value.location}": value.tensor for value in captured.read_values
+        }
         self._state.watch({**buffers, **values})
         self._state.watch_read(captured.read, captured.written)
         for place, word in captured.words:

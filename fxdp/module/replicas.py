@@ -20,17 +20,17 @@ from torch import Tensor, nn
 
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError
-from fxdp.ir.model_tensors import held, is_sharded
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
+from fxdp.ir.model_tensors import is_sharded, local_of
 from fxdp.ir.raw_bytes import as_bytes, plain
-from fxdp.ir.slots import Buffer, Parameter
+from fxdp.ir.signature import Buffer, Parameter
 from fxdp.ir.tensor_difference import difference
 from fxdp.module.call import Call
-from fxdp.module.input_agreement import check_contents
+from fxdp.module.input_agreement import check_inputs_agree
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, broadcast_tensors
 from fxdp.ranks.failure import everywhere
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")
 
@@ -44,12 +44,12 @@ _TINY = 1e-300  # below any value: what is not zero on one rank alone is no roun
 class Replicas:
     """Compares the replicas of one model; all ranks do this together, at the same calls."""
 
-    def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
-        self._module, self._joined = module, joined
-        self._agreement = Agreement(joined)
-        self._every = options.check_replicas if joined.mesh.world > 1 else 0
+    def __init__(self, module: nn.Module, process_mesh: ProcessMesh, options: Options) -> None:
+        self._module, self._process_mesh = module, process_mesh
+        self._agreement = Agreement(process_mesh)
+        self._every = options.check_replicas if process_mesh.mesh.world > 1 else 0
         # where gradients stay with their owners, others hold what they have held at the beginning
-        self._whole = options.gradients == "everywhere" or joined.mesh.pipeline.size == 1
+        self._full = options.gradients == "everywhere" or process_mesh.mesh.pipeline.size == 1
         self._names: dict[Parameter | Buffer, None] = {}
         self._last = 0
         self._asked = self._now = False
@@ -57,9 +57,9 @@ class Replicas:
     def read_by(self, program: Program) -> None:
         """From now on compare what this program reads."""
         for node in program.gm.graph.find_nodes(op="placeholder"):
-            slot = note(node).slot
-            if isinstance(slot, (Parameter, Buffer)) and self._whole:
-                self._names[slot] = None
+            spec = meta(node).spec
+            if isinstance(spec, (Parameter, Buffer)) and self._full:
+                self._names[spec] = None
 
     def ask(self, *, now: bool = False) -> None:
         """Compare at the next call, if the last time was some calls ago; or `now`."""
@@ -87,28 +87,30 @@ class Replicas:
         rows = self._agreement.exchange((_mixed(own), *self._inputs(call)))
         if len({row[0] for row in rows}) > 1:
             self._examine(tensors, self._agreement.exchange(own), before)
-        places = self._joined.mesh.pipeline.data_ranks or range(len(rows))
+        places = self._process_mesh.mesh.pipeline.data_ranks or range(len(rows))
         batches = {(place, row[2]) for place, row in zip(places, rows, strict=True)}
         if len({row[1] for row in rows}) > 1 or len(batches) > len(set(places)):
-            check_contents(self._joined, call)
+            check_inputs_agree(self._process_mesh, call)
 
     def _inputs(self, call: Call) -> tuple[int, int]:
         """Of the inputs without a batch dim, and of all samples where other ranks pass the same."""
         pairs = list(zip(call.tensors, call.batch_dims, strict=True))
         shared = [t for t, dim in pairs if dim is None]
-        samples = [t for t, dim in pairs if dim is not None] if self._joined.mesh.pipeline.size > 1 else []
+        samples = (
+            [t for t, dim in pairs if dim is not None] if self._process_mesh.mesh.pipeline.size > 1 else []
+        )
         return _mixed(checksums(shared)), _mixed(checksums(samples))
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {}
-        for slot in self._names:
+        for spec in self._names:
             tensor: Tensor
-            if isinstance(slot, Buffer):
-                kind, tensor = "buffer", self._module.get_buffer(slot.name)
+            if isinstance(spec, Buffer):
+                kind, tensor = "buffer", self._module.get_buffer(spec.name)
             else:
-                kind, tensor = "parameter", self._module.get_parameter(slot.name)
+                kind, tensor = "parameter", self._module.get_parameter(spec.name)
             if not is_sharded(tensor):
-                found[f"{kind} {slot.name}"] = tensor.detach()
+                found[f"{kind} {spec.name}"] = tensor.detach()
         return found
 
     def _examine(self, tensors: Mapping[str, Tensor], rows: Sequence[Sequence[int]], before: int) -> None:
@@ -120,7 +122,7 @@ class Replicas:
             if distance > _rounding(tensors[name].dtype):
                 column = [row[names.index(name)] for row in rows]
                 raise self._apart(name, column, distance, len(differing), before)
-        broadcast_tensors(self._joined, [tensors[name] for name in differing])
+        broadcast_tensors(self._process_mesh, [tensors[name] for name in differing])
         _log.warning(
             "%s and %d others were not the same on all ranks, by up to %.1g of their size, which is "
             "rounding: of other processors, or of an operation that adds in no fixed order. All ranks have "
@@ -133,21 +135,21 @@ class Replicas:
     def _distance(self, own: Tensor) -> float:
         """How far the ranks' values are from rank 0's, at most."""
         first = own.clone()
-        broadcast_tensors(self._joined, [first])
+        broadcast_tensors(self._process_mesh, [first])
         # bounded, as it travels in 64 bits
         rows = self._agreement.exchange((int(min(difference(own, first, _TINY), 1e6) * _SCALE),))
         return max(row[0] for row in rows) / _SCALE
 
     def _apart(self, name: str, column: Sequence[int], distance: float, count: int, before: int) -> Exception:
-        links = self._joined.links
-        assert links is not None
-        others = [str(links.ranks[place]) for place, value in enumerate(column) if value != column[0]]
+        comms = self._process_mesh.comms
+        assert comms is not None
+        others = [str(comms.ranks[place]) for place, value in enumerate(column) if value != column[0]]
         who = f"rank {others[0]} holds" if len(others) == 1 else f"ranks {', '.join(others)} hold"
         since = f"they were equal at call {before}" if before else "they were never compared before"
         return everywhere(
             AgreementError(
                 f"the model is no longer the same on all ranks: {who} other values of the {name} than rank "
-                f"{links.ranks[0]} (by up to {distance:.2g} of its largest), and {count} parameters and "
+                f"{comms.ranks[0]} (by up to {distance:.2g} of its largest), and {count} parameters and "
                 f"buffers in all differ; {since}. Expected the same changes on all ranks: load_state_dict, "
                 "learning rates and whatever writes into the model must not stand under `if rank == 0`. "
                 "Start again from the last checkpoint, loaded on all ranks"
@@ -160,7 +162,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
     if not tensors:
         return []
     with torch.no_grad():
-        return [int(n) for n in torch.stack([_checksum(held(t)) for t in tensors]).tolist()]
+        return [int(n) for n in torch.stack([_checksum(local_of(t)) for t in tensors]).tolist()]
 
 
 def _checksum(tensor: Tensor) -> Tensor:

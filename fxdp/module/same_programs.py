@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.joint.one_order import in_one_order
-from fxdp.capture.python_values import DecidesError
+from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError
 from fxdp.module.strategies import Strategies
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")
 
@@ -24,12 +24,12 @@ class SamePrograms:
     differ their nodes are put into an order that only edges decide, in which they may be the same.
     """
 
-    def __init__(self, joined: Joined, strategies: Strategies) -> None:
-        self._joined, self._strategies = joined, strategies
+    def __init__(self, process_mesh: ProcessMesh, strategies: Strategies) -> None:
+        self._process_mesh, self._strategies = process_mesh, strategies
         self._in_one_order = False
 
     def make(
-        self, found: Captured, sizes: Mapping[str, int], again: Callable[[], Captured | DecidesError]
+        self, found: Captured, sizes: Mapping[str, int], again: Callable[[], Captured | SpecializationError]
     ) -> Program:
         """The program of a capture at these sizes; `again` makes another of the same call.
 
@@ -60,16 +60,16 @@ class SamePrograms:
 
     def _compare(self, program: Program) -> None:
         """All ranks must have compiled the same program."""
-        if self._joined.links is None:
+        if self._process_mesh.comms is None:
             return  # nobody to compare with: the text of a deep model takes longer than most passes
         if lines := program.schedule_lines():
             # ranks that read other files as their schedule would wait for one another forever
-            agree(self._joined, lines, "schedules")
-        constants = tensor_lines(program.captured.constants) if self._joined.mesh.world > 1 else []
-        digests = gather_objects(self._joined, (program.digest, *constants))
+            agree(self._process_mesh, lines, "schedules")
+        constants = tensor_lines(program.captured.constants) if self._process_mesh.mesh.world > 1 else []
+        digests = gather_objects(self._process_mesh, (program.digest, *constants))
         if len(set(digests)) > 1:
-            agree(self._joined, program.text.splitlines(), "models")
-            agree(self._joined, constants, "constant tensors")
+            agree(self._process_mesh, program.text.splitlines(), "models")
+            agree(self._process_mesh, constants, "constant tensors")
             raise AgreementError(
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )

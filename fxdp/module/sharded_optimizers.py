@@ -1,7 +1,7 @@
 """Optimizers on sharded parameters, and which of them step how.
 
 elementwise ones of torch.optim    on this rank's rows                      `LocalStep`
-matrix ones                        on whole matrices, each on one rank      `OwnerStep`
+matrix ones                        on full matrices, each on one rank      `OwnerUpdate`
 those of others                    on `DTensor`s, as torch does
 """
 
@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import is_sharded
-from fxdp.module.local_step import LocalRows, LocalStep
-from fxdp.module.owner_step import OwnerStep
+from fxdp.module.local_step import LocalShards, LocalStep
+from fxdp.module.owner_update import OwnerUpdate
 from fxdp.module.superseded import adopt_successors
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import surround_step
 
 # by exact type: a subclass may do anything in its step
@@ -48,11 +48,11 @@ class ShardedOptimizers:
     RankFailedError (from `optimizer.step()`) : another rank failed or died.
     """
 
-    def __init__(self, module: nn.Module, joined: Joined, note_step: Callable[[], None]) -> None:
+    def __init__(self, module: nn.Module, process_mesh: ProcessMesh, note_step: Callable[[], None]) -> None:
         self._own = frozenset(id(p) for p in module.parameters() if is_sharded(p))
-        self._joined = joined
+        self._process_mesh = process_mesh
         self._note_step = note_step
-        self._rows: weakref.WeakKeyDictionary[Optimizer, LocalRows] = weakref.WeakKeyDictionary()
+        self._rows: weakref.WeakKeyDictionary[Optimizer, LocalShards] = weakref.WeakKeyDictionary()
         self._begin_hook = self._begin  # bound once, so that it is found again
         handle = register_optimizer_step_pre_hook(self._meet)
         weakref.finalize(module, handle.remove)
@@ -83,7 +83,7 @@ class ShardedOptimizers:
         if not by_rows and kind not in _BY_MATRIX:
             return None
         args, kwargs = _with_loss(args, kwargs)
-        step = self._local_step(optimizer) if by_rows else OwnerStep(optimizer, self._joined)
+        step = self._local_step(optimizer) if by_rows else OwnerUpdate(optimizer, self._process_mesh)
         vars(step.twin)["fxdp_step"] = step
         return (step.twin, *args[1:]), kwargs
 

@@ -1,4 +1,4 @@
-"""A model's parameters dealt out in rows: `DTensor`s over one flat buffer per dtype, and stand-ins for them.
+"""A model's parameters sharded: `DTensor`s over one flat buffer per dtype, and stand-ins for them.
 
     flat f32     | fc1.weight rows | fc1.bias rows | fc2.weight rows | ..    in the model's order, padded
     parameters   DTensor Shard(0)    DTensor         DTensor                 views of it, by the model's names
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError, StateError
-from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
-from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
-from fxdp.ir.shown_rows import sees_rows
+from fxdp.ir.model_tensors import is_sharded, local_of, placeholder_for, sharding_of
+from fxdp.ir.ops.parameter_shards import fills_pages, largest_shard, shard_range
+from fxdp.ir.zero_copy_gathers import shares_memory
 from fxdp.module.initial_values import initialise
 from fxdp.module.superseded import check_classes, supersede
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines, sorted_buffers
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import (
     act_as_plain,
     dtensor_like,
@@ -37,7 +37,7 @@ from fxdp.torch_compat import (
 )
 
 
-def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
+def share_values(module: nn.Module, process_mesh: ProcessMesh, lines: Sequence[str] = ()) -> None:
     """Give all ranks rank 0's values, sharded parameters aside, which have them; all call this together.
 
     Raises
@@ -45,14 +45,14 @@ def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -
     AgreementError : the ranks hold different models, or differ in `lines`.
     RankFailedError : another rank failed or died.
     """
-    if joined.mesh.world > 1:
-        agree(joined, [*model_lines(module), *lines], "models or options")
+    if process_mesh.mesh.world > 1:
+        agree(process_mesh, [*model_lines(module), *lines], "models or options")
         buffers = [buffer for _, buffer in sorted_buffers(module)]
         tensors = [t.detach() for t in (*module.parameters(), *buffers) if not is_sharded(t)]
-        broadcast_tensors(joined, tensors)
+        broadcast_tensors(process_mesh, tensors)
 
 
-def shard_parameters(module: nn.Module, joined: Joined) -> None:
+def shard_parameters(module: nn.Module, process_mesh: ProcessMesh) -> None:
     """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
 
     All ranks call this together. Tied parameters stay tied; a parameter without dims stays as it is.
@@ -64,17 +64,17 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     InputError : parameters of classes with `__slots__`.
     RankFailedError : another rank failed or died.
     """
-    if joined.device_mesh is not None:
+    if process_mesh.device_mesh is not None:
         check_classes(module)
-    share_values(module, joined)
-    made = _in_rows(module.parameters(), joined)
+    share_values(module, process_mesh)
+    made = _sharded_parameters(module.parameters(), process_mesh)
     if made:
         _replace(module, made)
         supersede(made)
         _let_states_be_saved(module)
 
 
-def materialise(module: nn.Module, joined: Joined) -> set[str]:
+def materialise(module: nn.Module, process_mesh: ProcessMesh) -> set[str]:
     """The same for a model on the meta device, with initial values; the names of tensors that got none.
 
     Raises
@@ -83,11 +83,11 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
     InputError : parameters of classes with `__slots__`.
     RankFailedError : another rank failed or died.
     """
-    if joined.device_mesh is not None:
+    if process_mesh.device_mesh is not None:
         check_classes(module)
-    agree(joined, model_lines(module), "models")
-    device = torch.device(joined.mesh.device_type)
-    rows = _in_rows(module.parameters(), joined, device)
+    agree(process_mesh, model_lines(module), "models")
+    device = torch.device(process_mesh.mesh.device_type)
+    rows = _sharded_parameters(module.parameters(), process_mesh, device)
     made: dict[Tensor, Tensor] = dict(rows.items())
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor not in made:
@@ -95,7 +95,9 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
             is_parameter = isinstance(tensor, nn.Parameter)
             made[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
     own = torch.get_rng_state()
-    first = torch.frombuffer(bytearray(gather_objects(joined, own.numpy().tobytes())[0]), dtype=torch.uint8)
+    first = torch.frombuffer(
+        bytearray(gather_objects(process_mesh, own.numpy().tobytes())[0]), dtype=torch.uint8
+    )
     torch.set_rng_state(first)
     unset = set(initialise(module, made, _keep))
     if not torch.equal(own, first):  # ranks were seeded apart: the model is rank 0's, and nothing else
@@ -108,18 +110,18 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
     return names
 
 
-def _keep(made: Tensor, whole: Tensor) -> None:
-    held(made).detach().copy_(_own_rows_of(made, whole) if isinstance(made, DTensor) else whole)
+def _keep(made: Tensor, full: Tensor) -> None:
+    local_of(made).detach().copy_(_own_shard_of(made, full) if isinstance(made, DTensor) else full)
 
 
 def _let_states_be_saved(module: nn.Module) -> None:
     """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled.
 
-    And let `load_state_dict()` take whole tensors, and `parameter.data = value` write rows.
+    And let `load_state_dict()` take full tensors, and `parameter.data = value` write rows.
     """
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
-        each.register_load_state_dict_pre_hook(_dealt_out)  # type: ignore[no-untyped-call]
+        each.register_load_state_dict_pre_hook(_shards)  # type: ignore[no-untyped-call]
         each.register_load_state_dict_post_hook(_let_data_be_set)  # type: ignore[no-untyped-call]
         _let_data_be_set(each)
 
@@ -136,53 +138,53 @@ def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: A
     for name, value in state.items():
         # detached by torch, rows say that they begin where they do in the buffer, but have none of its memory
         if isinstance(value, DTensor) and not isinstance(value, nn.Parameter) and value.storage_offset():
-            state[name] = dtensor_like(value, held(value))
+            state[name] = dtensor_like(value, local_of(value))
 
 
-def _in_rows(
-    parameters: Iterable[nn.Parameter], joined: Joined, device: torch.device | None = None
+def _sharded_parameters(
+    parameters: Iterable[nn.Parameter], process_mesh: ProcessMesh, device: torch.device | None = None
 ) -> dict[nn.Parameter, Tensor]:
     """The `DTensor` for each parameter that has rows; of one dtype all lie in one buffer.
 
     Those of the meta device have no values yet; their rows are made on `device`.
     """
-    if joined.device_mesh is None:
+    if process_mesh.device_mesh is None:
         return {}
-    mesh, device_mesh = joined.mesh, mesh_with_last(joined.device_mesh, "pp")
+    mesh, device_mesh = process_mesh.mesh, mesh_with_last(process_mesh.device_mesh, "pp")
     act_as_plain(device_mesh)
-    names, dealt_along = device_mesh.mesh_dim_names or (), {mesh.shard_axis or mesh.axes[0], "pp"}
-    axes = tuple(i for i, name in enumerate(names) if name in dealt_along)
+    names, sharded_along = device_mesh.mesh_dim_names or (), {mesh.shard_axis or mesh.axes[0], "pp"}
+    axes = tuple(i for i, name in enumerate(names) if name in sharded_along)
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.dim() > 0:
             alike.setdefault((parameter.dtype, device or parameter.device), []).append(parameter)
     made: dict[nn.Parameter, Tensor] = {}
     for (dtype, where), members in alike.items():
-        shown = sees_rows(mesh) and where.type == "cpu"
+        shown = shares_memory(mesh) and where.type == "cpu"
         if shown:
             members.sort(key=lambda p: not fills_pages(p.shape, p.itemsize, mesh.size))
-        each = [most_rows(len(p), mesh.dealing) * prod(p.shape[1:]) for p in members]
+        each = [largest_shard(len(p), mesh.sharding) * prod(p.shape[1:]) for p in members]
         # one more than they need: by that `with_padding` tells memory that stays from that of a cast
-        flat = _zeros(sum(each) + 1, dtype, where, joined if shown else None)
+        flat = _zeros(sum(each) + 1, dtype, where, process_mesh if shown else None)
         for parameter, room in zip(members, torch.split(flat[:-1], each), strict=True):
-            first, last = dealt_range(len(parameter), mesh.dealing)
+            first, last = shard_range(len(parameter), mesh.sharding)
             rows = parameter.detach()[first:last]
             local = room[: rows.numel()].view(rows.shape)
             if not rows.is_meta:
                 local.copy_(rows)
-            made[parameter] = dealt = sharded_tensor(local, parameter, device_mesh, axes)
-            take_over(dealt, parameter)
+            made[parameter] = sharded = sharded_tensor(local, parameter, device_mesh, axes)
+            take_over(sharded, parameter)
             if parameter.grad is not None:
                 own = parameter.grad[first:last].clone()
-                dealt.grad = sharded_tensor(own, parameter, device_mesh, axes).detach()
+                sharded.grad = sharded_tensor(own, parameter, device_mesh, axes).detach()
     return made
 
 
-def _zeros(count: int, dtype: torch.dtype, device: torch.device, seen_by: Joined | None) -> Tensor:
-    links = None if seen_by is None else seen_by.links
-    if links is None or links.windows is None:
+def _zeros(count: int, dtype: torch.dtype, device: torch.device, seen_by: ProcessMesh | None) -> Tensor:
+    comms = None if seen_by is None else seen_by.comms
+    if comms is None or comms.region_windows is None:
         return torch.zeros(count, dtype=dtype, device=device)
-    return links.windows.memory(count, dtype)
+    return comms.region_windows.memory(count, dtype)
 
 
 def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:
@@ -196,26 +198,26 @@ def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def whole_stand_ins(module: nn.Module) -> Iterator[None]:
-    """Inside, the model has parameters of whole shapes, whose values are nobody's: for capture alone."""
+def full_placeholders(module: nn.Module) -> Iterator[None]:
+    """Inside, the model has parameters of full shapes, whose values are nobody's: for capture alone."""
     sharded = [p for p in module.parameters() if is_sharded(p)]
-    stand_ins = {parameter: stand_in_for(parameter) for parameter in sharded}
-    _replace(module, stand_ins)
+    placeholders = {parameter: placeholder_for(parameter) for parameter in sharded}
+    _replace(module, placeholders)
     try:
         yield
     finally:
-        _replace(module, {stand_in: parameter for parameter, stand_in in stand_ins.items()})
+        _replace(module, {placeholder: parameter for parameter, placeholder in placeholders.items()})
 
 
-def _dealt_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Put this rank's rows in the place of whole tensors of a state that is being loaded into `module`."""
+def _shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Put this rank's rows in the place of full tensors of a state that is being loaded into `module`."""
     if not prefix:  # the module that was asked to load comes first
         _check_shapes(module, state)
     own: dict[str, Any] = module._parameters
     for name, parameter in own.items():
         value = state.get(prefix + name)
         if isinstance(parameter, DTensor) and isinstance(value, Tensor):
-            state[prefix + name] = _rows_like(parameter, value)
+            state[prefix + name] = _shard_like(parameter, value)
 
 
 def _check_shapes(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -238,17 +240,17 @@ def _write(parameter: DTensor, value: Tensor) -> None:
             f"{parameter.dtype}{list(parameter.shape)}; expected its own shape and dtype"
         )
     with torch.no_grad():
-        parameter.copy_(_rows_like(parameter, value))
+        parameter.copy_(_shard_like(parameter, value))
 
 
-def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
+def _shard_like(parameter: DTensor, full: Tensor) -> Tensor:
     """This rank's rows of a value, as the parameter holds them; of a `DTensor` it is itself."""
-    if isinstance(whole, DTensor):
-        return whole
-    rows = _own_rows_of(parameter, whole).to(held(parameter))
+    if isinstance(full, DTensor):
+        return full
+    rows = _own_shard_of(parameter, full).to(local_of(parameter))
     return sharded_tensor(rows, parameter, parameter.device_mesh, shard_axes(parameter)).detach()
 
 
-def _own_rows_of(parameter: DTensor, whole: Tensor) -> Tensor:
-    first, last = dealt_range(len(whole), dealing_of(parameter))
-    return whole[first:last]
+def _own_shard_of(parameter: DTensor, full: Tensor) -> Tensor:
+    first, last = shard_range(len(full), sharding_of(parameter))
+    return full[first:last]

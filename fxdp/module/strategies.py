@@ -10,7 +10,7 @@ from torch import nn
 
 from fxdp.capture.captured import Captured
 from fxdp.compiler.device_memory import device_memory
-from fxdp.compiler.prepare import regathers
+from fxdp.compiler.prepare import post_forward_size
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import check_fit, choose, legal_strategies
 from fxdp.errors import InputError
@@ -20,23 +20,23 @@ from fxdp.module.sharded_parameters import materialise, shard_parameters
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import everywhere, refusing
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import with_rows
+from fxdp.ranks.mesh_init import with_shard_group
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _STATIC = 4
 """Values of each trained parameter's size that lie in memory all the time: it, its gradient, Adam's two."""
 
 
-class WantsRowsError(Exception):
-    """The cheapest strategy that fits deals out parameters which all ranks hold whole as yet."""
+class WantsShardingError(Exception):
+    """The cheapest strategy that fits shards parameters which all ranks hold in full as yet."""
 
 
 class Strategies:
     """Makes programs, each by the strategy that was asked for, or by the cheapest that fits."""
 
-    def __init__(self, joined: Joined, options: Options, *, dealt: bool) -> None:
-        """`dealt` says whether the parameters lie in rows by now."""
-        self._joined, self._options, self._dealt = joined, options, dealt
+    def __init__(self, process_mesh: ProcessMesh, options: Options, *, sharded: bool) -> None:
+        """`sharded` says whether the parameters lie in rows by now."""
+        self._process_mesh, self._options, self._sharded = process_mesh, options, sharded
         self._limit: int | None = None
 
     def make(self, captured: Captured, sizes: Mapping[str, int]) -> Program:
@@ -44,20 +44,20 @@ class Strategies:
 
         Raises
         ------
-        WantsRowsError : on all ranks alike.
+        WantsShardingError : on all ranks alike.
         InputError : the predicted peak is above the limit.
         """
         if self._limit is None:
-            self._limit = limit_of(self._joined, self._options)
-        among = CHEAPEST_FIRST[1:] if self._dealt else CHEAPEST_FIRST
-        mesh, limit = self._joined.mesh, self._limit
-        with refusing(self._joined), plain_modes():
+            self._limit = limit_of(self._process_mesh, self._options)
+        among = CHEAPEST_FIRST[1:] if self._sharded else CHEAPEST_FIRST
+        mesh, limit = self._process_mesh.mesh, self._limit
+        with refusing(self._process_mesh), plain_modes():
             program = choose(captured, mesh, self._options, sizes, limit, among=among)
         if limit is None or program.predicted <= limit:
-            if program.options.shards and not self._dealt:
-                raise WantsRowsError
+            if program.options.shards and not self._sharded:
+                raise WantsShardingError
             return program
-        with refusing(self._joined), plain_modes():
+        with refusing(self._process_mesh), plain_modes():
             other = self._best_of_all(captured, sizes, limit)
         try:
             check_fit(program, sizes, limit, other)
@@ -69,37 +69,41 @@ class Strategies:
         """What `strategy="auto"` would have chosen, for the refusal of another."""
         if self._options.strategy == "auto":
             return None
-        return choose(captured, self._joined.mesh, replace(self._options, strategy="auto"), sizes, limit)
+        return choose(
+            captured, self._process_mesh.mesh, replace(self._options, strategy="auto"), sizes, limit
+        )
 
 
-def limit_of(joined: Joined, options: Options) -> int | None:
+def limit_of(process_mesh: ProcessMesh, options: Options) -> int | None:
     """The bytes that a rank may plan with, None for whatever it needs; all ranks call this together."""
     if options.memory_limit is not None or options.strategy != "auto":
         return options.memory_limit
-    device = joined.mesh.device_type
-    rows: list[tuple[str, int]] = gather_objects(joined, (socket.gethostname(), device_memory(device)))
+    device = process_mesh.mesh.device_type
+    rows: list[tuple[str, int]] = gather_objects(process_mesh, (socket.gethostname(), device_memory(device)))
     hosts = [host for host, _ in rows]
     # ranks of one host share its memory, but not GPUs
     return min(size // (hosts.count(host) if device == "cpu" else 1) for host, size in rows)
 
 
-def begins_dealt(module: nn.Module, joined: Joined, options: Options) -> bool:
-    """Whether parameters are dealt out before the first call: if that is asked for, or surely needed."""
+def begins_sharded(module: nn.Module, process_mesh: ProcessMesh, options: Options) -> bool:
+    """Whether parameters are sharded before the first call: if that is asked for, or surely needed."""
     if options.strategy != "auto":
         return options.shards
-    legal = legal_strategies(joined.mesh, options)
-    if legal == ("replicate",) or joined.mesh.world == 1:
+    legal = legal_strategies(process_mesh.mesh, options)
+    if legal == ("replicate",) or process_mesh.mesh.world == 1:
         return False
     parameters = list(module.parameters())
     if "replicate" not in legal or any(p.is_meta for p in parameters):
         return True
-    whole = sum(p.nbytes * (_STATIC if p.requires_grad else 1) for p in parameters)
-    limit = limit_of(joined, options)
-    return limit is not None and limit < whole
+    full = sum(p.nbytes * (_STATIC if p.requires_grad else 1) for p in parameters)
+    limit = limit_of(process_mesh, options)
+    return limit is not None and limit < full
 
 
-def deal_out(module: nn.Module, joined: Joined, options: Options) -> tuple[Joined, set[str]]:
-    """Deal a model's parameters out; with groups for rows, and the names of tensors that got no values.
+def shard_model(
+    module: nn.Module, process_mesh: ProcessMesh, options: Options
+) -> tuple[ProcessMesh, set[str]]:
+    """Shard a model's parameters; with groups for rows, and the names of tensors that got no values.
 
     All ranks call this together.
 
@@ -108,8 +112,8 @@ def deal_out(module: nn.Module, joined: Joined, options: Options) -> tuple[Joine
     AgreementError : the ranks hold different models.
     RankFailedError : another rank failed or died.
     """
-    joined = with_rows(joined, regathers(joined.mesh, options))
+    process_mesh = with_shard_group(process_mesh, post_forward_size(process_mesh.mesh, options))
     if device_type(module) == "meta":
-        return joined, materialise(module, joined)
-    shard_parameters(module, joined)
-    return joined, set()
+        return process_mesh, materialise(module, process_mesh)
+    shard_parameters(module, process_mesh)
+    return process_mesh, set()

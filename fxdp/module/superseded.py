@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
-from fxdp.module.optimizer_twin import dealt_states
+from fxdp.module.optimizer_counterpart import sharded_states
 
 
 class SupersededParameter(nn.Parameter):
@@ -102,4 +102,4 @@ def adopt_successors(optimizer: Optimizer) -> None:
         for i, parameter in enumerate(params):
             params[i] = new = _current(parameter)
             if new is not parameter and parameter in optimizer.state:
-                optimizer.state[new] = dealt_states(new, optimizer.state.pop(parameter))
+                optimizer.state[new] = sharded_states(new, optimizer.state.pop(parameter))

@@ -20,7 +20,7 @@ from fxdp.capture.dynamo.dynamo_graph import ReadGraph
 from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.errors import AgreementError, InputError
 from fxdp.module.between_graphs import BetweenGraphs
-from fxdp.module.cache import Recent
+from fxdp.module.cache import LRU
 from fxdp.module.compiled import CompiledModule
 from fxdp.options import Options
 from fxdp.ranks.agreement import agree
@@ -64,7 +64,7 @@ class TracedOptions:
         options = self.options
         if options.may_shard:
             return (
-                f"strategy={options.strategy!r} deals out the model's parameters, which a backend of "
+                f"strategy={options.strategy!r} shards the model's parameters, which a backend of "
                 "torch.compile is not given"
             )
         if options.loss_fn is not None:
@@ -72,7 +72,7 @@ class TracedOptions:
         if isinstance(options.stages, (list, tuple)):
             return "stages= names modules, of which a graph has none"
         if any(isinstance(leaf, RowsPerSample) for leaf in tree_leaves(options.batch_dims)):
-            return "batch_dims= counts rows per sample, for which the model's inputs are read whole"
+            return "batch_dims= counts rows per sample, for which the model's inputs are read in full"
         if options.pad is not None and not isinstance(options.pad, (int, float)):
             return "pad= is a container, but a graph has its inputs one by one"
         return ""
@@ -93,7 +93,7 @@ class TracedOptions:
         if given := [name for name, is_given in alone.items() if is_given]:
             raise InputError(
                 f"torch breaks the call into several graphs, for which there is no {', '.join(given)}: it is "
-                "for whole calls, with their loss; expected fullgraph=True with it, or fxdp.compile(model)"
+                "for entire calls, with their loss; expected fullgraph=True with it, or fxdp.compile(model)"
             )
 
     def check_losses(self, losses: int) -> None:
@@ -119,7 +119,7 @@ class _Compiled:
     """
 
     def __init__(self) -> None:
-        self.modules: Recent[Any, tuple[CompiledModule, TracedModel, Any]] = Recent(_MODELS)
+        self.modules: LRU[Any, tuple[CompiledModule, TracedModel, Any]] = LRU(_MODELS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Compiled, ()  # a model that is pickled leaves its programs behind
@@ -160,7 +160,7 @@ class TracedCall:
             return outputs if self.between is None else self.between.leave(compiled, outputs)
         except AgreementError as error:
             if "graph " in str(error):  # each rank has it: they differ in what the call was traced to
-                agree(compiled._joined, graph.lines, "graphs of torch.compile")
+                agree(compiled._process_mesh, graph.lines, "graphs of torch.compile")
             raise
 
     def _compiled(self, tensors: Mapping[str, Tensor]) -> tuple[CompiledModule, TracedModel]:

@@ -39,7 +39,7 @@ class Values:
     By what errors call them; all ranks change it together.
     """
 
-    lifted: set[str] = field(default_factory=set)
+    dynamic_inputs: set[str] = field(default_factory=set)
     deciding: set[str] = field(default_factory=set)
 
     def role(self, name: str, value: Any) -> Open | None:
@@ -49,12 +49,12 @@ class Values:
             return None
         if kind is str or kind is list:
             return Open.UNREAD
-        return Open.INPUT if name in self.lifted and fits(value) else None
+        return Open.INPUT if name in self.dynamic_inputs and fits(value) else None
 
     def decide(self, names: Iterable[str]) -> None:
         """Make these constants."""
         self.deciding |= set(names)
-        self.lifted -= set(names)
+        self.dynamic_inputs -= set(names)
 
 
 def fits(value: Any) -> bool:
@@ -76,11 +76,11 @@ def liftable(own: Mapping[str, Any], other: Mapping[str, Any], values: Values) -
     for name, (kind, value) in own.items():
         before = other.get(name, ("", None))
         if before[0] == kind and before[1] != value and fits(value) and fits(before[1]):
-            found |= {name} - values.deciding - values.lifted
+            found |= {name} - values.deciding - values.dynamic_inputs
     return found
 
 
-class Told:
+class RecompileLog:
     """Says in the log which values a model is compiled for again and again: at the second and the fifth."""
 
     def __init__(self) -> None:

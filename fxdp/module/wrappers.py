@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fxdp.errors import InputError, StateError, a_kind
-from fxdp.module.stand_in import StandIn
+from fxdp.module.module_wrapper import ModuleWrapper
 from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp, running_transform
 
 _TRAINERS = (
@@ -40,7 +40,7 @@ class _LazyHook:
         raise _refused("torch.compile(compiled)")
 
 
-class Bare(StandIn):
+class Bare(ModuleWrapper):
     """A stand-in around which nothing can be put, in loops that are written for what would be.
 
     Raises

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.ir.graph_text import node_text
-from fxdp.ir.notes import Site, note, tensor_operands
+from fxdp.ir.metadata import Location, meta, tensor_operands
 from fxdp.ir.types import TensorType
 
 
@@ -39,23 +39,23 @@ class Fault:
     text: str
     what: str
     rule: str
-    site: Site
+    location: Location
     placement: str = ""
     operands: tuple[OperandState, ...] = ()
     error: float = float("inf")
 
     def __str__(self) -> str:
-        lines = [self.text, f"    {self.what}", f"    rule {self.rule}, from {self.site}"]
+        lines = [self.text, f"    {self.what}", f"    rule {self.rule}, from {self.location}"]
         return "\n".join([*lines, *(f"    operand {operand}" for operand in self.operands)])
 
 
 def make_fault(node: fx.Node, what: str, error: float, errors: dict[fx.Node, float]) -> Fault:
     """The fault of a node; `errors` are those of the nodes before it."""
-    known = note(node)
+    known = meta(node)
     operands = _operands(node, errors)
     rule = known.reason or "?"
     text = node_text(node, ("dp",))
-    return Fault(node.name, text, what, rule, known.site, _placement(known.placement), operands, error)
+    return Fault(node.name, text, what, rule, known.location, _placement(known.placement), operands, error)
 
 
 def _placement(placement: object) -> str:
@@ -65,8 +65,8 @@ def _placement(placement: object) -> str:
 def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState, ...]:
     sources = tensor_operands(node)
     if not sources:  # a `getitem` reads a tuple
-        sources = [n for n in node.all_input_nodes if isinstance(note(n).type, tuple)]
-    wanted = note(node).operands or (None,) * len(sources)
+        sources = [n for n in node.all_input_nodes if isinstance(meta(n).type, tuple)]
+    wanted = meta(node).operands or (None,) * len(sources)
     if len(wanted) != len(sources):
         return ()
     return tuple(
@@ -78,4 +78,4 @@ def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState
 def _wanted(source: fx.Node, wanted: object) -> str:
     if wanted is not None:
         return str(wanted)
-    return "it is" if isinstance(note(source).type, TensorType) else "a tuple"
+    return "it is" if isinstance(meta(source).type, TensorType) else "a tuple"

@@ -2,7 +2,7 @@
 
 Every node holds a list with one value per rank; a collective combines the list; after each node the
 ranks' values are put together by the node's placement and compared with what the captured graph computes
-on the whole batch. The first difference names the node, so that a wrong rule, a dropped reduction or a
+on the global batch. The first difference names the node, so that a wrong rule, a dropped reduction or a
 size that should be global shows in seconds. Random values are taken from the ranks: the reference uses
 what they drew, and no two ranks may draw the same.
 """
@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.metadata import is_host_size, meta
 from fxdp.ir.op_kinds import mixes
-from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
-from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
+from fxdp.ir.placements import ParamShard, Partial, Placement, Replicate, Shard
+from fxdp.ir.signature import Input, InputSpec, OutputSpec, Size, Tangent
 from fxdp.ir.tensor_difference import difference
 from fxdp.ir.types import ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import cancelled, magnitude, scaled_floor
@@ -65,13 +65,13 @@ class LockStep:
     ties: list[fx.Node] = field(default_factory=list)
     """Nodes whose answer rounding decides; the ranks went on with one device's."""
 
-    def run(self, slots: Mapping[Slot, Any]) -> dict[ResultSlot, Tensor]:
-        """The results of the ranks, put together; `slots` holds the *global* value of each input.
+    def run(self, specs: Mapping[InputSpec, Any]) -> dict[OutputSpec, Tensor]:
+        """The results of the ranks, put together; `specs` holds the *global* value of each input.
 
         Tangents are global too. Faults are collected in `faults`.
         """
         self._start()
-        self._slots = slots
+        self._specs = specs
         for node in self.local.graph.nodes:
             if node.op == "output":
                 return self._results(node)
@@ -106,16 +106,16 @@ class LockStep:
         if node.op == "get_attr":
             value = self._one.values[node.name] = attribute_of(self.local, node)
             return [value] * self._ranks.world
-        if node.target in conversions.CONVERSIONS:
+        if node.target in redistributions.REDISTRIBUTIONS:
             source, *rest = node.args
             numbers = [self._values[a][0] if isinstance(a, fx.Node) else a for a in rest]
-            return self._ranks.convert(node, self._read(source), numbers)
+            return self._ranks.redistribute(node, self._read(source), numbers)
         if node_draws(node) and self._generators is None:
             return draw_alike(self._ranks.world, lambda rank: self._call(node, rank))
         return [self._call(node, rank) for rank in range(self._ranks.world)]
 
     def _read(self, source: Any) -> list[Any]:
-        """What a conversion reads of each rank: a value, or a list of those of a bucket."""
+        """What a redistribution reads of each rank: a value, or a list of those of a bucket."""
         if isinstance(source, fx.Node):
             return self._values[source]
         return [[self._values[value][rank] for value in source] for rank in range(self._ranks.world)]
@@ -127,14 +127,14 @@ class LockStep:
         return execute(node, lambda n: self._values[n][rank])
 
     def _placeholder(self, node: fx.Node) -> list[Any]:
-        slot = note(node).slot
-        if isinstance(slot, Size):
-            return [self._ranks.slot(slot.name, rank) for rank in range(self._ranks.world)]
-        assert slot is not None
-        whole = self._one.values[node.name] = self._slots[slot]
-        dealt = isinstance(note(node).placement, Rows)
-        placement = note(node).placement if dealt or isinstance(slot, (Input, Tangent)) else None
-        return self._ranks.split(whole, placement)  # type: ignore[arg-type]
+        spec = meta(node).spec
+        if isinstance(spec, Size):
+            return [self._ranks.spec(spec.name, rank) for rank in range(self._ranks.world)]
+        assert spec is not None
+        full = self._one.values[node.name] = self._specs[spec]
+        sharded = isinstance(meta(node).placement, ParamShard)
+        placement = meta(node).placement if sharded or isinstance(spec, (Input, Tangent)) else None
+        return self._ranks.split(full, placement)  # type: ignore[arg-type]
 
     # ---- comparing ---------------------------------------------------------------------------------------
 
@@ -143,38 +143,38 @@ class LockStep:
             return
         if node_draws(node):
             self._one.values[node.name] = self._combined(node)
-            pair = None if self.single_device_rng else repeated_draw(self._values[node], note(node).placement)
+            pair = None if self.single_device_rng else repeated_draw(self._values[node], meta(node).placement)
             if pair is not None:
                 self._fault(node, f"ranks {pair[0]} and {pair[1]} draw the same random numbers")
-        elif self._has_whole(node):
+        elif self._has_full(node):
             self._compare(node, self._one.values[node.name])
 
-    def _has_whole(self, node: fx.Node) -> bool:
+    def _has_full(self, node: fx.Node) -> bool:
         """Compute the node's global value, if it has one that can be told without its rule."""
         found = self._one.node(node)
         if found is not None:
             self._one.execute(found)
             return True
-        sources = [s for s in node.all_input_nodes if not isinstance(note(s).type, ScalarType)]
+        sources = [s for s in node.all_input_nodes if not isinstance(meta(s).type, ScalarType)]
         if any(s.name not in self._one.values for s in sources):
             return False
-        if node.target in conversions.CONVERSIONS:
+        if node.target in redistributions.REDISTRIBUTIONS:
             if not isinstance(node.args[0], fx.Node):
                 return False  # a bucket, whose values are compared where they are used
             self._one.values[node.name] = self._one.values[sources[0].name]
             return True
-        if isinstance(note(node).placement, Shard):
+        if isinstance(meta(node).placement, Shard):
             return False  # an inserted op on local parts, such as positions counted from the rank's first
-        self._one.values[node.name] = execute(node, self._whole_or_number)
+        self._one.values[node.name] = execute(node, self._full_or_number)
         return True
 
-    def _whole_or_number(self, node: fx.Node) -> Any:
-        if isinstance(note(node).type, ScalarType):
+    def _full_or_number(self, node: fx.Node) -> Any:
+        if isinstance(meta(node).type, ScalarType):
             return self._values[node][0]
         return self._one.values[node.name]
 
     def _combined(self, node: fx.Node) -> Any:
-        placement, values = note(node).placement, self._values[node]
+        placement, values = meta(node).placement, self._values[node]
         if isinstance(placement, tuple):
             return tuple(
                 None if p is None else self._ranks.combine([v[i] for v in values], p)
@@ -183,51 +183,51 @@ class LockStep:
         assert placement is not None
         return self._ranks.combine(values, placement)
 
-    def _compare(self, node: fx.Node, whole: Any) -> None:
-        placement, values, types = note(node).placement, self._values[node], note(node).type
+    def _compare(self, node: fx.Node, full: Any) -> None:
+        placement, values, types = meta(node).placement, self._values[node], meta(node).type
         if isinstance(types, ScalarType):
-            self._compare_numbers(node, whole)
+            self._compare_numbers(node, full)
         elif not isinstance(types, tuple):
-            self._compare_one(node, whole, values, types, placement)
+            self._compare_one(node, full, values, types, placement)
         else:
             assert isinstance(placement, tuple)
             for i, (type_, p) in enumerate(zip(types, placement, strict=True)):
                 if isinstance(type_, TensorType):
-                    self._compare_one(node, whole[i], [v[i] for v in values], type_, p)
+                    self._compare_one(node, full[i], [v[i] for v in values], type_, p)
 
-    def _compare_numbers(self, node: fx.Node, whole: Any) -> None:
+    def _compare_numbers(self, node: fx.Node, full: Any) -> None:
         """A number that was read from a tensor's values."""
         for rank, value in enumerate(self._values[node]):
-            if abs(value - whole) > self._tolerance(node) * abs(whole):
-                self._fault(node, f"rank {rank} reads {value}, one device {whole}")
+            if abs(value - full) > self._tolerance(node) * abs(full):
+                self._fault(node, f"rank {rank} reads {value}, one device {full}")
                 return
 
-    def _compare_one(self, node: fx.Node, whole: Any, values: list[Any], type_: Any, placement: Any) -> None:
-        if not isinstance(whole, Tensor) or placement is None:
+    def _compare_one(self, node: fx.Node, full: Any, values: list[Any], type_: Any, placement: Any) -> None:
+        if not isinstance(full, Tensor) or placement is None:
             return
-        for rank, value in enumerate(() if isinstance(placement, Rows) else values):
+        for rank, value in enumerate(() if isinstance(placement, ParamShard) else values):
             shape = tuple(self._ranks.number(n, rank) for n in local_shape(type_, placement))
             if tuple(value.shape) != shape:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
                 return
-        error = self._error(node, whole, values, placement)
-        if not error <= self._tolerance(node) and self._is_tie(node, whole, values, placement):
+        error = self._error(node, full, values, placement)
+        if not error <= self._tolerance(node) and self._is_tie(node, full, values, placement):
             self.ties.append(node)
-            self._values[node] = self._ranks.split(whole, placement)
+            self._values[node] = self._ranks.split(full, placement)
             error = 0.0
         self.errors[node] = max(error, self.errors.get(node, 0.0))
         if not error <= self._tolerance(node):
             self._fault(node, f"differs from one device by {error:.3g} (relative)", error)
 
-    def _error(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> float:
+    def _error(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> float:
         if isinstance(placement, Partial):  # the terms of the sum count, not what is left of it
             largest = cancelled(self._tolerance(node)) * max(map(magnitude, values))
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
-            return max(difference(v, whole, self._floor(node)) for v in values)
-        return difference(self._put_together(values, placement, whole), whole, self._floor(node))
+            return max(difference(v, full, self._floor(node)) for v in values)
+        return difference(self._put_together(values, placement, full), full, self._floor(node))
 
-    def _is_tie(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> bool:
+    def _is_tie(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> bool:
         """Whether both answers are right, as only the rounding of an operand decides between them."""
         read = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]  # and no sizes
         operands = [n for n in moved_operands(node) if n in read]
@@ -235,13 +235,13 @@ class LockStep:
         if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
-        found = self._put_together(values, placement, whole)
-        return is_tie(node, self._whole_or_number, found, whole, self._tolerance(node) * max(sizes))
+        found = self._put_together(values, placement, full)
+        return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
 
-    def _put_together(self, values: list[Tensor], placement: Placement, whole: Tensor) -> Tensor:
+    def _put_together(self, values: list[Tensor], placement: Placement, full: Tensor) -> Tensor:
         """What the ranks' values stand for; of rows without the padding of the last ranks."""
         found = self._ranks.combine(values, placement)
-        return found[: whole.shape[0]] if isinstance(placement, Rows) else found
+        return found[: full.shape[0]] if isinstance(placement, ParamShard) else found
 
     def _tolerance(self, node: fx.Node) -> float:
         return self.tolerances.get(node.name, self.tolerance)
@@ -273,24 +273,24 @@ class LockStep:
 
     # ---- results -----------------------------------------------------------------------------------------
 
-    def _results(self, node: fx.Node) -> dict[ResultSlot, Tensor]:
-        results: dict[ResultSlot, Tensor] = {}
+    def _results(self, node: fx.Node) -> dict[OutputSpec, Tensor]:
+        results: dict[OutputSpec, Tensor] = {}
         values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
-        placements = note(node).operands or [note(v).placement for v in values]
-        for slot, value, placement in zip(note(node).results, values, placements, strict=True):
-            if slot is not None:
+        placements = meta(node).operands or [meta(v).placement for v in values]
+        for spec, value, placement in zip(meta(node).results, values, placements, strict=True):
+            if spec is not None:
                 found = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
-                results[slot] = found[: _rows_of(value)] if isinstance(placement, Rows) else found
+                results[spec] = found[: _rows_of(value)] if isinstance(placement, ParamShard) else found
         return results
 
-    def floors(self) -> dict[ResultSlot, float]:
+    def floors(self) -> dict[OutputSpec, float]:
         """Below which size each result is what is left of larger terms (see `difference`)."""
         pairs = results_of(self.local.graph)
-        return {slot: self._floor(value) for slot, value in pairs if slot is not None}
+        return {spec: self._floor(value) for spec, value in pairs if spec is not None}
 
 
 def _rows_of(node: fx.Node) -> int:
-    """How many rows a value has as a whole; those of the last rank may be padded."""
-    type_ = note(node).type
+    """How many rows a value has as one; those of the last rank may be padded."""
+    type_ = meta(node).type
     assert isinstance(type_, TensorType)
     return int(type_.shape[0])

@@ -15,17 +15,17 @@ from fxdp.capture.inputs import run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.ir.graphs import results_of
-from fxdp.ir.model_tensors import is_stand_in, slot_values
-from fxdp.ir.notes import note
-from fxdp.ir.slots import (
+from fxdp.ir.metadata import meta
+from fxdp.ir.model_tensors import is_placeholder_parameter, signature_values
+from fxdp.ir.signature import (
     Buffer,
     Gradient,
     Input,
+    InputSpec,
     Mutation,
     Output,
+    OutputSpec,
     Parameter,
-    ResultSlot,
-    Slot,
     Tangent,
 )
 from fxdp.torch_compat import without_autocast
@@ -40,9 +40,9 @@ class EagerRun:
     that do not hold what they held before.
     """
 
-    results: dict[ResultSlot, Tensor]
+    results: dict[OutputSpec, Tensor]
     tangents: dict[int, Tensor]
-    changed: frozenset[ResultSlot] = frozenset()
+    changed: frozenset[OutputSpec] = frozenset()
 
 
 def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
@@ -77,7 +77,7 @@ def run_eager(
     kinds = zip(leaves, captured.leaves, strict=True)
     outputs = [leaf for leaf, kind in kinds if isinstance(kind, OutputLeaf)]
     tangents = {i: _tangent(i, output) for i, output in enumerate(outputs) if output.requires_grad}
-    values: dict[ResultSlot, Tensor] = {Output(i): o.detach().clone() for i, o in enumerate(outputs)}
+    values: dict[OutputSpec, Tensor] = {Output(i): o.detach().clone() for i, o in enumerate(outputs)}
     values |= {Output(check.output): torch.tensor(check.passes) for check in captured.checks}
     if tangents:
         with without_autocast():
@@ -98,21 +98,21 @@ def input_values(
     captured: Captured,
     tensors: Sequence[Tensor],
     tangents: Mapping[int, Tensor],
-) -> dict[Slot, Any]:
+) -> dict[InputSpec, Any]:
     """The global value of every input of the captured program but its sizes."""
     graph = captured.gm.graph
-    written = {slot.of for slot, _ in results_of(graph) if isinstance(slot, Mutation)}
-    values: dict[Slot, Any] = {
+    written = {spec.of for spec, _ in results_of(graph) if isinstance(spec, Mutation)}
+    values: dict[InputSpec, Any] = {
         # a run writes into buffers, and into what the step returns anew
-        slot: value.detach().clone() if isinstance(slot, Buffer) or slot in written else value.detach()
-        for slot, value in slot_values(graph, module, captured.constants).items()
+        spec: value.detach().clone() if isinstance(spec, Buffer) or spec in written else value.detach()
+        for spec, value in signature_values(graph, module, captured.constants).items()
     }
     for node in graph.find_nodes(op="placeholder"):
-        match note(node).slot:
-            case Input(index) as slot:
-                values[slot] = tensors[index].detach()
-            case Tangent(index) as slot:
-                values[slot] = tangents[index]
+        match meta(node).spec:
+            case Input(index) as spec:
+                values[spec] = tensors[index].detach()
+            case Tangent(index) as spec:
+                values[spec] = tangents[index]
     return values
 
 
@@ -121,11 +121,11 @@ def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, in
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
 
 
-def _written_into(module: nn.Module) -> dict[ResultSlot, Tensor]:
+def _written_into(module: nn.Module) -> dict[OutputSpec, Tensor]:
     """What a step may write into, as it is now."""
-    found: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
+    found: dict[OutputSpec, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
     named = module.named_parameters()
-    return found | {Mutation(Parameter(n)): p.detach() for n, p in named if not is_stand_in(p)}
+    return found | {Mutation(Parameter(n)): p.detach() for n, p in named if not is_placeholder_parameter(p)}
 
 
 def _is_written(now: Tensor, before: Tensor) -> bool:

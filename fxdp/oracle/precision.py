@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.refusals.stateful import copy_of
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
 from fxdp.ir.types import tensor_types
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -54,17 +54,17 @@ def tolerances(gm: fx.GraphModule, *, own: bool) -> dict[str, float]:
     return found
 
 
-def casts(gm: fx.GraphModule) -> tuple[Site, ...]:
+def casts(gm: fx.GraphModule) -> tuple[Location, ...]:
     """The lines at which a float64 model computes in a narrower type, each once, in order."""
-    found: dict[Site, None] = {}
+    found: dict[Location, None] = {}
     for node in gm.graph.nodes:
         narrow = any(dtype in _PROMOTED for dtype in _dtypes(node))
-        if node.op == "call_function" and narrow and not note(node).backward:
+        if node.op == "call_function" and narrow and not meta(node).backward:
             sources = [dtype for source in node.all_input_nodes for dtype in _dtypes(source)]
             if not any(dtype in _PROMOTED for dtype in sources):
-                found[note(node).site] = None
+                found[meta(node).location] = None
     return tuple(found)
 
 
 def _dtypes(node: fx.Node) -> list[torch.dtype]:
-    return [type_.dtype for type_ in tensor_types(note(node).type)]
+    return [type_.dtype for type_ in tensor_types(meta(node).type)]

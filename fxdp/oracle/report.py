@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxdp.errors import ExactnessError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.results import ResultError
 from fxdp.oracle.virtual_run import SplitRun
@@ -32,7 +32,7 @@ class Report(Shown):
     mesh: str
     splits: tuple[SplitRun, ...]
     compared: str = ""
-    casts: tuple[Site, ...] = ()
+    casts: tuple[Location, ...] = ()
     invariants: str = ""
 
     @property
@@ -76,7 +76,7 @@ class Report(Shown):
                 "mesh": self.mesh,
                 "compared": self.compared,
                 "worst": self.worst,
-                "casts": [str(site) for site in self.casts],
+                "casts": [str(location) for location in self.casts],
                 "invariants": self.invariants,
                 "splits": [_split_dict(run) for run in self.splits],
             }
@@ -108,8 +108,8 @@ class Report(Shown):
             for run in self.splits
         )  # fmt: skip
         columns = ("split", "#nodes", "#results", "largest error", "at", "")
-        note, style = "\n".join(self._beside_splits()), "green" if self.ok else "red"
-        return (Sheet(self._headline(), columns, rows, note, style=style),)
+        meta, style = "\n".join(self._beside_splits()), "green" if self.ok else "red"
+        return (Sheet(self._headline(), columns, rows, meta, style=style),)
 
     def _beside_splits(self) -> list[str]:
         """What the text says beside the headline and the splits."""
@@ -123,12 +123,12 @@ class Report(Shown):
 
     def _casts(self) -> list[str]:
         said = "the model computes in float32 or narrower at these lines, 1e-6 is equal there:"
-        return _sites(said, self.casts)
+        return _locations(said, self.casts)
 
     def _ties(self) -> list[str]:
-        ties = tuple(dict.fromkeys(site for run in self.splits for site in run.ties))
+        ties = tuple(dict.fromkeys(location for run in self.splits for location in run.ties))
         said = "rounding decides at these lines (x > y where both are equal but for it), as one device did:"
-        return _sites(said, ties)
+        return _locations(said, ties)
 
 
 _REMEDY = (
@@ -137,10 +137,10 @@ _REMEDY = (
 )
 
 
-def _sites(said: str, sites: tuple[Site, ...]) -> list[str]:
+def _locations(said: str, locations: tuple[Location, ...]) -> list[str]:
     """A sentence and the first lines that it is about; nothing where there are none."""
-    more = [f"  and {len(sites) - 5} more"] if len(sites) > 5 else []
-    return [said, *(f"  {site}" for site in sites[:5]), *more] if sites else []
+    more = [f"  and {len(locations) - 5} more"] if len(locations) > 5 else []
+    return [said, *(f"  {location}" for location in locations[:5]), *more] if locations else []
 
 
 def _split_line(run: SplitRun) -> str:
@@ -155,7 +155,7 @@ def _split_dict(run: SplitRun) -> dict[str, Any]:
         "nodes": run.nodes,
         "worst": run.worst,
         "worst_node": run.worst_node,
-        "ties": [str(site) for site in run.ties],
+        "ties": [str(location) for location in run.ties],
         "faults": [flat_dict(fault) for fault in run.faults],
         "results": [asdict(result) for result in run.results],
     }

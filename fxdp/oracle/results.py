@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Parameter, ResultSlot, result_words
+from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, OutputSpec, Parameter, result_words
 from fxdp.ir.tensor_difference import difference
 from fxdp.oracle.compare import cancelled, magnitude
 
@@ -26,11 +26,11 @@ class ResultError:
 
 
 def compare_results(
-    found: Mapping[ResultSlot, Tensor],
-    expected: Mapping[ResultSlot, Tensor],
-    tolerances: Mapping[ResultSlot, float],
-    floors: Mapping[ResultSlot, float],
-    changed: Collection[ResultSlot] = (),
+    found: Mapping[OutputSpec, Tensor],
+    expected: Mapping[OutputSpec, Tensor],
+    tolerances: Mapping[OutputSpec, float],
+    floors: Mapping[OutputSpec, float],
+    changed: Collection[OutputSpec] = (),
 ) -> list[ResultError]:
     """One row per result; gradients that are missing or too many are wrong, as are missing writes.
 
@@ -40,29 +40,29 @@ def compare_results(
     (of the scale of a cosine's operand), a buffer (the running mean after another BatchNorm), an output (a
     policy's loss, the mean of its normalized advantages); a gradient (a key's bias) against the others, too.
     """
-    own = {_key(slot): (result_name(slot), value, tolerances[slot]) for slot, value in found.items()}
-    gradients = [magnitude(value) for slot, value in expected.items() if isinstance(slot, Gradient)]
+    own = {_key(spec): (result_name(spec), value, tolerances[spec]) for spec, value in found.items()}
+    gradients = [magnitude(value) for spec, value in expected.items() if isinstance(spec, Gradient)]
     largest = max(gradients, default=0.0)
-    terms = {_key(slot): floor for slot, floor in floors.items()}
+    terms = {_key(spec): floor for spec, floor in floors.items()}
     rows = []
-    for slot, (name, value, tolerance) in own.items():
-        if slot not in expected:
+    for spec, (name, value, tolerance) in own.items():
+        if spec not in expected:
             rows.append(ResultError(name, float("inf"), tolerance, "is None on one device"))
             continue
-        beside = cancelled(tolerance) * largest if isinstance(slot, Gradient) else 0.0
-        floor = max(beside, terms.get(slot, 0.0))
-        error = difference(value, expected[slot], floor)
+        beside = cancelled(tolerance) * largest if isinstance(spec, Gradient) else 0.0
+        floor = max(beside, terms.get(spec, 0.0))
+        error = difference(value, expected[spec], floor)
         what = "" if error <= tolerance else f"differs from one device by {error:.3g} (relative)"
         rows.append(ResultError(name, error, tolerance, what))
-    wanted = [slot for slot in expected if isinstance(slot, Gradient) or slot in changed]
-    missing = [slot for slot in wanted if slot not in own]
-    rows += [ResultError(result_name(slot), float("inf"), 0.0, "is missing") for slot in missing]
+    wanted = [spec for spec in expected if isinstance(spec, Gradient) or spec in changed]
+    missing = [spec for spec in wanted if spec not in own]
+    rows += [ResultError(result_name(spec), float("inf"), 0.0, "is missing") for spec in missing]
     return rows
 
 
-def result_name(slot: ResultSlot) -> str:
+def result_name(spec: OutputSpec) -> str:
     """`output 0`, `gradient of fc.weight`, `buffer bn.running_mean` or `input x`."""
-    match slot:
+    match spec:
         case Mutation(Buffer(name)):
             return f"buffer {name}"
         case Mutation(Parameter(name)):
@@ -70,11 +70,11 @@ def result_name(slot: ResultSlot) -> str:
         case Mutation(Input(index, path)):
             return f"input {path or index}"
         case _:
-            return result_words(slot)
+            return result_words(spec)
 
 
-def _key(slot: ResultSlot) -> ResultSlot:
+def _key(spec: OutputSpec) -> OutputSpec:
     """Inputs by index alone."""
-    if isinstance(slot, (Gradient, Mutation)) and isinstance(slot.of, Input):
-        return type(slot)(Input(slot.of.index))
-    return slot
+    if isinstance(spec, (Gradient, Mutation)) and isinstance(spec.of, Input):
+        return type(spec)(Input(spec.of.index))
+    return spec

@@ -38,11 +38,11 @@ def moved_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def is_tie(
-    node: fx.Node, value_of: Callable[[fx.Node], Any], found: Tensor, whole: Tensor, step: float
+    node: fx.Node, value_of: Callable[[fx.Node], Any], found: Tensor, full: Tensor, step: float
 ) -> bool:
-    """Whether `found` differs from `whole` only where the first of `moved_operands` is near the threshold.
+    """Whether `found` differs from `full` only where the first of `moved_operands` is near the threshold.
 
-    `found` is what the ranks have made of the node, `whole` what one device has. Near is what passes the
+    `found` is what the ranks have made of the node, `full` what one device has. Near is what passes the
     threshold within a step up or down.
     """
     first, *_ = moved_operands(node)
@@ -53,4 +53,4 @@ def is_tie(
         jump(*fx.map_arg(node.args, lambda n, by=by: value_of(n) + by if n is first else value_of(n)))  # type: ignore[misc]
         for by in (-step, step)
     )
-    return bool(((found == whole) | (least != most)).all())
+    return bool(((found == full) | (least != most)).all())

@@ -16,8 +16,8 @@ from fxdp.ir.draws import kept_random_state
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.call import request_of
 from fxdp.options import Options
+from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import widen, widened
-from fxdp.oracle.ways import on_way, ways_at
 
 _BRANCHES = 64
 WIDE = "in float64"
@@ -30,11 +30,11 @@ def capture_for(
     kwargs: dict[str, Any],
     options: Options,
     hint: int | None = None,
-    ways: tuple[bool, ...] = (),
+    branches: tuple[bool, ...] = (),
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
     inputs = read_inputs(module, args, kwargs, options.batch_dims)
-    return capture_request(request_of(module, inputs, options, hint=hint, ways=ways))
+    return capture_request(request_of(module, inputs, options, hint=hint, branches=branches))
 
 
 def captured(
@@ -93,10 +93,10 @@ def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, see
         hint = batch
         found = capture_for(module, args, kwargs, options, hint)
     for _ in range(_BRANCHES):  # each capture goes right at one more of them at least
-        ways = ways_at(found, module, inputs, options, batch, seed)
-        if on_way(found, ways):
+        branches = branches_at(found, module, inputs, options, batch, seed)
+        if on_branch(found, branches):
             break
-        found = capture_for(module, args, kwargs, options, hint, ways)
+        found = capture_for(module, args, kwargs, options, hint, branches)
     return found
 
 
@@ -104,10 +104,10 @@ def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
     """What the model's code asked of sizes, where it does not hold at this batch."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
-    return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
+    return [f"{c.expr} at {c.location}" for c in found.conditions if not c.holds({B: batch, **sizes})]
 
 
-def check_way(
+def check_branch(
     found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int, seed: int
 ) -> None:
     """Refuse a batch at which a flag that the model's code branches on is another.
@@ -116,10 +116,10 @@ def check_way(
     ------
     InputError : with each such flag's line.
     """
-    if not on_way(found, ways_at(found, module, inputs, options, batch, seed)):
-        listing = "\n  ".join(str(check.site) for check in found.checks if check.branch)
+    if not on_branch(found, branches_at(found, module, inputs, options, batch, seed)):
+        listing = "\n  ".join(str(check.location) for check in found.checks if check.branch)
         raise InputError(
-            f"the first {batch} samples go another way than the whole batch at one of\n  {listing}\n"
+            f"the first {batch} samples go another way than the global batch at one of\n  {listing}\n"
             "Verify with splits= that have all samples, or with a smaller batch"
         )
 

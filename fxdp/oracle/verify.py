@@ -26,7 +26,7 @@ from fxdp.options import Options
 from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
-from fxdp.oracle.verified_capture import WIDE, captured, check_conditions, check_way
+from fxdp.oracle.verified_capture import WIDE, captured, check_branch, check_conditions
 from fxdp.oracle.virtual_run import SplitRun, Subject
 from fxdp.torch_compat import warn_untested
 
@@ -47,7 +47,7 @@ def verify(
 
     The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each
     with its part of the given batch, op by op and before Inductor. Every value is compared with what one
-    device computes on the whole batch; outputs, gradients (for random weights of the outputs) and buffers
+    device computes on the global batch; outputs, gradients (for random weights of the outputs) and buffers
     with the unmodified model's.
 
     Parameters
@@ -91,18 +91,18 @@ def verify(
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
     reports: list[Report] = []
     for size, some in _by_program(every, call.batch, chosen):
-        module, example, found, note = captured(model, (args, kwargs), chosen, precision, size, seed)
+        module, example, found, meta = captured(model, (args, kwargs), chosen, precision, size, seed)
         # of the inputs as they were given: copies in float64 have no gaps
-        check_layouts(found, call.inputs, whole_draws=chosen.single_device_rng)
+        check_layouts(found, call.inputs, full_batch_draws=chosen.single_device_rng)
         for split in some:
             check_conditions(found, example, sum(split))
-            check_way(found, module, example, chosen, sum(split), seed)
-        own = note != WIDE
+            check_branch(found, module, example, chosen, sum(split), seed)
+        own = meta != WIDE
         subject, invariants = _subject(module, found, data, chosen, own, tolerance, size)
         runs: tuple[SplitRun, ...] = ()
         if subject is not None:
             runs = tuple(subject.run(example[0], example[1], split, seed) for split in some)
-        compared = _compared(subject, data, note)
+        compared = _compared(subject, data, meta)
         narrow = () if own else casts(found.gm)
         reports.append(Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants))
     invariants = next((report.invariants for report in reports if report.invariants), "")
@@ -165,17 +165,17 @@ def _subject(
     return Subject(module, local.gm, reference, options, allowed, local.mesh), invariants
 
 
-def _compared(subject: Subject | None, mesh: Mesh, note: str) -> str:
+def _compared(subject: Subject | None, mesh: Mesh, meta: str) -> str:
     if subject is None:
         return "nothing was run"
     if mesh.world > mesh.size or subject.options.microbatches > 1:
-        note = f"{note}; the data-parallel program, before it is cut into stages and micro-batches"
+        meta = f"{meta}; the data-parallel program, before it is cut into stages and micro-batches"
     if subject.draws_apart(mesh.size):
         return (
-            f"{note}; the ranks draw random numbers of their own (rng='sharded'): every node is compared "
+            f"{meta}; the ranks draw random numbers of their own (rng='sharded'): every node is compared "
             "with one device that is given these numbers, and the program on one device with the eager model"
         )
-    return f"{note}; every node, output, gradient and buffer is compared with one eager device"
+    return f"{meta}; every node, output, gradient and buffer is compared with one eager device"
 
 
 def _check_statistics(options: Options) -> None:

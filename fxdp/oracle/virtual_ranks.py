@@ -1,4 +1,4 @@
-"""The ranks of a mesh as lists: one value per rank, and what conversions do to such a list."""
+"""The ranks of a mesh as lists: one value per rank, and what redistributions do to such a list."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.conversions import conversion_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.ops.collectives import sharded
-from fxdp.ir.ops.parameter_rows import own_rows
+from fxdp.ir.ops.parameter_shards import own_shard
 from fxdp.ir.ops.parts import combine
-from fxdp.ir.placements import Dim, Placement, Rows, Shard
+from fxdp.ir.placements import Dim, ParamShard, Placement, Shard
+from fxdp.ir.redistributions import redistribution_of
 from fxdp.ir.sizes import LOCAL, evaluate, rank_sizes
 
 
@@ -23,15 +23,13 @@ class VirtualRanks:
     `mesh` tells which of them lie along an axis; without it there is one axis.
     """
 
-    def __init__(
-        self, sizes: Sequence[int], symbols: Mapping[str, int], mesh: Mesh | None = None
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], symbols: Mapping[str, int], mesh: Mesh | None = None) -> None:
         self.sizes = tuple(sizes)
         self.world = len(self.sizes)
         self._symbols = symbols
         self._mesh = mesh
 
-    def slot(self, name: str, rank: int) -> int:
+    def spec(self, name: str, rank: int) -> int:
         """The value of a size slot on a rank."""
         return {**self._symbols, **rank_sizes(self.sizes, rank)}[name]
 
@@ -40,25 +38,27 @@ class VirtualRanks:
         own = {} if rank is None else {LOCAL.name: self.sizes[rank]}
         return evaluate(expr, {**self._symbols, **own})
 
-    def split(self, whole: Tensor, placement: Placement | None) -> list[Tensor]:
+    def split(self, full: Tensor, placement: Placement | None) -> list[Tensor]:
         """Every rank's part of a global value; the value itself where it is not sharded."""
-        if isinstance(placement, Rows):
-            return self._dealt_out(whole, placement)
+        if isinstance(placement, ParamShard):
+            return self._shards(full, placement)
         if not isinstance(placement, Shard):
-            return [whole] * self.world
-        return sharded([whole] * self.world, self.sizes, placement.dim, self.number(placement.outer))
+            return [full] * self.world
+        return sharded([full] * self.world, self.sizes, placement.dim, self.number(placement.outer))
 
     def combine(self, values: Sequence[Tensor], placement: Placement) -> Tensor:
         """The global value that the ranks' values stand for."""
-        if isinstance(placement, Rows):  # ranks that hold equal rows follow from those of the first of them
+        if isinstance(
+            placement, ParamShard
+        ):  # ranks that hold equal rows follow from those of the first of them
             return torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
         if isinstance(placement, Shard):
             placement = Shard(placement.dim, self.number(placement.outer))
         return combine(values, placement, self.sizes)
 
-    def convert(self, node: fx.Node, values: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
-        """What a conversion makes of the ranks' values; `rest` are its further arguments."""
-        found = conversion_of(node)
+    def redistribute(self, node: fx.Node, values: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
+        """What a redistribution makes of the ranks' values; `rest` are its further arguments."""
+        found = redistribution_of(node)
         if found is None:  # a wait
             return list(values)
         made: dict[int, Tensor] = {}
@@ -67,11 +67,11 @@ class VirtualRanks:
             made.update(zip(ranks, found.on_ranks(own, sizes, *rest), strict=True))
         return [made[rank] for rank in range(self.world)]
 
-    def _dealt_out(self, whole: Tensor, placement: Rows) -> list[Tensor]:
+    def _shards(self, full: Tensor, placement: ParamShard) -> list[Tensor]:
         """Each rank's rows, which those beside it along another axis hold, too."""
         made: dict[int, Tensor] = {}
         for ranks in self._along(placement.axis):
-            made.update({rank: own_rows(whole, len(ranks), place) for place, rank in enumerate(ranks)})
+            made.update({rank: own_shard(full, len(ranks), place) for place, rank in enumerate(ranks)})
         return [made[rank] for rank in range(self.world)]
 
     def _along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:

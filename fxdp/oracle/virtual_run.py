@@ -14,8 +14,8 @@ from fxdp.capture.inputs import Inputs, read_inputs
 from fxdp.ir.draws import graph_draws, kept_random_state, reseed
 from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Site, note
-from fxdp.ir.slots import Gradient, Input, Mutation, ResultSlot, Slot
+from fxdp.ir.metadata import Location, meta
+from fxdp.ir.signature import Gradient, Input, InputSpec, Mutation, OutputSpec
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep
@@ -46,7 +46,7 @@ class SplitRun:
     nodes: int
     worst: float
     worst_node: str
-    ties: tuple[Site, ...] = ()
+    ties: tuple[Location, ...] = ()
 
     @property
     def wrong(self) -> tuple[ResultError, ...]:
@@ -82,23 +82,23 @@ class Subject:
             reseed(seed)
             asked = self.options
             eager = run_eager(self.module, args, kwargs, reference, asked.loss_fn, asked.precision)
-            slots = input_values(self.module, reference, tensors, eager.tangents)
+            specs = input_values(self.module, reference, tensors, eager.tangents)
             runner = self._runner(split, symbol_values(reference, tensors))
             reseed(seed)
             with without_autocast():
-                found = runner.run(slots)
+                found = runner.run(specs)
             if runner.faults:
                 rows: list[ResultError] = []
             else:
                 reseed(seed)
-                own = self._comparable(runner, found, slots)
+                own = self._comparable(runner, found, specs)
                 wanted = _by_sample(eager.results, inputs)
-                rows = compare_results(own, wanted, self._by_slot(), runner.floors(), eager.changed)
+                rows = compare_results(own, wanted, self._by_spec(), runner.floors(), eager.changed)
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
         return SplitRun(
             tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
             0.0 if worst is None else runner.errors[worst], "" if worst is None else worst.name,
-            tuple(dict.fromkeys(note(node).site for node in runner.ties)),
+            tuple(dict.fromkeys(meta(node).location for node in runner.ties)),
         )  # fmt: skip
 
     def draws_apart(self, world: int) -> bool:
@@ -115,24 +115,24 @@ class Subject:
         )  # fmt: skip
 
     def _comparable(
-        self, runner: LockStep, found: dict[ResultSlot, Tensor], slots: Mapping[Slot, Any]
-    ) -> dict[ResultSlot, Tensor]:
+        self, runner: LockStep, found: dict[OutputSpec, Tensor], specs: Mapping[InputSpec, Any]
+    ) -> dict[OutputSpec, Tensor]:
         """The ranks' results; where ranks draw apart, those of the captured program drawing as eager does."""
         if not self.draws_apart(len(runner.sizes)):
             return found
         with without_autocast():
-            return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(slots)
+            return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(specs)
 
-    def _by_slot(self) -> dict[ResultSlot, float]:
+    def _by_spec(self) -> dict[OutputSpec, float]:
         pairs = results_of(self.local.graph)
-        return {slot: self.tolerances[value.name] for slot, value in pairs if slot is not None}
+        return {spec: self.tolerances[value.name] for spec, value in pairs if spec is not None}
 
 
-def _by_sample(results: Mapping[ResultSlot, Tensor], inputs: Inputs) -> dict[ResultSlot, Tensor]:
+def _by_sample(results: Mapping[OutputSpec, Tensor], inputs: Inputs) -> dict[OutputSpec, Tensor]:
     """Gradients and changes of inputs as the program has them, the rows of each sample in a dim."""
     found = dict(results)
     for i, (dim, rows, path) in enumerate(zip(inputs.batch_dims, inputs.rows, inputs.paths, strict=True)):
-        for slot in (Gradient(Input(i)), Mutation(Input(i))):
-            if slot in found:
-                found[slot] = by_sample(found[slot], dim, rows, path)
+        for spec in (Gradient(Input(i)), Mutation(Input(i))):
+            if spec in found:
+                found[spec] = by_sample(found[spec], dim, rows, path)
     return found

@@ -1,1 +1,1 @@
-"""The walk that chooses a placement for each value of a whole graph, by what conversions cost."""
+"""Sharding propagation: choose a placement for each value of a graph, by what redistributions cost."""

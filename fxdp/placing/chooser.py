@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fxdp.ir.conversions import price
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.ir.redistributions import price
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType, type_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
 
 
-def conversion_cost(
+def redistribution_cost(
     have: Sequence[Placement], want: Placement | None, n: int, gather_bytes: int | None = None
 ) -> float:
     """Bytes sent to bring a value of `n` bytes from its placements to the wanted one."""
@@ -30,12 +30,12 @@ def conversion_cost(
 
 
 def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, float]:
-    """The cheapest alternative with its conversion bytes; "all R" is always among them."""
+    """The cheapest alternative with its redistribution bytes; "all R" is always among them."""
     return cheapest(op, [op.alternative(), *alternatives])
 
 
 def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
-    """The cheapest of these with its conversion bytes."""
+    """The cheapest of these with its redistribution bytes."""
     sizes = [type_bytes(o.type) for o in op.operands]
     costs = [_cost(a, op.operands, sizes) for a in candidates]
     priced = [
@@ -47,9 +47,9 @@ def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, fl
 
 
 def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence[int]) -> float:
-    inside = alternative.recipe.bytes if alternative.recipe else 0
+    inside = alternative.decomposition.bytes if alternative.decomposition else 0
     return inside + sum(
-        conversion_cost(o.placements, p, n, o.gather_bytes)
+        redistribution_cost(o.placements, p, n, o.gather_bytes)
         for o, p, n in zip(operands, alternative.inputs, sizes, strict=True)
     )
 
@@ -64,7 +64,7 @@ def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
 
 
 def _reduction(type_: TensorType) -> int:
-    # into parts, if it has a batch dim to cut; whole it costs twice as much
+    # into parts, if it has a batch dim to cut; entire it costs twice as much
     scatters = any(batch_factor(n) is not None for n in type_.shape)
     return type_bytes(type_) * (1 if scatters else 2)
 

@@ -10,11 +10,11 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir.graphs import argument, spread
-from fxdp.ir.notes import memory_layout, note, tensor_operands
+from fxdp.ir.metadata import memory_layout, meta, tensor_operands
 from fxdp.ir.op_kinds import reads_shape_alone
+from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS
 from fxdp.ir.ops.library import aten
-from fxdp.ir.ops.whole_draws import FUSED_DROPOUTS
-from fxdp.ir.slots import Buffer, Input, Parameter
+from fxdp.ir.signature import Buffer, Input, Parameter
 from fxdp.ir.types import TensorType
 from fxdp.placing.memory_order import drawn_for, memory_gaps
 
@@ -32,14 +32,16 @@ def check_draw(node: fx.Node) -> None:
     """
     if node.target in FUSED_DROPOUTS and _begins_in_the_middle(node):
         raise PlacementError(
-            f'{note(node).site}: rng="single-device" cannot draw for a tensor that begins in the middle of '
+            f'{meta(node).location}: rng="single-device" cannot draw for a tensor that begins in the middle '
+            "of "
             "another one's memory, as a GPU lays numbers down by addresses. Pass dropout a copy of it: "
             ".clone()"
         )
     mask = argument(node, "attn_bias") if argument(node, "dropout_p") else None
     if isinstance(mask, fx.Node) and not _is_given(mask):
         raise PlacementError(
-            f'{note(node).site}: rng="single-device" cannot draw for attention with a mask that is made of '
+            f'{meta(node).location}: rng="single-device" cannot draw for attention with a mask that is made '
+            "of "
             "sizes alone: code may make one only while it is captured (that of transformers does where no "
             "attention_mask is passed), and without one a GPU draws other numbers. Pass the mask as an "
             'input, set the dropout of attention to 0, or use rng="sharded"'
@@ -53,7 +55,7 @@ def _begins_in_the_middle(node: fx.Node) -> bool:
     layout, operand = drawn_for(node), next(iter(tensor_operands(node)))
     if layout is None or memory_gaps(node):
         return False
-    open_, type_ = memory_layout(operand), note(operand).type
+    open_, type_ = memory_layout(operand), meta(operand).type
     assert isinstance(type_, TensorType)
     offset = sympy.expand(sympy.sympify(layout.offset if open_ is None else open_.offset))
     return any(n * type_.dtype.itemsize % _ALIGNED for n in offset.as_coefficients_dict().values())
@@ -63,4 +65,4 @@ def _is_given(mask: fx.Node) -> bool:
     """Whether values of an input, a parameter or a buffer are in it: then eager code has it, too."""
     unread = {node for node in mask.graph.nodes if reads_shape_alone(node.target) or node.target in _NEW}
     read = spread([mask], lambda node: () if node in unread else node.all_input_nodes)
-    return any(isinstance(note(node).slot, (Input, Parameter, Buffer)) for node in read)
+    return any(isinstance(meta(node).spec, (Input, Parameter, Buffer)) for node in read)

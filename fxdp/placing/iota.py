@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import keeps_values
 from fxdp.ir.ops.library import aten
 from fxdp.ir.sizes import B
@@ -24,7 +24,7 @@ _COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
 
 def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     """The dim along which `node` is `arange(B)`, from those of earlier nodes."""
-    target, type_ = node.target, note(node).type
+    target, type_ = node.target, meta(node).type
     if not isinstance(type_, TensorType) or type_.dtype not in _COUNTING:
         return None
     if target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
@@ -42,7 +42,7 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
         return _only_batch_dim(node, source)
     if target is aten.slice.Tensor:
-        return dim if type_ == note(source).type else None
+        return dim if type_ == meta(source).type else None
     return None
 
 
@@ -57,13 +57,13 @@ def _counts_batch(node: fx.Node) -> bool:
 
 def _expr(argument: Any) -> Any:
     if isinstance(argument, fx.Node):
-        type_ = note(argument).type
+        type_ = meta(argument).type
         return type_.expr if isinstance(type_, ScalarType) else None
     return argument
 
 
 def _shape(node: fx.Node) -> tuple[int | sympy.Expr, ...]:
-    type_ = note(node).type
+    type_ = meta(node).type
     return type_.shape if isinstance(type_, TensorType) else ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxdp.ir.notes import MemoryLayout, note, tensor_operands, typical_layout
+from fxdp.ir.metadata import MemoryLayout, meta, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:
@@ -41,4 +41,4 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
 
 def drawn_for(node: fx.Node) -> MemoryLayout | None:
     """How the operand lies that a random op draws for, as far as capture kept it."""
-    return note(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))
+    return meta(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))

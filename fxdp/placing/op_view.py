@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.rules.registry import Op, Operand
 
@@ -21,15 +21,15 @@ def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[
     sources: list[fx.Node] = []
     operands: list[Operand] = []
 
-    def convert(value: Any) -> Any:
+    def redistribute(value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return convert_node(value)
+            return redistribute_node(value)
         if isinstance(value, (list, tuple)):
-            return tuple([convert(v) for v in value])
+            return tuple([redistribute(v) for v in value])
         return value
 
-    def convert_node(source: fx.Node) -> Any:
-        type_ = note(source).type
+    def redistribute_node(source: fx.Node) -> Any:
+        type_ = meta(source).type
         if isinstance(type_, TensorType):
             sources.append(source)
             operands.append(operand(len(operands), source))
@@ -38,7 +38,7 @@ def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[
             return int(type_.expr) if type_.expr.is_Integer else type_.expr
         return None
 
-    args = convert(node.args)
-    kwargs = tuple([(k, convert(v)) for k, v in node.kwargs.items()])
-    tensors = tuple([t if isinstance(t, TensorType) else None for t in note(node).types])
+    args = redistribute(node.args)
+    kwargs = tuple([(k, redistribute(v)) for k, v in node.kwargs.items()])
+    tensors = tuple([t if isinstance(t, TensorType) else None for t in meta(node).types])
     return Op(node.target, args, kwargs, tuple(operands), tensors), sources  # type: ignore[arg-type]

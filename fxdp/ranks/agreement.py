@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
-from fxdp.ir.model_tensors import held
+from fxdp.ir.model_tensors import local_of
 from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.ir.types import dtype_name
+from fxdp.ranks.comms import harmless, not_understood
 from fxdp.ranks.failure import convert
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import harmless, not_understood
 from fxdp.ranks.plain_values import decode, encode
+from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.tree.rank_parts import RankParts
 from fxdp.torch_compat import broadcast_coalesced
 
@@ -41,9 +41,9 @@ class Agreement:
     RankFailedError : another rank refused its input (only this round fails), failed, or died.
     """
 
-    def __init__(self, joined: Joined) -> None:
-        self._control = joined.links.control if joined.links else None
-        self._size = joined.mesh.world
+    def __init__(self, process_mesh: ProcessMesh) -> None:
+        self._control = process_mesh.comms.control if process_mesh.comms else None
+        self._size = process_mesh.mesh.world
         self._own: tuple[int, ...] = ()
 
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
@@ -107,16 +107,16 @@ class Columns:
         return bool(found) if isinstance(found, int) else bool(found.any())
 
 
-def gather_objects(joined: Joined, value: Any) -> list[Any]:
+def gather_objects(process_mesh: ProcessMesh, value: Any) -> list[Any]:
     """Every rank's `value` in rank order; of which values, `plain_values.encode` says.
 
     Raises
     ------
     RankFailedError : another rank failed or died, or sent what is no value.
     """
-    if joined.links is None:
-        return [value] * joined.mesh.world
-    found = joined.links.control.exchange(encode(value))
+    if process_mesh.comms is None:
+        return [value] * process_mesh.mesh.world
+    found = process_mesh.comms.control.exchange(encode(value))
     return [_understood(decode, rank, data) for rank, data in enumerate(found)]
 
 
@@ -131,7 +131,7 @@ def _integers(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 8}q", data)
 
 
-def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> None:
+def agree(process_mesh: ProcessMesh, lines: Sequence[str], what: str, among: int = 0) -> None:
     """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
 
     All ranks call this together. Those that give another number as `among` are compared among themselves.
@@ -142,7 +142,7 @@ def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> No
     RankFailedError : another rank failed or died.
     """
     text = "\n".join(lines)
-    digests = gather_objects(joined, (among, hashlib.sha256(text.encode()).hexdigest()))
+    digests = gather_objects(process_mesh, (among, hashlib.sha256(text.encode()).hexdigest()))
     # one digest per group: all ranks see the same digests, so all or none go on to compare lines
     if len(set(digests)) == len({group for group, _ in digests}):
         return
@@ -152,12 +152,14 @@ def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> No
     different = next(g for g in groups.values() if len(set(g.values())) > 1)
     first = {digest: rank for rank, digest in reversed(different.items())}
     speakers = sorted(first.values())[:_SPEAKERS]  # one of those who have the same: texts are long
-    said = gather_objects(joined, list(lines) if joined.index in speakers else [])
+    said = gather_objects(process_mesh, list(lines) if process_mesh.index in speakers else [])
     texts = {rank: said[first[own]] for rank, own in different.items() if first[own] in speakers}
     raise AgreementError(_difference(texts, what))
 
 
-def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
+def broadcast_tensors(
+    process_mesh: ProcessMesh, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES
+) -> None:
     """Overwrite `tensors` in place by those of the mesh's rank 0, with few large broadcasts.
 
     What is rank 0's already is not written to: autograd may have saved it, for a penalty on weights.
@@ -170,19 +172,19 @@ def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: i
     ------
     RankFailedError : another rank failed or died.
     """
-    links, distinct = joined.links, _distinct(map(held, tensors))
-    if links is None or links.whole_group is None or not distinct:
+    comms, distinct = process_mesh.comms, _distinct(map(local_of, tensors))
+    if comms is None or comms.world_group is None or not distinct:
         return
     ends = accumulate(tensor.nbytes for tensor in distinct)
     for _, bucket in groupby(zip(distinct, ends, strict=True), lambda row: row[1] // bucket_bytes):
         own = [tensor for tensor, _ in bucket]
         rows = [as_bytes(plain(tensor)).clone() for tensor in own]
         try:
-            broadcast_coalesced(links.whole_group, rows, bucket_bytes)
+            broadcast_coalesced(comms.world_group, rows, bucket_bytes)
         except RankFailedError:
             raise
         except RuntimeError as error:
-            raise convert(links, error) from error
+            raise convert(comms, error) from error
         for tensor, row in zip(own, rows, strict=True):
             if not torch.equal(row, as_bytes(plain(tensor))):
                 tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
@@ -213,7 +215,7 @@ def sorted_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _cut(tensor: Tensor) -> str:
-    """How a `DTensor` is cut: shards may differ from rank to rank, its whole shape and its cut must not."""
+    """How a `DTensor` is cut: shards may differ from rank to rank, its full shape and its cut must not."""
     return f" as {tensor.placements}" if isinstance(tensor, DTensor) else ""
 
 

@@ -27,18 +27,18 @@ from typing import NoReturn
 
 from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
 from fxdp.ir.user_lines import show_user_lines
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import (
-    Ending,
-    EndKind,
+from fxdp.ranks.comms import (
+    Comms,
+    Departure,
+    DepartureKind,
     Interrupted,
     LateError,
-    Links,
     RefusedError,
-    speaking_links,
-    tell_everywhere,
+    broadcast_everywhere,
+    speaking_comms,
 )
-from fxdp.ranks.resolve import ensure_alive
+from fxdp.ranks.mesh_init import ensure_alive
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _BROKEN = (
     "connection closed by peer",
@@ -72,124 +72,124 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     StateError : the process group was destroyed.
     """
 
-    def __init__(self, joined: Joined, backward_of: int = 0) -> None:
-        self._joined = joined
-        self._links = joined.links
+    def __init__(self, process_mesh: ProcessMesh, backward_of: int = 0) -> None:
+        self._process_mesh = process_mesh
+        self._comms = process_mesh.comms
         self._backward_of = backward_of
         self._order = 0
 
     def __enter__(self) -> None:
-        if self._links is None:
+        if self._comms is None:
             return
-        ensure_alive(self._joined)
-        if not self._links.turn.acquire(blocking=False):
+        ensure_alive(self._process_mesh)
+        if not self._comms.iteration.acquire(blocking=False):
             raise StateError(
                 "another thread of this process is in a compiled forward or backward; expected one thread at "
                 "a time: ranks meet by the order of what they do, and threads have none"
             )
         try:
-            self._links.caller.enter()
-            self._order = self._links.history.order
+            self._comms.caller.enter()
+            self._order = self._comms.sequence_log.order
             if self._backward_of:
-                self._links.history.begin_backward(self._backward_of)
+                self._comms.sequence_log.begin_backward(self._backward_of)
         except Interrupted as error:
-            self._interrupted(self._links, error)
+            self._interrupted(self._comms, error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        links = self._links
+        comms = self._comms
         try:
             if error is not None:
                 show_user_lines(error)
-            if links is None:
+            if comms is None:
                 return
-            links.caller.leave()
-            links.turn.release()
+            comms.caller.leave()
+            comms.iteration.release()
         except Interrupted as interrupted:  # by the watch in this very line
-            assert links is not None
-            self._interrupted(links, interrupted)
+            assert comms is not None
+            self._interrupted(comms, interrupted)
         if error is not None:
-            if links.history.order != self._order:
-                _add_place(links, error, "in")
-            self._end(links, error)
-        elif links.ending is not None:  # e.g. aborted NCCL kernels end without an error
-            raise RankFailedError(links.words(links.ending))
+            if comms.sequence_log.order != self._order:
+                _add_place(comms, error, "in")
+            self._end(comms, error)
+        elif comms.departure is not None:  # e.g. aborted NCCL kernels end without an error
+            raise RankFailedError(comms.words(comms.departure))
 
     @staticmethod
-    def _interrupted(links: Links, error: BaseException) -> NoReturn:
+    def _interrupted(comms: Comms, error: BaseException) -> NoReturn:
         """Leave for good: the watch has raised this where no call was under way any more, or none yet."""
-        links.caller.leave()
+        comms.caller.leave()
         with contextlib.suppress(RuntimeError):  # it was released already
-            links.turn.release()
-        _raise_cause(links, error)
+            comms.iteration.release()
+        _raise_cause(comms, error)
 
     @staticmethod
-    def _end(links: Links, error: BaseException) -> None:
+    def _end(comms: Comms, error: BaseException) -> None:
         """Stop with an error that ends the program, told to the others; raise one that says more, if any."""
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
         if isinstance(error, RankFailedError):
-            if _is_late(error.__cause__) and (words := _at_fault(links, error.__cause__)):
+            if _is_late(error.__cause__) and (words := _at_fault(comms, error.__cause__)):
                 failure = RankFailedError(words)
-                links.stop(links.ending or Ending(links.rank, EndKind.FAILED, words))
+                comms.stop(comms.departure or Departure(comms.rank, DepartureKind.FAILED, words))
                 raise failure from error
-            known = links.ending if isinstance(error, LateError) else links.cause()
-            links.stop(known or Ending(links.rank, EndKind.FAILED, str(error)))
+            known = comms.departure if isinstance(error, LateError) else comms.cause()
+            comms.stop(known or Departure(comms.rank, DepartureKind.FAILED, str(error)))
             return
-        if isinstance(error, Interrupted) or (links.caller.interrupted and links.ending is not None):
-            _raise_cause(links, error)  # of another error, too: somebody has made that of it
+        if isinstance(error, Interrupted) or (comms.caller.interrupted and comms.departure is not None):
+            _raise_cause(comms, error)  # of another error, too: somebody has made that of it
         if _is_broken_collective(error):
-            failure = convert(links, error)
-            _add_place(links, failure, "in")
-            links.stop(links.ending or Ending(links.rank, EndKind.FAILED, str(failure)))
+            failure = convert(comms, error)
+            _add_place(comms, failure, "in")
+            comms.stop(comms.departure or Departure(comms.rank, DepartureKind.FAILED, str(failure)))
             raise failure from error
-        if links.ending is not None:
-            error.add_note(f"(at about the same time, {links.words(links.ending)})")
-        links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+        if comms.departure is not None:
+            error.add_note(f"(at about the same time, {comms.words(comms.departure)})")
+        comms.stop(Departure(comms.rank, DepartureKind.FAILED, describe(error)))
 
 
-def _raise_cause(links: Links, error: BaseException) -> NoReturn:
+def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
     """The error for what was interrupted, and the end of these links."""
-    ending = links.ending or links.cause() or Ending(links.rank, EndKind.FAILED, str(error))
-    failure = RankFailedError(links.words(ending))
-    for note in getattr(error, "__notes__", ()):
-        failure.add_note(note)
-    links.stop(ending)
+    departure = comms.departure or comms.cause() or Departure(comms.rank, DepartureKind.FAILED, str(error))
+    failure = RankFailedError(comms.words(departure))
+    for meta in getattr(error, "__notes__", ()):
+        failure.add_note(meta)
+    comms.stop(departure)
     raise failure from error
 
 
-def convert(links: Links, error: BaseException) -> RankFailedError:
+def convert(comms: Comms, error: BaseException) -> RankFailedError:
     """The error to raise for a collective that broke with `error`: names the rank at fault and its words."""
-    if words := _at_fault(links, error):
+    if words := _at_fault(comms, error):
         return RankFailedError(words)
     return RankFailedError(
-        f"a collective on rank {links.ranks[links.rank]} failed, though all ranks seem to be alive: {error}\n"
+        f"a collective on rank {comms.ranks[comms.rank]} failed, though all ranks seem to be alive: {error}\n"
         "expected all ranks to make the same calls in the same order (FXDP_TIMEOUT_S: how long to wait)"
     )
 
 
-def _at_fault(links: Links, error: BaseException | None) -> str | None:
+def _at_fault(comms: Comms, error: BaseException | None) -> str | None:
     """Who is at fault that a collective broke, in words; None where nobody is known."""
     if _is_late(error):  # torch does not say who is
-        if late := links.late():
+        if late := comms.late():
             return (
                 f"{late}\nexpected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
                 f"longer)\ntorch: {error}"
             )
-        if links.ending is None and len(links.ranks) == 2:  # both wait, and not for each other
+        if comms.departure is None and len(comms.ranks) == 2:  # both wait, and not for each other
             return (
-                f"rank {links.control.names[1 - links.rank]} did not come to a collective in time, though "
+                f"rank {comms.control.names[1 - comms.rank]} did not come to a collective in time, though "
                 "its process is alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one "
                 f"may need longer)\ntorch: {error}"
             )
-        return links.words(links.ending) if links.ending is not None else None
-    cause = links.cause()
-    return None if cause is None else links.words(cause)
+        return comms.words(comms.departure) if comms.departure is not None else None
+    cause = comms.cause()
+    return None if cause is None else comms.words(cause)
 
 
 @contextlib.contextmanager
-def refusing(joined: Joined) -> Iterator[None]:
+def refusing(process_mesh: ProcessMesh) -> Iterator[None]:
     """Around the checks before a call's exchange: an error here fails this call on all ranks, not the next.
 
     To be used only where the other ranks wait for this one in `Agreement.exchange` next.
@@ -197,9 +197,9 @@ def refusing(joined: Joined) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if joined.links is not None and joined.links.ending is None:
-            _add_place(joined.links, error, "in")
-            joined.links.control.refuse(describe(error))
+        if process_mesh.comms is not None and process_mesh.comms.departure is None:
+            _add_place(process_mesh.comms, error, "in")
+            process_mesh.comms.control.refuse(describe(error))
             with contextlib.suppress(AttributeError):
                 setattr(error, _REFUSED, True)
         raise
@@ -217,7 +217,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        tell_all(error)
+        broadcast_all(error)
         raise
 
 
@@ -229,18 +229,18 @@ def describe(error: BaseException) -> str:
     return "\n".join([message, *lines])[:_TEXT_LIMIT]
 
 
-def tell_all(error: BaseException) -> None:
+def broadcast_all(error: BaseException) -> None:
     """Tell the ranks of all meshes why this one ends, and those that wait for it at start-up."""
     _explain(error)
-    for links in speaking_links():
-        if links.ending is None:  # those that fell earlier say nothing of where this rank is now
-            _add_place(links, error, "after")
-        links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+    for comms in speaking_comms():
+        if comms.departure is None:  # those that fell earlier say nothing of where this rank is now
+            _add_place(comms, error, "after")
+        comms.stop(Departure(comms.rank, DepartureKind.FAILED, describe(error)))
     if isinstance(error, RankFailedError) or getattr(error, _TOLD, False):
         return
     with contextlib.suppress(AttributeError):
         setattr(error, _TOLD, True)
-    tell_everywhere(describe(error))
+    broadcast_everywhere(describe(error))
 
 
 def _explain(error: BaseException) -> None:
@@ -250,15 +250,15 @@ def _explain(error: BaseException) -> None:
     )
     if own or not (_is_broken_collective(error) and _OF_TORCH.search(str(error))):
         return
-    for links in speaking_links():
-        if words := _at_fault(links, error):
+    for comms in speaking_comms():
+        if words := _at_fault(comms, error):
             error.add_note(f"{_WHO} {words})")
             return
 
 
-def _add_place(links: Links, error: BaseException, when: str) -> None:
+def _add_place(comms: Comms, error: BaseException, when: str) -> None:
     """Note on an error which rank it is of, and which call or backward that was in."""
-    here, words = links.ranks[links.rank], links.history.words(links.history.now)
+    here, words = comms.ranks[comms.rank], comms.sequence_log.words(comms.sequence_log.now)
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
         error.add_note(f"(on rank {here}, host {socket.gethostname()}, {when} {words})")
 

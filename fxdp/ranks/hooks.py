@@ -25,9 +25,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from fxdp.ranks.failure import tell_all
-from fxdp.ranks.links import Ending, EndKind, speaking_links, tell_everywhere
-from fxdp.ranks.links.interrupt import prepare_signal
+from fxdp.ranks.comms import Departure, DepartureKind, broadcast_everywhere, speaking_comms
+from fxdp.ranks.comms.interrupt import prepare_signal
+from fxdp.ranks.failure import broadcast_all
 from fxdp.torch_compat import replace_for_good
 
 _TERMINATED = (
@@ -47,24 +47,26 @@ def install_hook() -> None:
 
 
 def _error_hook(previous: Callable[..., Any]) -> Callable[..., None]:
-    def tell_then_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def broadcast_then_show(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(Exception):
-            tell_all(error)
+            broadcast_all(error)
         previous(kind, error, trace)
 
-    return tell_then_show
+    return broadcast_then_show
 
 
 def _thread_hook(previous: Callable[..., Any]) -> Callable[..., None]:
-    def tell_then_show(args: Any) -> None:
+    def broadcast_then_show(args: Any) -> None:
         thread = args.thread.ident if args.thread is not None else None
         # a thread of a progress bar or of a logger may fail without an end to the training
-        if args.exc_value is not None and any(links.caller.has_been(thread) for links in speaking_links()):
+        if args.exc_value is not None and any(comms.caller.has_been(thread) for comms in speaking_comms()):
             with contextlib.suppress(Exception):
-                tell_all(args.exc_value)
+                broadcast_all(args.exc_value)
         previous(args)
 
-    return tell_then_show
+    return broadcast_then_show
 
 
 def _unraisable_hook(previous: Callable[..., Any]) -> Callable[..., None]:
@@ -87,13 +89,13 @@ def _interrupt_again() -> None:
 
 
 @atexit.register
-def _tell_uncaught() -> None:
+def _broadcast_uncaught() -> None:
     """What Python noted before it asked `sys.excepthook`, which may be somebody else's by now."""
     error = getattr(sys, "last_value", None)
     interactive = hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")  # where errors do not end a process
     if isinstance(error, BaseException) and not interactive:
         with contextlib.suppress(Exception):
-            tell_all(error)
+            broadcast_all(error)
 
 
 class _Termination:
@@ -144,11 +146,11 @@ class _Termination:
     def _end(self) -> None:
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
             with contextlib.suppress(Exception):
-                if not speaking_links():
-                    tell_everywhere(_TERMINATED)
-                for links in speaking_links():
-                    own = Ending(links.rank, EndKind.FAILED, _TERMINATED)
-                    links.control.last_words(links.ending or own)
+                if not speaking_comms():
+                    broadcast_everywhere(_TERMINATED)
+                for comms in speaking_comms():
+                    own = Departure(comms.rank, DepartureKind.FAILED, _TERMINATED)
+                    comms.control.broadcast_failure(comms.departure or own)
             # as `signal.signal` is for the main thread only
             ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -93,8 +93,7 @@ def launch(
 def _check(fn: Any, nproc: Any) -> None:
     if not callable(fn):
         raise InputError(
-            f"launch was given {a_kind(fn)}, expected a function and its arguments: "
-            "launch(train, 3, nproc=2)"
+            f"launch was given {a_kind(fn)}, expected a function and its arguments: launch(train, 3, nproc=2)"
         )
     if not isinstance(nproc, int) or nproc < 1:
         raise InputError(f"nproc is {nproc!r}, expected a number of at least 1")

@@ -1,8 +1,8 @@
 """Values that ranks tell each other, as text: whatever another rank sends, reading it runs no code.
 
-    None, true, 3, 0.5, "text"                   as they are in JSON
-    ["tuple", 1, 2]   ["list"]   ["set", "a"]    the others begin with what they are
-    ["dict", [key, value], ...]   ["bytes", "base64"]
+None, true, 3, 0.5, "text"                   as they are in JSON
+["tuple", 1, 2]   ["list"]   ["set", "a"]    the others begin with what they are
+["dict", [key, value], ...]   ["bytes", "base64"]
 """
 
 from __future__ import annotations

@@ -7,62 +7,62 @@ from collections.abc import Callable, Sequence
 
 from fxdp.errors import AgreementError
 from fxdp.ranks.agreement import Agreement
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import Ending, EndKind
-from fxdp.ranks.links.history import SAME_ORDER, History, differing
+from fxdp.ranks.comms import Departure, DepartureKind
+from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog, differing
+from fxdp.ranks.process_mesh import ProcessMesh
 
-_REMEDY = (
-    f"{SAME_ORDER}. Gradients are no longer those of one device: start again from the last checkpoint"
-)
+_REMEDY = f"{SAME_ORDER}. Gradients are no longer those of one device: start again from the last checkpoint"
 
 
-def check_order(joined: Joined) -> None:
+def check_order(process_mesh: ProcessMesh) -> None:
     """Refuse to go on where the ranks' histories differ; all ranks do this together.
 
     Raises
     ------
     AgreementError : names the first call or backward at which they part, and the ranks.
     """
-    links = joined.links
-    assert links is not None
-    histories = Agreement(joined).exchange(links.history.recent())
-    text = f"{_difference(histories, links.history, links.ranks)}; {_REMEDY}"
-    links.stop(Ending(links.rank, EndKind.FAILED, text))
+    comms = process_mesh.comms
+    assert comms is not None
+    histories = Agreement(process_mesh).exchange(comms.sequence_log.recent())
+    text = f"{_difference(histories, comms.sequence_log, comms.ranks)}; {_REMEDY}"
+    comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
     raise AgreementError(text)
 
 
-def exchange_in_backward(joined: Joined, values: Sequence[int]) -> Callable[[], list[tuple[int, ...]]]:
+def exchange_in_backward(
+    process_mesh: ProcessMesh, values: Sequence[int]
+) -> Callable[[], list[tuple[int, ...]]]:
     """Send this rank's integers; what it returns waits for those of all ranks, in the same backward.
 
     Raises
     ------
     AgreementError : (when waited for) another rank is elsewhere.
     """
-    links = joined.links
-    assert links is not None
-    agreement, moment = Agreement(joined), links.history.now
+    comms = process_mesh.comms
+    assert comms is not None
+    agreement, moment = Agreement(process_mesh), comms.sequence_log.now
     agreement.start((moment, *values))
 
     def finish() -> list[tuple[int, ...]]:
         rows = agreement.finish()
         if any(row[0] != moment or len(row) != len(values) + 1 for row in rows):
-            raise apart(joined)
+            raise apart(process_mesh)
         return [row[1:] for row in rows]
 
     return finish
 
 
-def apart(joined: Joined) -> AgreementError:
+def apart(process_mesh: ProcessMesh) -> AgreementError:
     """The error where other ranks take part in another exchange; it ends the links, as they may wait."""
-    links = joined.links
-    assert links is not None
-    here = f"rank {links.ranks[links.rank]} is in {links.history.words(links.history.now)}"
+    comms = process_mesh.comms
+    assert comms is not None
+    here = f"rank {comms.ranks[comms.rank]} is in {comms.sequence_log.words(comms.sequence_log.now)}"
     text = f"{here}, while other ranks are in another call or backward; {_REMEDY}"
-    links.stop(Ending(links.rank, EndKind.FAILED, text))
+    comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
     return AgreementError(text)
 
 
-def _difference(histories: Sequence[Sequence[int]], known: History, ranks: Sequence[int]) -> str:
+def _difference(histories: Sequence[Sequence[int]], known: SequenceLog, ranks: Sequence[int]) -> str:
     found = differing(histories)
     if found is None:
         return "the ranks ran other calls and backwards than one another, long ago"
@@ -72,8 +72,8 @@ def _difference(histories: Sequence[Sequence[int]], known: History, ranks: Seque
     others = {place: moment for place, moment in found.items() if moment != usual}
     if known.is_backward(usual) and not any(usual in histories[place][1:] for place in others):
         return f"{_named(others, ranks)} left out {known.words(usual)}"
-    ways = {moment: [place for place, other in found.items() if other == moment] for moment in counts}
-    return ", ".join(f"{_named(places, ranks)} ran {known.words(m)}" for m, places in ways.items())
+    branches = {moment: [place for place, other in found.items() if other == moment] for moment in counts}
+    return ", ".join(f"{_named(places, ranks)} ran {known.words(m)}" for m, places in branches.items())
 
 
 def _named(places: Sequence[int] | dict[int, int], ranks: Sequence[int]) -> str:

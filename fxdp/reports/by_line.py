@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 
@@ -22,9 +22,13 @@ _NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")
 """The number of a layer in a dotted name."""
 
 _OF_MANY_LINES = {
-    "send_parameters_": Site(code="before the stages run: rows of parameters for the ranks that read them"),
-    "send_gradients_": Site(code="at the end of the step: gradients for the ranks that hold their rows"),
-    "send_results_": Site(code="at the end of the step: results and gradients for the other pipeline ranks"),
+    "send_parameters_": Location(
+        code="before the stages run: rows of parameters for the ranks that read them"
+    ),
+    "send_gradients_": Location(code="at the end of the step: gradients for the ranks that hold their rows"),
+    "send_results_": Location(
+        code="at the end of the step: results and gradients for the other pipeline ranks"
+    ),
 }
 """Messages between pipeline ranks that hold values of many lines, by how their names begin."""
 
@@ -47,13 +51,13 @@ class LineExchange:
 class Line:
     """A line of the user's code with all that travels for it."""
 
-    site: Site
+    location: Location
     exchanges: tuple[LineExchange, ...]
 
     @property
     def title(self) -> str:
         """Where it is; of what is for no line, what it is."""
-        return place(self.site) if self.site.file else self.site.code
+        return place(self.location) if self.location.file else self.location.code
 
 
 def folded(name: str) -> str:
@@ -73,7 +77,7 @@ def starred(names: Sequence[str]) -> str:
 class _Value:
     """One value that travels, and for what."""
 
-    site: Site
+    location: Location
     phase: str
     kind: str
     text: str
@@ -85,39 +89,39 @@ class _Value:
 def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
     for row in rows:
         if row.kind == "send":
-            site = next((s for name, s in _OF_MANY_LINES.items() if row.name.startswith(name)), None)
+            location = next((s for name, s in _OF_MANY_LINES.items() if row.name.startswith(name)), None)
             count = f"{len(row.needs)} value{'s' if len(row.needs) > 1 else ''}"
-            text = row.text if site is None else f"{row.text} ({count})"
-            yield _Value(site or row.site, row.phase, row.kind, text, row.bytes, row.key, row.count)
+            text = row.text if location is None else f"{row.text} ({count})"
+            yield _Value(location or row.location, row.phase, row.kind, text, row.bytes, row.key, row.count)
             continue
         for need in row.needs:
-            text = need.text.replace(f" in `{need.site.code}`", "")
-            yield _Value(need.site, row.phase, row.kind, text, need.bytes, row.key)
+            text = need.text.replace(f" in `{need.location.code}`", "")
+            yield _Value(need.location, row.phase, row.kind, text, need.bytes, row.key)
 
 
 def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
     """The lines for which anything travels, in the order of the step; without `fold` value by value."""
     groups: dict[tuple[str, int, str], dict[object, list[_Value]]] = {}
     for i, value in enumerate(_values(rows)):
-        alike = (value.phase, value.kind, folded(value.text), folded(value.site.module))
+        alike = (value.phase, value.kind, folded(value.text), folded(value.location.module))
         key = alike if fold else (*alike, i)
-        where = value.site.file, value.site.line, "" if value.site.file else value.site.code
+        where = value.location.file, value.location.line, "" if value.location.file else value.location.code
         groups.setdefault(where, {}).setdefault(key, []).append(value)
     return tuple(
-        Line(next(iter(alike.values()))[0].site, tuple(map(_exchange, alike.values())))
+        Line(next(iter(alike.values()))[0].location, tuple(map(_exchange, alike.values())))
         for alike in groups.values()
     )
 
 
 def _exchange(values: list[_Value]) -> LineExchange:
     first = values[0]
-    many = len({(value.text, value.site.module) for value in values}) > 1
-    text, module = first.text, first.site.module
+    many = len({(value.text, value.location.module) for value in values}) > 1
+    text, module = first.text, first.location.module
     return LineExchange(
         first.phase,
         first.kind,
         starred([value.text for value in values]) if many else text,
-        starred([value.site.module for value in values]) if many else module,
+        starred([value.location.module for value in values]) if many else module,
         sum(value.bytes for value in values),
         sum(value.count for value in values),
         tuple(dict.fromkeys(value.collective for value in values)),
@@ -136,9 +140,9 @@ def short_path(file: str) -> str:
     return os.sep.join(file.split(os.sep)[-2:])
 
 
-def place(site: Site) -> str:
+def place(location: Location) -> str:
     """`models.py:12`, never longer than a narrow terminal has room for."""
-    name = f"{short_path(site.file)}:{site.line}"
+    name = f"{short_path(location.file)}:{location.line}"
     return name if len(name) <= 60 else f"…{name[-59:]}"
 
 
@@ -150,10 +154,10 @@ def shortened(code: str, room: int) -> str:
 
 
 def line_texts(lines: Iterable[Line], width: int = 80) -> list[str]:
-    """The lines as text of this width; file names and line numbers are whole."""
+    """The lines as text of this width; file names and line numbers are full."""
     shown = []
     for line in lines:
-        code = shortened(line.site.code, width - len(line.title) - 2) if line.site.file else ""
+        code = shortened(line.location.code, width - len(line.title) - 2) if line.location.file else ""
         shown.append(f"{line.title}  {code}".rstrip())
         for one in line.exchanges:
             times = f"x{one.count}" if one.count > 1 else ""

@@ -1,4 +1,4 @@
-"""What of a program does not split over the ranks: values of the batch that travel, ops that run whole.
+"""What of a program does not split over the ranks: values of the batch that travel, ops that run replicated.
 
 A program that splits perfectly has none: it exchanges gradients and a few sums. Ops that relate samples to
 one another (a contrastive loss, a sort over the batch) need more; so does an op without a placement rule,
@@ -13,20 +13,20 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.capture.sites import Origin
-from fxdp.ir import conversions
-from fxdp.ir.factors import FACTORS
+from fxdp.capture.locations import Origin
+from fxdp.ir import redistributions
+from fxdp.ir.factors import SUFFICIENT_FACTORS
 from fxdp.ir.graph_text import target_text
-from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.metadata import is_host_size, meta, tensor_operands
 from fxdp.ir.placements import Replicate, Shard
+from fxdp.ir.signature import Input
 from fxdp.ir.sizes import B, fixed_by_data, mentions_batch
-from fxdp.ir.slots import Input
 from fxdp.ir.types import NodeType, tensor_types, type_bytes
 from fxdp.reports.remedies import cause_and_remedy
 from fxdp.reports.rows import CoverageRow, format_bytes
 from fxdp.reports.sheet import Sheet, Shown
 
-_WHOLE = ", runs whole"
+_FULL = ", runs replicated"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,7 +62,7 @@ class Coverage(Shown):
         """The report in a table."""
         rows = tuple(
             ("\n".join((row.op, row.how, row.phase)), format_bytes(row.bytes),
-             "\n".join((str(row.site), row.cause, row.remedy)))
+             "\n".join((str(row.location), row.cause, row.remedy)))
             for row in self.rows
         )  # fmt: skip
         columns = ("op", "#bytes", "where, why, and what to do")
@@ -79,31 +79,33 @@ def coverage(gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None
     Sizes that only the data decides count as the batch.
     """
     behind = origin or Origin()
-    rows = (row if origin is None else replace(row, site=behind.of(row.site)) for row in _rows(gm, sizes))
+    rows = (
+        row if origin is None else replace(row, location=behind.of(row.location)) for row in _rows(gm, sizes)
+    )
     return Coverage(tuple(_merged(rows)))
 
 
 def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
-    """One row per value that travels, and per op that runs whole without one."""
+    """One row per value that travels, and per op that runs replicated without one."""
     samples = _sample_values(gm)
     nodes = {node.name: node for node in gm.graph.nodes}
     rows: list[CoverageRow] = []
     roots: dict[fx.Node, int] = {}
     needs: dict[fx.Node | None, int] = {}
     for node in gm.graph.nodes:
-        if node not in samples and not _reads_whole(node, samples):
+        if node not in samples and not _reads_full(node, samples):
             continue
         before = next((roots[s] for s in node.all_input_nodes if s in roots), None)
-        found, cause = conversions.conversion_of(node), note(node).cause
-        if note(node).reason == FACTORS or (cause is not None and cause.gradient):
+        found, cause = redistributions.redistribution_of(node), meta(node).cause
+        if meta(node).reason == SUFFICIENT_FACTORS or (cause is not None and cause.gradient):
             continue
         if found is not None and found.communicates:
             consumer = None if cause is None else nodes.get(cause.consumer)
             roots[node] = needs[consumer] = len(rows)
             rows.append(_row(found.words, node, consumer, sizes))
-        elif node.target in conversions.CONVERSIONS:
+        elif node.target in redistributions.REDISTRIBUTIONS:
             roots.update({node: before} if before is not None else {})
-        elif _reads_whole(node, samples):
+        elif _reads_full(node, samples):
             roots[node] = _count(node, needs.get(node), before, rows, sizes)
     return rows
 
@@ -111,9 +113,9 @@ def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
 def _count(
     node: fx.Node, own: int | None, before: int | None, rows: list[CoverageRow], sizes: Mapping[str, int]
 ) -> int:
-    """Add an op that runs whole: to the row of what travels for it, to one before it, or as its own."""
+    """Add an op that runs replicated: to the row of what travels for it, to one before it, or as its own."""
     if own is not None:
-        rows[own] = replace(rows[own], what=f"{rows[own].what.removesuffix(_WHOLE)}{_WHOLE}")
+        rows[own] = replace(rows[own], what=f"{rows[own].what.removesuffix(_FULL)}{_FULL}")
         return own
     if before is not None:
         rows[before] = replace(rows[before], followers=rows[before].followers + 1)
@@ -126,8 +128,8 @@ def _sample_values(gm: fx.GraphModule) -> frozenset[fx.Node]:
     """The nodes whose values hold something of every sample: they depend on inputs and are that large."""
     found: set[fx.Node] = set()
     for node in gm.graph.nodes:
-        known = note(node)
-        given = isinstance(known.slot, Input) and isinstance(known.placement, Shard)
+        known = meta(node)
+        given = isinstance(known.spec, Input) and isinstance(known.placement, Shard)
         if given or (any(s in found for s in node.all_input_nodes) and _varies(known.type)):
             found.add(node)
     return frozenset(found)
@@ -139,10 +141,10 @@ def _varies(type_: NodeType) -> bool:
     return any(mentions_batch(n) or fixed_by_data(n) for n in sizes)
 
 
-def _reads_whole(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
-    """Whether every rank runs the op on the samples of all: it reads them whole, and its result is whole."""
-    known = note(node)
-    if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
+def _reads_full(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
+    """Whether every rank runs the op on all samples: its operands and its result are replicated."""
+    known = meta(node)
+    if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS or is_host_size(node):
         return False
     if not all(isinstance(p, Replicate) or p is None for p in known.placements):
         return False
@@ -155,18 +157,18 @@ def _reads_whole(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
 def _row(what: str, node: fx.Node, consumer: fx.Node | None, sizes: Mapping[str, int]) -> CoverageRow:
     cause, remedy = cause_and_remedy(node, consumer)
     reader = node if consumer is None else consumer
-    site = note(node).site if reader.op == "output" else note(reader).site
-    op = "the result" if reader.op == "output" else note(reader).spells or target_text(reader.target)
-    phase = "backward" if note(reader if reader.op != "output" else node).backward else "forward"
-    size = type_bytes(note(node).type, sizes, unknown=sizes[B.name])
-    return CoverageRow(what, op, cause, remedy, size, site, phase)
+    location = meta(node).location if reader.op == "output" else meta(reader).location
+    op = "the result" if reader.op == "output" else meta(reader).decomposed_from or target_text(reader.target)
+    phase = "backward" if meta(reader if reader.op != "output" else node).backward else "forward"
+    size = type_bytes(meta(node).type, sizes, unknown=sizes[B.name])
+    return CoverageRow(what, op, cause, remedy, size, location, phase)
 
 
 def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:
     """Rows of the same op at the same line in one."""
     found: dict[Any, CoverageRow] = {}
     for row in rows:
-        key = (row.what, row.op, row.site, row.phase, row.cause)
+        key = (row.what, row.op, row.location, row.phase, row.cause)
         old = found.get(key)
         found[key] = (
             row

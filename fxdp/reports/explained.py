@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fxdp.errors import InputError, a_kind
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.reports.by_line import place, shortened
 from fxdp.reports.plan_data.collective import Collective, Need
 from fxdp.reports.plan_data.details import Details
@@ -51,16 +51,16 @@ class Explained(Shown):
         return "\n".join(self.lines())
 
     def lines(self, width: int = 80) -> list[str]:
-        """The text in lines of this width, nodes by line of code; file names and line numbers stay whole."""
+        """Wrap the text to this width, nodes by line of code; names of files and line numbers together."""
         shown = [part for one in (*self.parameters, *self.collectives) for part in str(one).splitlines()]
         lines = [part for line in shown for part in _wrapped(line, width)]
         last: tuple[str, int] | None = None
         for row in self.nodes:
-            where = place(row.site)
-            if (row.site.file, row.site.line) != last:
-                lines.append(f"{where}  {shortened(row.site.code, width - len(where) - 2)}".rstrip())
-            last = (row.site.file, row.site.line)
-            module = f", in {row.site.module}" if row.site.module else ""
+            where = place(row.location)
+            if (row.location.file, row.location.line) != last:
+                lines.append(f"{where}  {shortened(row.location.code, width - len(where) - 2)}".rstrip())
+            last = (row.location.file, row.location.line)
+            module = f", in {row.location.module}" if row.location.module else ""
             lines += _wrapped(f"  {row.text}", width) + _wrapped(f"      {row.why}{module}", width)
         return lines
 
@@ -83,7 +83,7 @@ class Explained(Shown):
             why = tuple((c.name, c.kind, str(c).replace("\n    ", "\n")) for c in self.collectives)
             found.append(Sheet("collectives", ("name", "kind", "why, where and when"), why))
         if self.nodes:
-            cells = tuple((place(n.site), n.text, n.why) for n in self.nodes)
+            cells = tuple((place(n.location), n.text, n.why) for n in self.nodes)
             found.append(Sheet("nodes", ("at", "node", "why"), cells))
         return tuple(found)
 
@@ -123,9 +123,9 @@ def _by_line(details: Details, subject: str) -> Explained | None:
     if match is None:
         return None
 
-    def there(site: Site) -> bool:
+    def there(location: Location) -> bool:
         tail = os.sep + match["file"].lstrip("./")
-        return site.line == int(match["line"]) and (os.sep + site.file).endswith(tail)
+        return location.line == int(match["line"]) and (os.sep + location.file).endswith(tail)
 
     return _where(details, subject, there)
 
@@ -133,8 +133,8 @@ def _by_line(details: Details, subject: str) -> Explained | None:
 def _where(details: Details, subject: str, there: Any) -> Explained | None:
     found = Explained(
         subject,
-        tuple(row for row in details.explanations if there(row.site)),
-        _carrying(details.collectives, lambda need: there(need.site)),
+        tuple(row for row in details.explanations if there(row.location)),
+        _carrying(details.collectives, lambda need: there(need.location)),
     )
     return found if found else None
 
@@ -156,11 +156,13 @@ def _by_name(details: Details, name: str) -> Explained | None:
     if collectives or name in rows:
         names = {need.value for row in collectives for need in row.needs} | {name}
         travels = collectives or _carrying(
-            details.collectives, lambda need: name in (need.value, need.conversion, need.consumer)
+            details.collectives, lambda need: name in (need.value, need.redistribution, need.consumer)
         )
         return Explained(name, tuple(rows[n] for n in rows if n in names), travels)
     inside = name + "."
-    return _where(details, name, lambda site: site.module == name or site.module.startswith(inside))
+    return _where(
+        details, name, lambda location: location.module == name or location.module.startswith(inside)
+    )
 
 
 def _carrying(rows: Iterable[Collective], wanted: Callable[[Need], bool]) -> tuple[Collective, ...]:
@@ -176,7 +178,11 @@ def _by_words(details: Details, words: Sequence[str]) -> Explained | None:
 
 def _names(details: Details) -> list[str]:
     """All that can be asked for."""
-    sites = [row.site for row in details.explanations]
+    locations = [row.location for row in details.explanations]
     found = [row.name for row in details.parameters] + [row.key for row in details.collectives]
-    found += [row.name for row in details.explanations] + [site.module for site in sites if site.module]
-    return list(dict.fromkeys([*found, *(f"{os.path.basename(s.file)}:{s.line}" for s in sites if s.file)]))
+    found += [row.name for row in details.explanations] + [
+        location.module for location in locations if location.module
+    ]
+    return list(
+        dict.fromkeys([*found, *(f"{os.path.basename(s.file)}:{s.line}" for s in locations if s.file)])
+    )

@@ -8,7 +8,7 @@ from jinja2 import Environment
 from torch import fx
 
 from fxdp.ir.graph_text import node_text, type_text
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.reports.by_line import place
 
 COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}
@@ -36,8 +36,8 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 
 
 def lies(placement: str) -> str:
-    """Which of the three kinds a placement's text is: `S(0)` and `Rows`, `P(sum)`, `R`."""
-    if placement.startswith("Rows"):
+    """Which of the three kinds a placement's text is: `S(0)` and `ParamShard`, `P(sum)`, `R`."""
+    if placement.startswith("ParamShard"):
         return "shard"
     return {"S": "shard", "P": "partial", "R": "replicate", "w": "replicate"}.get(placement[:1], "")
 
@@ -62,8 +62,8 @@ def _html(gm: fx.GraphModule, title: str) -> str:
 
 
 def _row(node: fx.Node) -> dict[str, Any]:
-    known = note(node)
-    site = known.cause.site if known.cause is not None else known.site
+    known = meta(node)
+    location = known.cause.location if known.cause is not None else known.location
     call = node_text(node).partition(" = ")[2] if node.op in ("placeholder", "call_function") else ""
     return {
         "name": node.name,
@@ -71,5 +71,5 @@ def _row(node: fx.Node) -> dict[str, Any]:
         "placement": ", ".join(str(p) for p in known.placements if p is not None),
         "colour": COLOURS.get(lies(str(next(iter(known.placements), ""))), "transparent"),
         "call": call or node.format_node() or "",
-        "at": place(site) if site.file else "",
+        "at": place(location) if location.file else "",
     }

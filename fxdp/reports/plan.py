@@ -14,7 +14,7 @@ from torch import fx
 
 from fxdp.errors import InputError, StateError, a_kind
 from fxdp.ir.graph_text import graph_text, target_text
-from fxdp.ir.notes import has_no_rule, note
+from fxdp.ir.metadata import has_no_rule, meta
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.coverage import Coverage
@@ -53,7 +53,7 @@ class Plan:
     text : the program in golden text, the same on all ranks.
     communication : the collectives of one step as they run, gradients in buckets.
     causes : the same before bucketing: one row per value, with the op and source line that need it.
-    replicated : ops without a rule, which run whole on every rank, with their source lines.
+    replicated : ops without a rule, which run replicated on every rank, with their source lines.
     timings : seconds of `capture`, of each pass by its name, and of `lowering`.
     nodes : nodes of the joint graph.
     covered : what `coverage()` returns.
@@ -79,18 +79,19 @@ class Plan:
 
     @property
     def graph(self) -> fx.GraphModule:
-        """The joint graph, forward and backward, of the whole batch with its collectives; each time a copy.
+        """The joint graph, forward and backward, of the global batch with its collectives; each time a copy.
 
         Inputs are named after the model's parameters, buffers and inputs, other nodes after torch's ops; the
         same model and example give the same names, which `fxdp explain` shows, too. On its nodes are
 
-        - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor, whole shape, one placement per data axis,
+        - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor, full shape, one placement per data axis,
           on the mesh that `fxdp.compile` was given, else on one without process groups; a tuple of them for
           several results. Micro-batches are no axis of it.
-        - `fxdp.ir.notes.note(node)`: `placement`, the `reason` for it, the `cause` of a collective, and the
-          `site` in the model's code.
+        - `fxdp.ir.metadata.meta(node)`: `placement`, the `reason` for it, the `cause` of a collective, and
+        the
+          `location` in the model's code.
 
-        `print_readable()` shows whole shapes and lines of code. To see what a rank runs, read
+        `print_readable()` shows full shapes and lines of code. To see what a rank runs, read
         `compiled.program`; this graph is not executed.
 
         Raises
@@ -99,7 +100,7 @@ class Plan:
         """
         if self.annotated is None:
             raise StateError("this plan has no graph: a pickled plan leaves it behind; plan the model here")
-        return displayed(self.annotated(), "the annotated graph of the whole batch")
+        return displayed(self.annotated(), "the annotated graph of the global batch")
 
     def __getstate__(self) -> dict[str, Any]:
         """Rows and texts travel between processes, the graph with its ops does not."""
@@ -280,14 +281,14 @@ class Plan:
         return sheets_html(plan_sheets(self)) + "".join(pictures)
 
     def coverage(self) -> Coverage:
-        """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""
+        """Report what runs replicated or travels in full: why, where, how large, and what to do about it."""
         return self.covered
 
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
-    """Ops without a rule that read a value whole: `aten.foo at file:line`."""
+    """Ops without a rule that read a value full: `aten.foo at file:line`."""
     unknown = [node for node in gm.graph.nodes if has_no_rule(node)]
-    return tuple(f"{target_text(node.target)} at {note(node).site}" for node in unknown)
+    return tuple(f"{target_text(node.target)} at {meta(node).location}" for node in unknown)
 
 
 def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:

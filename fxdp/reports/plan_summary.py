@@ -49,7 +49,7 @@ def totals(plan: Plan) -> str:
 
 
 def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str]:
-    """The plan as text of this width; file names and line numbers stay whole."""
+    """The plan as text of this width; file names and line numbers stays in one piece."""
     shown = [*textwrap.wrap(headline(plan), width)]
     if plan.error:
         return [*shown, "", *_error_lines(plan, width)]
@@ -94,7 +94,7 @@ def _coverage_lines(plan: Plan, width: int) -> Iterator[str]:
         return
     yield "what does not split over the ranks"
     for row in rows:
-        yield place(row.site)
+        yield place(row.location)
         yield f"  {row.op}: {row.how}, {row.phase}, {format_bytes(row.bytes)}"
         for text in (row.cause, f"to do: {row.remedy}"):
             yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
@@ -117,7 +117,7 @@ def plan_sheets(plan: Plan) -> list[Sheet]:
     if plan.error:
         return [Sheet(headline(plan), ("why",), ((plan.error,),))]
     exchanges = tuple(
-        (line.title if i == 0 else "", line.site.code if i == 0 and line.site.file else "", one.phase,
+        (line.title if i == 0 else "", line.location.code if i == 0 and line.location.file else "", one.phase,
          one.kind, str(one.count), format_bytes(one.bytes), one.text, one.modules)
         for line in lines_of(plan.collectives())
         for i, one in enumerate(line.exchanges)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.notes import has_no_rule, note
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import has_no_rule, meta
 from fxdp.ir.sizes import fixed_by_data
 from fxdp.ir.types import tensor_types
 from fxdp.rules.registry import registry
@@ -27,7 +27,7 @@ _BY_FAMILY: dict[str, tuple[str, str]] = {
         f"{_INHERENT}; else count within each sample",
     ),
     "einsum": (
-        "pairs every sample with every other, so one side must be whole",
+        "pairs every sample with every other, so one side must be entire",
         f"{_INHERENT}, as in a contrastive loss: the smaller side travels; else multiply per sample (bmm)",
     ),
     "view": (
@@ -66,7 +66,7 @@ _BY_FAMILY["order of values"] = (
     f"{_INHERENT}; else use an op that treats samples apart: gather, or where with a mask",
 )
 _BY_FAMILY["batch statistics"] = (
-    "computes statistics of the whole batch in one op",
+    "computes statistics of the global batch in one op",
     "use nn.BatchNorm or torch.var_mean, which fxdp takes apart into sums",
 )
 _BY_FAMILY["opaque state"] = (
@@ -77,12 +77,12 @@ _BY_FAMILY["gathering"] = _BY_FAMILY["indexing"]
 _BY_FAMILY["embedding"] = _BY_FAMILY["indexing"]
 
 _UNKNOWN = (
-    "has no placement rule, so every rank runs it on the whole batch",
+    "has no placement rule, so every rank runs it on the global batch",
     "give the op a rule with fxdp.register_rule",
 )
 _DATA_SIZE = ("makes or reads a value whose size only the data decides", _FIXED_SIZE)
 _RETURNED = (
-    "is handed out whole, or along another batch dim than it was computed along",
+    "is handed out full, or along another batch dim than it was computed along",
     "return values whose first dim is the batch",
 )
 _SCATTERED = (
@@ -93,16 +93,16 @@ _OTHER = (f"{_RELATES} here", f"{_INHERENT}; `fxdp explain` shows the op's opera
 
 
 def cause_and_remedy(node: fx.Node, consumer: fx.Node | None) -> tuple[str, str]:
-    """Why `consumer` needs the value of `node` (or `node` itself runs) whole, and what to do."""
+    """Why `consumer` needs the value of `node` (or `node` itself runs) full, and what to do."""
     reader = node if consumer is None else consumer
-    if node.target is conversions.reduce_scatter:
+    if node.target is redistributions.reduce_scatter:
         return _SCATTERED
     if reader.op == "output":
         return _RETURNED
     if has_no_rule(reader):
         return _UNKNOWN
     near = (reader, *reader.all_input_nodes)
-    if any(fixed_by_data(size) for n in near for t in tensor_types(note(n).type) for size in t.shape):
+    if any(fixed_by_data(size) for n in near for t in tensor_types(meta(n).type) for size in t.shape):
         return _DATA_SIZE
     rule = registry.get(reader.target)
     return _OTHER if rule is None else _BY_FAMILY.get(rule.family, _OTHER)

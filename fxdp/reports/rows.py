@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 
 
 def flat_dict(row: Any) -> dict[str, Any]:
-    """A row as plain values, those of its `site` among them."""
+    """A row as plain values, those of its `location` among them."""
     plain = asdict(row)
-    site: dict[str, Any] = plain.pop("site")
-    return plain | site
+    location: dict[str, Any] = plain.pop("location")
+    return plain | location
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,7 +25,7 @@ class CommRow:
     """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
     count: int
     cause: str
-    site: str
+    location: str
     phase: str
     """`forward` or `backward`."""
     gradient: bool = False
@@ -61,16 +61,16 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
-    """A value of the batch that travels whole, or an op that every rank runs on the whole batch.
+    """A value of the batch that travels in full, or an op that every rank runs on the global batch.
 
     Attributes
     ----------
-    what : `replicated`, `gathered`, `reduced whole`, `reduced and split` or `drawn once for all`; and
-        `..., runs whole` where every rank runs the op on the whole batch.
-    op : the op that runs whole, or that needs the value that travels.
+    what : `replicated`, `gathered`, `reduced entire`, `reduced and split` or `drawn once for all`; and
+        `..., runs replicated` where every rank runs the op on the global batch.
+    op : the op that runs replicated, or that needs the value that travels.
     cause, remedy : why, and what to do about it.
     bytes : of the value that travels, per step; of a replicated op, those of its results on every rank.
-    count : how many such values or ops there are at this line; `followers`: ops that run whole after it.
+    count : how many such values or ops there are at this line; `followers`: ops that run replicated after it.
     site : the user's line with its module path.
     phase : `forward` or `backward`.
     """
@@ -80,14 +80,14 @@ class CoverageRow:
     cause: str
     remedy: str
     bytes: int
-    site: Site
+    location: Location
     phase: str
     count: int = 1
     followers: int = 0
 
     def __str__(self) -> str:
         after = f", and {self.followers} more after it" if self.followers else ""
-        head = f"{self.op} at {self.site}: {self.how} ({self.phase}, {format_bytes(self.bytes)}{after})"
+        head = f"{self.op} at {self.location}: {self.how} ({self.phase}, {format_bytes(self.bytes)}{after})"
         return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
 
     @property
@@ -102,7 +102,7 @@ class CoverageRow:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One node of the program of the whole batch.
+    """One node of the program of the global batch.
 
     `text` is its golden line; `why` says which rule placed it, or which op needs the collective.
     """
@@ -110,12 +110,12 @@ class Explanation:
     name: str
     text: str
     why: str
-    site: Site
+    location: Location
     collective: bool = False
     placement: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text}\n    {self.why}\n    at {self.site}"
+        return f"{self.text}\n    {self.why}\n    at {self.location}"
 
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain values that JSON can hold."""
@@ -123,12 +123,13 @@ class Explanation:
 
     def matches(self, words: Iterable[str]) -> bool:
         """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
-        where = f"{self.text}\n{self.site.file}:{self.site.line} \n{self.site.code}\n{self.site.module}"
+        at = self.location
+        where = f"{self.text}\n{at.file}:{at.line} \n{at.code}\n{at.module}"
         return all(word in where for word in words)
 
 
 def format_bytes(count: int) -> str:
-    """Bytes with the largest binary unit that keeps a whole number before the point."""
+    """Bytes with the largest binary unit that keeps a integers before the point."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

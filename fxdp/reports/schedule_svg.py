@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.timeline import Costs, Slot, Timeline
+from fxdp.pipeline.schedule.timeline import Costs, InputSpec, Timeline
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.schedule_text import schedule_text
 
@@ -109,11 +109,11 @@ def schedule_svg(schedule: Schedule, costs: Costs | None = None, edges: Sequence
     Boxes are as wide as they last, with the micro-batch in them; later stages of a rank are paler.
     """
     line = schedule.timeline(costs)
-    shortest = min((s.finish - s.start for s in line.slots if s.finish > s.start), default=1.0)
-    scale = min(_SMALLEST / shortest, 40 * len(line.slots) / (line.span or 1.0))
-    kinds = {slot.action.kind for slot in line.slots}
+    shortest = min((s.finish - s.start for s in line.specs if s.finish > s.start), default=1.0)
+    scale = min(_SMALLEST / shortest, 40 * len(line.specs) / (line.span or 1.0))
+    kinds = {spec.action.kind for spec in line.specs}
     legend = [kind for kind in Kind if kind in kinds]
-    boxes = {slot.action: _box(slot, schedule, scale) for slot in line.slots}
+    boxes = {spec.action: _box(spec, schedule, scale) for spec in line.specs}
     return _TEMPLATE.render(
         width=max(round(_LEFT + line.span * scale + 8), 520),
         height=_TOP + _ROW * line.ranks,
@@ -137,18 +137,18 @@ def _title(schedule: Schedule, line: Timeline) -> str:
     )
 
 
-def _box(slot: Slot, schedule: Schedule, scale: float) -> _Box:
-    action = slot.action
-    mates = [s for s, rank in enumerate(schedule.placement) if rank == slot.rank]
+def _box(spec: InputSpec, schedule: Schedule, scale: float) -> _Box:
+    action = spec.action
+    mates = [s for s, rank in enumerate(schedule.placement) if rank == spec.rank]
     colour, meaning = _COLOURS[action.kind]
     return _Box(
         name=f"{action}: {meaning} of stage {action.stage}, micro-batch {action.microbatch}",
         text=str(action.microbatch),
         colour=colour,
         opacity=round(1 - 0.6 * mates.index(action.stage) / len(mates), 2),
-        x=round(_LEFT + slot.start * scale, 1),
-        y=_TOP + _ROW * slot.rank,
-        width=round((slot.finish - slot.start) * scale, 1),
+        x=round(_LEFT + spec.start * scale, 1),
+        y=_TOP + _ROW * spec.rank,
+        width=round((spec.finish - spec.start) * scale, 1),
     )
 
 

@@ -19,7 +19,7 @@ def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | Non
         rank 0: F0 F1 .  .  B0 B0 .  B1 B1
         rank 1: .  F0 B0 B0 F1 B1 B1
 
-    Starts and durations are rounded to whole units; without costs F, I and W take one and B two. What does
+    Starts and durations are rounded to entire units; without costs F, I and W take one and B two. What does
     not fit into the columns goes on below.
     """
     line = schedule.timeline(costs)
@@ -27,10 +27,10 @@ def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | Non
     rows = []
     for rank in range(line.ranks):
         words: list[str] = []
-        for slot in line.of_rank(rank):
-            words += ["."] * (round(slot.start) - len(words))
-            word = str(slot.action).removeprefix(str(slot.action.stage) if own_stage else "")
-            words += [word] * (round(slot.finish) - len(words))
+        for spec in line.of_rank(rank):
+            words += ["."] * (round(spec.start) - len(words))
+            word = str(spec.action).removeprefix(str(spec.action.stage) if own_stage else "")
+            words += [word] * (round(spec.finish) - len(words))
         rows.append(words)
     return "\n\n".join("\n".join(block) for block in _blocks(rows, columns))
 

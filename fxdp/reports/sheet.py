@@ -15,34 +15,34 @@ from rich.text import Text
 class Sheet:
     """A table of texts; without rows its note says what that means.
 
-    Columns named `#...` hold numbers, those named `=...` words that stay whole however narrow the terminal.
-    `total` is a last line about all rows; `style` is the title's in a terminal.
+    Columns named `#...` hold numbers, those named `=...` words that stays in one piece however narrow the
+    terminal. `total` is a last line about all rows; `style` is the title's in a terminal.
     """
 
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    note: str = ""
+    meta: str = ""
     total: tuple[str, ...] = ()
     style: str = ""
 
     def __rich__(self) -> RenderableType:
-        note = [Text(self.note)] if self.note else []
+        meta = [Text(self.meta)] if self.meta else []
         if not self.rows:
-            return Group(Text(self.title, "bold"), *note)
+            return Group(Text(self.title, "bold"), *meta)
         ruled = any("\n" in cell for row in self.rows for cell in row)
         table = Table(
             title=self.title, title_justify="left", title_style=self.style or None, show_lines=ruled
         )
         for name in self.columns:
-            whole = name.startswith(("#", "="))
-            table.add_column(name.lstrip("#="), justify="right" if name[:1] == "#" else "left", no_wrap=whole)
+            full = name.startswith(("#", "="))
+            table.add_column(name.lstrip("#="), justify="right" if name[:1] == "#" else "left", no_wrap=full)
         for row in self.rows:
             table.add_row(*map(Text, row))
         if self.total:
             table.add_section()
             table.add_row(*map(Text, self.total))
-        return Group(table, *note)
+        return Group(table, *meta)
 
 
 _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(

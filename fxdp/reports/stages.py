@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Parameter
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Parameter
 from fxdp.ir.types import type_bytes
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.partition import Partition
@@ -26,21 +26,19 @@ def stage_rows(
     for item in sent:
         bytes_[_sender(item, partition, schedule)] += item.bytes
     held, ranks, all_ = _held(partition), schedule.placement, sum(costs) or 1.0
-    return tuple(
-        StageRow(s, ranks[s], _begins(gm, s), costs[s] / all_, *held[s], bytes_[s]) for s in stages
-    )
+    return tuple(StageRow(s, ranks[s], _begins(gm, s), costs[s] / all_, *held[s], bytes_[s]) for s in stages)
 
 
 def _cost(gm: fx.GraphModule, stage: int) -> float:
     """Forward and backward of a micro-batch, in the units of `fxdp.pipeline.cut.cost`."""
-    own = (n for n in gm.graph.nodes if n.op == "call_function" and note(n).stage == stage)
-    return float(sum(node_cost(n) for n in own if not note(n).once))
+    own = (n for n in gm.graph.nodes if n.op == "call_function" and meta(n).stage == stage)
+    return float(sum(node_cost(n) for n in own if not meta(n).once))
 
 
 def _begins(gm: fx.GraphModule, stage: int) -> str:
     """The module of the stage's first op; empty where that is the model itself."""
-    own = (n for n in gm.graph.nodes if note(n).stage == stage and not note(n).backward)
-    return next((note(n).site.module for n in own), "")
+    own = (n for n in gm.graph.nodes if meta(n).stage == stage and not meta(n).backward)
+    return next((meta(n).location.module for n in own), "")
 
 
 def _held(partition: Partition) -> list[tuple[int, int]]:
@@ -50,9 +48,9 @@ def _held(partition: Partition) -> list[tuple[int, int]]:
     gathers = partition.gathers or (None,) * partition.stages
     for part, gather in zip(partition.parts, gathers, strict=True):
         elements = bytes_ = 0
-        for slot, type_ in {**part.parameters, **(gather.parameters if gather else {})}.items():
-            if slot not in seen:
-                seen.add(slot)
+        for spec, type_ in {**part.parameters, **(gather.parameters if gather else {})}.items():
+            if spec not in seen:
+                seen.add(spec)
                 more = type_bytes(type_, {})
                 elements, bytes_ = elements + more // type_.dtype.itemsize, bytes_ + more
         found.append((elements, bytes_))

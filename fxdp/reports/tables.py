@@ -14,12 +14,12 @@ def communication_table(rows: Sequence[CommRow]) -> Sheet:
     """The collectives of one step, each with its cause; the last line is their sum."""
     columns = ("=phase", "=op", "=by", "#count", "#bytes", "cause", "at")
     shown = tuple(
-        (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.site)
+        (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.location)
         for row in rows
     )
     count, size = sum(row.count for row in rows), format_bytes(sum(row.bytes for row in rows))
-    note = "" if rows else "one rank sends nothing"
-    return Sheet(_COMMUNICATION, columns, shown, note, ("total", "", "", str(count), size, "", ""))
+    meta = "" if rows else "one rank sends nothing"
+    return Sheet(_COMMUNICATION, columns, shown, meta, ("total", "", "", str(count), size, "", ""))
 
 
 def timings_line(timings: Mapping[str, float]) -> str:

@@ -10,12 +10,12 @@ For who writes a rule as a function (`fxdp.register_rule`):
         for dim in x.batch_dims:  # dims whose size counts samples
             yield op.alternative({x.index: S(dim)}, S(dim))
 
-`R` whole, `S(dim)` in parts along a dim, `P` terms of a sum. An `Op` is what a rule sees of a node, an
+`R` full, `S(dim)` in parts along a dim, `P` terms of a sum. An `Op` is what a rule sees of a node, an
 `Alternative` one exact way to run it, and a `Rewrite` what a rank's call must be told beside its own sizes.
 """
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.recipes import Rewrite
 from fxdp.rules import families as families
 from fxdp.rules.registry import Alternative, Op
 

@@ -7,7 +7,7 @@ Three forms, from the shortest to the one that can say everything:
     @fxdp.register_rule(op)
     def rule(op): yield op.alternative({0: S(0)}, S(0))
 
-An op without a rule is not wrong: its operands are gathered and it runs whole on every rank.
+An op without a rule is not wrong: its operands are gathered and it runs replicated on every rank.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def register_rule(
     Parameters
     ----------
     labels : a string per tensor argument `-> ` a string per result, one character per dim; `_` is a dim that
-        must be whole, `...` any number of those. For every letter this promises: results that have it
+        must be full, `...` any number of those. For every letter this promises: results that have it
         depend, at index i, only on the operands' slices at i; results that lack it are the *sum* of such
         terms over i.
 
-            "n_, _ -> n_"               rows of x by a whole weight
+            "n_, _ -> n_"               rows of x by a full weight
             "n_, n_, _ -> n_, _"        its backward: the weight's gradient sums over rows
             "bmk, bkn -> bmn"           bmm
             "n..., ... -> n..."         the first dim counts samples
@@ -55,7 +55,7 @@ def register_rule(
         may pass unreduced. A backward is linear in its incoming gradients.
 
     Without either, returns a decorator for a rule: a pure function `Op -> iterable of Alternative` that
-    yields all exact ways to run the op on parts; "all whole" is always one. `fxdp.rules` has the words for
+    yields all exact ways to run the op on parts; "all full" is always one. `fxdp.rules` has the words for
     it; `fxdp.check_rule` proves any.
 
     Raises

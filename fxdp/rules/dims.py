@@ -56,7 +56,7 @@ def candidates(operand: Operand) -> tuple[Shard, ...]:
     """The shards worth asking of an operand: those it has.
 
     A value that exists as a sum of terms only could also be reduced into shards, at half the cost of
-    reducing it whole.
+    reducing it full.
     """
     if operand.placements == (P,):
         return tuple(Shard(d) for d in operand.batch_dims)
@@ -88,10 +88,10 @@ def without(dim: int) -> Callable[[int], int | None]:
     return lambda d: None if d == dim else d - (d > dim)
 
 
-def together(op: Op, whole: frozenset[int]) -> Iterator[Alternative]:
-    """All operands and results, of one rank, are sharded on one dim that is not in `whole`."""
+def together(op: Op, full: frozenset[int]) -> Iterator[Alternative]:
+    """All operands and results, of one rank, are sharded on one dim that is not in `full`."""
     for shard in offered(op.operands):
-        if shard.dim not in whole and _fits(op, shard.dim):
+        if shard.dim not in full and _fits(op, shard.dim):
             yield op.alternative({o.index: shard for o in op.operands}, shard)
 
 

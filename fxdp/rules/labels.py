@@ -1,11 +1,11 @@
 """Ops described by labels on dims, as in einsum: one description serves forward and backward ops alike.
 
-A string per operand and per output names its dims, one letter each; `_` is a dim that must stay whole, `...`
-any number of those.
+A string per operand and per output names its dims, one letter each; `_` is a dim that must stays in one
+piece, `...` any number of those.
 The promise behind a letter `l`, which the family's docstring states for its ops: an output that has `l`
 depends, at index `i` of `l`, only on the operands' slices at `i`; an output that lacks `l` is the sum
 over `i` of such terms. Hence any split of `l` is exact: operands that have `l` are sharded on it, all
-others whole; outputs that have it are sharded, outputs that lack it are partial.
+others full; outputs that have it are sharded, outputs that lack it are partial.
 
     mm              mk, kn          -> mn         k contracted: P
     convolution     n..., ...       -> n...
@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from string import ascii_letters
 from typing import TypeAlias
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.placements import Dim, P, Placement, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType
 from fxdp.rules.registry import Alternative, Op, Operand
@@ -28,9 +28,9 @@ Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
 _Places: TypeAlias = list[tuple[Operand, int]]
 
 
-def letters(count: int, whole: Collection[int] = ()) -> str:
-    """The first `count` letters, `_` in the place of dims that must stay whole."""
-    return "".join("_" if dim in whole else name for dim, name in enumerate(ascii_letters[:count]))
+def letters(count: int, full: Collection[int] = ()) -> str:
+    """The first `count` letters, `_` in the place of dims that must stays in one piece."""
+    return "".join("_" if dim in full else name for dim, name in enumerate(ascii_letters[:count]))
 
 
 def filled(labels: str, ndim: int) -> str:
@@ -55,8 +55,8 @@ def by_labels(
 ) -> Iterator[Alternative]:
     """One alternative per label of batch size and factorisation `outer` that an operand has.
 
-    Operands that are not named are whole. All dims of one label must have one size; with `broadcast` a
-    dim of size 1 is whole too. An addend enters the outputs once, so it is partial where they are.
+    Operands that are not named are full. All dims of one label must have one size; with `broadcast` a
+    dim of size 1 is complete too. An addend enters the outputs once, so it is partial where they are.
     Values of `unread` operands do not matter. An output may have a fixed placement instead of labels; one
     string alone is for every output.
     """
@@ -86,7 +86,7 @@ def by_labels(
 def linear(op: Op, *groups: Sequence[Operand | None]) -> Iterator[Alternative]:
     """`P` in, `P` out: the outputs are linear in each group of operands taken together.
 
-    A group that holds no partial value is left out: making one from a whole value gains nothing.
+    A group that holds no partial value is left out: making one from a full value gains nothing.
     """
     for group in groups:
         operands = [o for o in group if o is not None]

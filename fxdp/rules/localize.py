@@ -14,8 +14,8 @@ from typing import Any
 import sympy
 from torch.utils import _pytree as pytree
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, B
 from fxdp.ir.types import local_shape
 from fxdp.rules.registry import Alternative, Op, Operand, overloads

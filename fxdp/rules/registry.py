@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fxdp.errors import InputError
+from fxdp.ir.decompositions import Decomposition, Rewrite
 from fxdp.ir.placements import Dim, Placement, R, Shard
-from fxdp.ir.recipes import Recipe, Rewrite
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
@@ -27,7 +27,7 @@ class Operand:
 
     `placements` are those in which the value already exists; `iota` is the dim along which the value
     is `arange(B)` (all other dims broadcast it), or None. `gather_bytes` is what it takes to gather the
-    value, or a smaller one (before a cast or an expansion) from which it is then computed whole; None where
+    value, or a smaller one (before a cast or an expansion) from which it is then computed in full; None where
     that is the value itself.
     """
 
@@ -69,7 +69,7 @@ class Alternative:
     inputs: tuple[Placement | None, ...]
     outputs: tuple[Placement | None, ...]
     rewrite: Rewrite | None = None
-    recipe: Recipe | None = None
+    decomposition: Decomposition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ Rule: TypeAlias = Callable[[Op], Iterable[Alternative]]
 
 Kind: TypeAlias = Literal["batched", "contracted", "gathered"]
 """What a rule makes of a batch dim: it passes; it passes or is summed over, which leaves a partial result;
-or the op runs whole on every rank, because nothing else is exact."""
+or the op runs replicated on every rank, because nothing else is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class RegisteredRule:
     family: str
     rule: Rule
     kind: Kind = "batched"
-    whole: bool = True
+    full: bool = True
     """Whether "everything replicated" is exact, as it is for all ops but those of one part of the batch."""
 
 
@@ -151,10 +151,10 @@ class Registry:
 
     def add(
         self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket,
-        kind: Kind = "batched", whole: bool = True, name: str = "",
+        kind: Kind = "batched", full: bool = True, name: str = "",
     ) -> None:  # fmt: skip
         """Register `rule` for overloads, or for all functional overloads of packets; all of them or none."""
-        registered = RegisteredRule(name or rule.__name__, family, rule, kind, whole)
+        registered = RegisteredRule(name or rule.__name__, family, rule, kind, full)
         found = overloads(targets)
         taken = [f"{o} (rule {self._rules[o].name!r})" for o in found if o in self._rules]
         if taken:
@@ -165,7 +165,7 @@ class Registry:
         self._rules.update(dict.fromkeys(found, registered))
 
     def remove(self, *targets: OpOverload | OpOverloadPacket) -> None:
-        """Forget the rules of ops that have one; they run whole on every rank then."""
+        """Forget the rules of ops that have one; they run replicated on every rank then."""
         for overload in overloads(targets):
             self._rules.pop(overload, None)
 
@@ -190,23 +190,23 @@ _CHEAP = frozenset({"view", "slice", "join", "pointwise"})
 
 
 def is_cheap(target: Any) -> bool:
-    """Whether to compute the op a second time, on whole operands, rather than gather its result."""
+    """Whether to compute the op a second time, on full operands, rather than gather its result."""
     found = registry.get(target)
     return found is not None and found.family in _CHEAP
 
 
 def rule(
-    family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched", whole: bool = True
+    family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched", full: bool = True
 ) -> Callable[[Rule], Rule]:
     """Register the decorated rule for ops under a family's name."""
 
     def register(function: Rule) -> Rule:
-        registry.add(function, family, *targets, kind=kind, whole=whole)
+        registry.add(function, family, *targets, kind=kind, full=full)
         return function
 
     return register
 
 
-def runs_whole(name: str, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
+def runs_replicated(name: str, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
     """Register ops of which nothing but "everything replicated" is exact: known as such, not unknown."""
     registry.add(lambda op: (), family, *targets, kind="gathered", name=name)

@@ -15,16 +15,16 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import StateError
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
 from fxdp.ir.graphs import results_of
-from fxdp.ir.model_tensors import rows_like, whole_of
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Input, Mutation, Slot
+from fxdp.ir.metadata import meta
+from fxdp.ir.model_tensors import full_value, shard_like
+from fxdp.ir.signature import Input, InputSpec, Mutation
 from fxdp.lowering.eager import forward_inputs
-from fxdp.lowering.halves import Halves
-from fxdp.runtime.first_only import first_only
-from fxdp.runtime.left_out import LeftOut
-from fxdp.runtime.quiet_hooks import keep_quiet
+from fxdp.lowering.forward_backward_pair import ForwardBackward
+from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.ranges import Names, ranged
-from fxdp.runtime.template import TangentSlot, Template
+from fxdp.runtime.suppressed_hooks import suppress
+from fxdp.runtime.template import CallFrame, TangentSpec
+from fxdp.runtime.undefined_gradients import UndefinedGradients
 from fxdp.torch_compat import backward_class, release_saved_tensors, without_autocast
 
 _log = logging.getLogger("fxdp")
@@ -35,7 +35,7 @@ Like: TypeAlias = "tuple[torch.Size, torch.device]"
 
 _AVERAGED = (
     "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: its "
-    "gradient is divided by %d. Pass loss_fn= to fxdp.compile for the whole batch's loss."
+    "gradient is divided by %d. Pass loss_fn= to fxdp.compile for the global batch's loss."
 )
 _UNEVEN = (
     "a loss outside the compiled module is a mean of the ranks' means, as their parts of the batch differ in "
@@ -44,14 +44,14 @@ _UNEVEN = (
 
 
 @dataclass
-class Bound:
+class BoundProgram:
     """The forward and backward of one rank for one kind of call.
 
-    A call fills the template with its inputs and sizes, and runs `halves`. Nothing else happens at a step.
+    A call fills the template with its inputs and sizes, and runs `pair`. Nothing else happens at a step.
     """
 
-    halves: Halves
-    template: Template
+    pair: ForwardBackward
+    template: CallFrame
     world: int
     rank: int
     seeded: bool
@@ -66,13 +66,13 @@ class Bound:
     """Around each backward of a call: errors of this rank reach the others, theirs reach this one."""
     moment: Callable[[], int] = int
     """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
-    whole: Callable[[], Mapping[str, Tensor]] = dict
-    """The whole values of parameters that live from call to call, by the names under which they are read."""
+    full: Callable[[], Mapping[str, Tensor]] = dict
+    """The full values of parameters that live from call to call, by the names under which they are read."""
     settled: Callable[[], None] = lambda: None
     """Waits until all ranks have read what this one has shown them; after each forward and backward."""
     messages: tuple[Names, Names] = ((), ())
     """What the forward and what the backward starts, for a profiler."""
-    left_out: LeftOut = field(default_factory=LeftOut)
+    undefined_gradients: UndefinedGradients = field(default_factory=UndefinedGradients)
     """Which gradients are None where a loss does not read all outputs."""
     apart: tuple[int, ...] = ()
     """The positions of what has no gradient in the program: autograd knows of no way to them."""
@@ -80,7 +80,7 @@ class Bound:
     """Whether a call must bring its sizes."""
     takes_rows: bool = field(init=False)
     """Whether a call must bring the row numbers of padded gathers."""
-    tangents: tuple[TangentSlot, ...] = field(init=False)
+    tangents: tuple[TangentSpec, ...] = field(init=False)
     differentiable: frozenset[int] = field(init=False)
     number_positions: tuple[int, ...] | None = None
     """Which of the saved values are host numbers; learnt at the first run."""
@@ -88,24 +88,24 @@ class Bound:
 
     def __post_init__(self) -> None:
         self.takes_sizes, self.takes_rows = bool(self.template.sizes), self.template.rows is not None
-        self.tangents = tuple(t for t in self.template.tangents if isinstance(t, TangentSlot))
+        self.tangents = tuple(t for t in self.template.tangents if isinstance(t, TangentSpec))
         self.differentiable = frozenset(t.output for t in self.tangents)
 
     @classmethod
     def bind(
         cls,
         gm: fx.GraphModule,
-        halves: Halves,
-        values: Mapping[Slot, Any],
+        pair: ForwardBackward,
+        values: Mapping[InputSpec, Any],
         *,
         world: int,
         rank: int,
         seeded: bool,
-    ) -> Bound:
+    ) -> BoundProgram:
         """Bind an emitted graph's halves to the tensors in `values`."""
-        backward = any(note(n).backward for n in gm.graph.nodes if node_draws(n))
+        backward = any(meta(n).backward for n in gm.graph.nodes if node_draws(n))
         written = _written(gm.graph)
-        return cls(halves, Template.of(gm, values), world, rank, seeded, seeded and backward, written)
+        return cls(pair, CallFrame.of(gm, values), world, rank, seeded, seeded and backward, written)
 
     def run(
         self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None, even: bool = True
@@ -114,10 +114,10 @@ class Bound:
 
         `even` says whether the ranks' parts of the batch are equal in size.
         """
-        values = self.template.filled(inputs, sizes, rows, self.whole())
+        values = self.template.filled(inputs, sizes, rows, self.full())
         for given in inputs:
             if given._backward_hooks:
-                keep_quiet(given)  # of one whose gradient is left out
+                suppress(given)  # of one whose gradient is left out
         # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded), ranged("forward", self.messages[0]):
@@ -136,8 +136,8 @@ class Bound:
         return own_generator(rank_seed(drawn_seed(), self.rank)) if seeded else nullcontext()
 
     def _run(self, values: list[Any], even: bool) -> Sequence[Tensor]:
-        if not self.halves.trains:
-            return self.halves.forward(values)
+        if not self.pair.trains:
+            return self.pair.forward(values)
         leaves = list(values)
         for position, parameter in self.sharded:
             leaves[position] = parameter
@@ -157,14 +157,14 @@ class Bound:
 
         Outputs that are `fed` to another compiled module have gradients of its loss, not of one outside.
         """
-        zero = frozenset([i for i, slot in enumerate(self.tangents) if grads[slot.output] is None])
-        backward = self.halves.backward(zero)
-        slots = [self.tangents[i] for i in backward.tangents]
-        self._warn_outside([s for s in slots if s.output not in fed and grads[s.output] is not None], even)
-        tangents = [self._tangent(slot, grads, outputs) for slot in slots]
-        inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
+        zero = frozenset([i for i, spec in enumerate(self.tangents) if grads[spec.output] is None])
+        backward = self.pair.backward(zero)
+        specs = [self.tangents[i] for i in backward.tangents]
+        self._warn_outside([s for s in specs if s.output not in fed and grads[s.output] is not None], even)
+        tangents = [self._tangent(spec, grads, outputs) for spec in specs]
+        inputs = [*[saved[i] for i in self.pair.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
-        absent = self.left_out.begin(zero)
+        absent = self.undefined_gradients.begin(zero)
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
             results = list(backward.run(inputs))
             self.settled()
@@ -174,23 +174,21 @@ class Bound:
                 results[position] = None
                 leaf = leaves.get(position, self.template.values[position])
                 if leaf is not None:  # no input
-                    keep_quiet(leaf)
+                    suppress(leaf)
         return results
 
-    def _tangent(
-        self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]
-    ) -> Tensor:
-        grad = grads[slot.output]
+    def _tangent(self, spec: TangentSpec, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
+        grad = grads[spec.output]
         if grad is None:
-            shape, device = outputs[slot.output]
-            return torch.zeros(shape, dtype=slot.dtype, device=device)
-        if slot.sharded and self.world > 1:
+            shape, device = outputs[spec.output]
+            return torch.zeros(shape, dtype=spec.dtype, device=device)
+        if spec.sharded and self.world > 1:
             grad = grad / self.world
-        return whole_of(grad).contiguous()  # a `DTensor`, if a penalty on sharded weights was added
+        return full_value(grad).contiguous()  # a `DTensor`, if a penalty on sharded weights was added
 
-    def _warn_outside(self, slots: Sequence[TangentSlot], even: bool) -> None:
+    def _warn_outside(self, specs: Sequence[TangentSpec], even: bool) -> None:
         """Say what a loss outside of compiled modules means, for outputs that such a loss reads."""
-        if self.world > 1 and any(slot.sharded for slot in slots):
+        if self.world > 1 and any(spec.sharded for spec in specs):
             self._warn_once(_AVERAGED, self.world)
             if not even:
                 self._warn_once(_UNEVEN)
@@ -205,9 +203,11 @@ class _Step(torch.autograd.Function):
     """One forward and backward as a single autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, program: Bound, even: bool, values: list[Any], *leaves: Any) -> tuple[Tensor, ...]:
-        results = program.halves.forward(values)
-        count = program.halves.outputs
+    def forward(
+        ctx: Any, program: BoundProgram, even: bool, values: list[Any], *leaves: Any
+    ) -> tuple[Tensor, ...]:
+        results = program.pair.forward(values)
+        count = program.pair.outputs
         # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
         outputs, saved = tuple(r.detach() for r in results[:count]), list(results[count:])
         numbers = program.number_positions
@@ -216,7 +216,7 @@ class _Step(torch.autograd.Function):
                 i for i, v in enumerate(saved) if not isinstance(v, Tensor)
             )
         ctx.program, ctx.even, ctx.call = program, even, program.moment()
-        ctx.fed = set()  # outputs that enter another compiled module: runtime/chains.py
+        ctx.fed = set()  # outputs that enter another compiled module: runtime/chained_modules.py
         ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
         ctx.save_for_backward(*saved)
         ctx.shapes = [(o.shape, o.device) for o in outputs]
@@ -226,7 +226,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        program: Bound = ctx.program
+        program: BoundProgram = ctx.program
         saved = _saved(ctx)
         release_saved_tensors(ctx)
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
@@ -235,8 +235,8 @@ class _Step(torch.autograd.Function):
             results = program.backward(saved, grads, ctx.shapes, ctx.even, ctx.fed)
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:
-                    results[position] = rows_like(parameter, gradient)
-        return (None, None, None, *first_only(results))
+                    results[position] = shard_like(parameter, gradient)
+        return (None, None, None, *once_differentiable(results))
 
 
 def _saved(ctx: Any) -> list[Tensor]:
@@ -258,6 +258,6 @@ STEP_BACKWARD = backward_class(_Step)
 
 
 def _written(graph: fx.Graph) -> tuple[tuple[int, int], ...]:
-    slots = [note(n).slot for n in forward_inputs(graph)]
+    specs = [meta(n).spec for n in forward_inputs(graph)]
     writes = [s.of for s, _ in results_of(graph) if isinstance(s, Mutation) and isinstance(s.of, Input)]
-    return tuple((slots.index(of), of.index) for of in writes)
+    return tuple((specs.index(of), of.index) for of in writes)

@@ -25,7 +25,7 @@ _LATE = "timed out waiting"  # gloo's words; torch has no class for it
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One part of this rank's batch: its number (None: the whole batch), its inputs, the step's seed."""
+    """One part of this rank's batch: its number (None: the global batch), its inputs, the step's seed."""
 
     index: int | None
     inputs: tuple[Tensor, ...]
@@ -100,15 +100,13 @@ def wait_sent(pending: Pending) -> None:
         ) from error
 
 
-def microbatch(
-    whole: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]
-) -> Microbatch:
+def microbatch(full: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]) -> Microbatch:
     """The samples `start : start + size` of every input that has a batch dim."""
     inputs = tuple(
         value if dim is None else value.narrow(dim, start, size).contiguous()
-        for value, dim in zip(whole.inputs, dims, strict=True)
+        for value, dim in zip(full.inputs, dims, strict=True)
     )
-    return Microbatch(index, inputs, whole.seed)
+    return Microbatch(index, inputs, full.seed)
 
 
 def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:

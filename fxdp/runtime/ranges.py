@@ -51,7 +51,7 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, names: Names) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = list(reversed(names))
-        self._under_way: dict[int, str] = {}
+        self._in_flight: dict[int, str] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -62,13 +62,13 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with record_function(name):
             result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
-            self._under_way[result.data_ptr()] = name.partition(":")[0]
+            self._in_flight[result.data_ptr()] = name.partition(":")[0]
         return result
 
     def _name(self, func: Any, args: tuple[Any, ...]) -> str:
         op: str = func._opname
         if op.startswith(("wait", "finish")):
-            started = self._under_way.get(args[0].data_ptr())
+            started = self._in_flight.get(args[0].data_ptr())
             return f"wait for {started}" if started else op
         if func.namespace == "fxdp" and not op.startswith("start"):
             return ""

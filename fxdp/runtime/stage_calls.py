@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.ir.draws import own_generator, part_seed
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams
-from fxdp.runtime.template import Template
+from fxdp.runtime.template import CallFrame
 
 
 @dataclass
 class Code:
     """A part lowered for one set of sizes."""
 
-    halves: Halves
-    template: Template
+    pair: ForwardBackward
+    template: CallFrame
     takes: tuple[str, ...] = ()
     """What other parts give its forward, by name, in the order in which a call has it."""
     takes_back: tuple[str, ...] = ()
@@ -37,13 +37,13 @@ class Code:
         crossing = dict(zip(self.takes, values, strict=True))
         arguments = self.template.filled(batch.inputs, crossing=crossing)
         with self._generator(batch):
-            results = self.halves.forward(arguments)
-        count = self.halves.outputs
+            results = self.pair.forward(arguments)
+        count = self.pair.outputs
         return (*results[:count], (self, list(results[count:])))
 
     def backward_arguments(self, saved: list[Any], values: Sequence[Tensor]) -> list[Any]:
         """What was saved, which is let go of, then the loss's tangent or what other stages sent."""
-        arguments = [saved[i] for i in self.halves.saved_order]
+        arguments = [saved[i] for i in self.pair.saved_order]
         saved.clear()
         sent = dict(zip(self.takes_back, values, strict=True))
         for tangent in self.template.tangents:
@@ -79,7 +79,7 @@ def forward(codes: Mapping[int | None, Code]) -> StepModule:
 
 
 def once(code: Code, streams: Streams) -> StepModule:
-    """A part without backward that runs once per step: `(whole batch, *values) -> results`, on `stream`."""
+    """A part without backward that runs once per step: `(global batch, *values) -> results`, on `stream`."""
 
     def run(batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
         with streams.on(stream):
@@ -89,17 +89,17 @@ def once(code: Code, streams: Streams) -> StepModule:
 
 
 def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
-    """A part's whole backward: its results, those aside that it adds to `sums`."""
+    """A part's entire backward: its results, those aside that it adds to `sums`."""
     code, kept = saved
     arguments = code.backward_arguments(kept, values)
     arguments += sums
-    return tuple(code.halves.backward(frozenset()).run(arguments))
+    return tuple(code.pair.backward(frozenset()).run(arguments))
 
 
 def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
     """The first half: what earlier stages wait for, and `rest`, which the second half needs."""
     code, kept = saved
-    run, _ = code.halves.halved(code.first)
+    run, _ = code.pair.halved(code.first)
     results, count = run(code.backward_arguments(kept, values)), len(code.first)
     return (*results[:count], (code, list(results[count:])))
 
@@ -107,6 +107,6 @@ def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
 def weight_gradient(rest: Saved, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The second half: its results, those aside that it adds to `sums`."""
     code, arguments = rest
-    _, run = code.halves.halved(code.first)
+    _, run = code.pair.halved(code.first)
     arguments += sums
     return tuple(run(arguments))

@@ -1,4 +1,4 @@
-"""A whole step inside of one call: the schedule runs forward and backward, autograd hands gradients out."""
+"""An entire step inside of one call: the schedule runs forward and backward, autograd hands gradients out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
-from fxdp.ir.model_tensors import rows_like, whole_of
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
-from fxdp.runtime.first_only import first_only
+from fxdp.ir.model_tensors import full_value, shard_like
+from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, OutputSpec, Parameter
+from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names, RangedStep
 from fxdp.torch_compat import profiling
@@ -25,7 +25,7 @@ class Step:
 
     Parameters
     ----------
-    program : takes the whole local batch, gives a value per result slot (None: another rank has it).
+    program : takes the entire local batch, gives a value per result slot (None: another rank has it).
     results : the slots.
     leaves : the model's parameters by slot.
     buffers : the model's buffers that a step changes.
@@ -34,13 +34,13 @@ class Step:
     seed : gives the seed of a step's random numbers.
     moment : which call is under way.
     handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
-    whole : gives the whole values of parameters that live from step to step, which the program takes then.
-    settled : waits until all ranks have read what this one has shown them.
+    entire : gives the full value values of parameters that live from step to step, which the program takes
+    then. settled : waits until all ranks have read what this one has shown them.
     messages : what each module of the program starts, for a profiler.
     """
 
     program: fx.GraphModule
-    results: tuple[ResultSlot, ...]
+    results: tuple[OutputSpec, ...]
     leaves: dict[Parameter, Tensor]
     buffers: dict[Buffer, Tensor]
     loss: int | None
@@ -48,7 +48,7 @@ class Step:
     seed: Callable[[], int]
     moment: Callable[[], int] = int
     handed_out: Callable[[int], None] = lambda call: None
-    whole: Callable[[Microbatch], Sequence[Tensor]] | None = None
+    full: Callable[[Microbatch], Sequence[Tensor]] | None = None
     settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
@@ -85,8 +85,8 @@ class Step:
     def _execute(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Outputs, and gradients in the order of the leaves."""
         with torch.no_grad():
-            whole = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
-            given: tuple[Any, ...] = (whole,) if self.whole is None else (whole, self.whole(whole))
+            full = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
+            given: tuple[Any, ...] = (full,) if self.full is None else (full, self.full(full))
             if profiling():
                 values = RangedStep(self.program, self.messages).run(*given)
             else:
@@ -94,22 +94,22 @@ class Step:
             self.settled()
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []
-            for slot, value in zip(self.results, values, strict=True):
-                if isinstance(slot, Output):
+            for spec, value in zip(self.results, values, strict=True):
+                if isinstance(spec, Output):
                     outputs.append(value)
-                elif isinstance(slot, Gradient):
+                elif isinstance(spec, Gradient):
                     gradients.append(value)
-                elif isinstance(slot, Mutation) and isinstance(slot.of, Buffer):
-                    self.buffers[slot.of].copy_(value)
+                elif isinstance(spec, Mutation) and isinstance(spec.of, Buffer):
+                    self.buffers[spec.of].copy_(value)
         return outputs, gradients
 
-    def dealt_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def shards_of(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients as autograd hands them out: of sharded parameters as rows, as they are."""
-        dealt = list(gradients)
+        sharded = list(gradients)
         for place, leaf in self._sharded.items():
-            gradient = dealt[place]
-            dealt[place] = gradient if gradient is None else rows_like(leaf, gradient)
-        return dealt
+            gradient = sharded[place]
+            sharded[place] = gradient if gradient is None else shard_like(leaf, gradient)
+        return sharded
 
 
 class _HandOut(torch.autograd.Function):
@@ -146,7 +146,7 @@ class _HandOut(torch.autograd.Function):
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
             return (None, None, None, *[None] * len(gradients))
-        return (None, None, None, *first_only(step.dealt_out(_scaled(gradients, whole_of(scale)))))
+        return (None, None, None, *once_differentiable(step.shards_of(_scaled(gradients, full_value(scale)))))
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:

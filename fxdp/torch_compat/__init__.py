@@ -11,7 +11,6 @@ releases.check_torch()  # before the names below, of which an older torch lacks 
 
 # Each file says in `__all__` what it has for other rooms; a second list here would only have to follow it.
 from fxdp.torch_compat.channels import *  # noqa: F403
-from fxdp.torch_compat.code_on_call import *  # noqa: F403
 from fxdp.torch_compat.compiled_code import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403
 from fxdp.torch_compat.dtensor import *  # noqa: F403
@@ -21,7 +20,14 @@ from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.fake_values import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
+from fxdp.torch_compat.lazy_codegen import *  # noqa: F403
 from fxdp.torch_compat.lstm_states import *  # noqa: F403
+from fxdp.torch_compat.memoized_dtypes import *  # noqa: F403
+from fxdp.torch_compat.memoized_fakes import *  # noqa: F403
+from fxdp.torch_compat.memoized_indices import *  # noqa: F403
+from fxdp.torch_compat.memoized_sizes import *  # noqa: F403
+from fxdp.torch_compat.memoized_stacks import *  # noqa: F403
+from fxdp.torch_compat.memoized_trees import *  # noqa: F403
 from fxdp.torch_compat.mends import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
 from fxdp.torch_compat.op_traces import *  # noqa: F403
@@ -30,12 +36,6 @@ from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.patch import *  # noqa: F403
 from fxdp.torch_compat.permanent import *  # noqa: F403
 from fxdp.torch_compat.program_header import *  # noqa: F403
-from fxdp.torch_compat.quick_dtypes import *  # noqa: F403
-from fxdp.torch_compat.quick_fakes import *  # noqa: F403
-from fxdp.torch_compat.quick_indices import *  # noqa: F403
-from fxdp.torch_compat.quick_sizes import *  # noqa: F403
-from fxdp.torch_compat.quick_stacks import *  # noqa: F403
-from fxdp.torch_compat.quick_trees import *  # noqa: F403
 from fxdp.torch_compat.releases import *  # noqa: F403
 from fxdp.torch_compat.shortcut_table import *  # noqa: F403
 from fxdp.torch_compat.shortcuts import *  # noqa: F403

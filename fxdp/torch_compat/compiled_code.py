@@ -17,7 +17,7 @@ from fxdp.torch_compat.program_header import with_light_header
 from fxdp.torch_compat.shortcuts import is_on
 from fxdp.torch_compat.vector_instructions import built_as_code, code_settings
 
-__all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment", "unwatched"]
+__all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment", "without_profiling"]
 
 _SETTINGS = ("torch._inductor.config", "torch._inductor.config_comms", "torch._functorch.config")
 _PASSES = (
@@ -76,7 +76,7 @@ def code_bytes(code: Any) -> bytes:
     from torch._inductor.codecache import code_hash
     from torch._inductor.output_code import CompiledFxGraph
 
-    if isinstance(code, _Unwatched):
+    if isinstance(code, _WithoutProfiling):
         code = code.code
     if type(code) is not CompiledFxGraph:
         raise TypeError(f"{type(code).__name__} is no code of Inductor's")
@@ -100,11 +100,11 @@ def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
     with built_as_code():  # those of its kernels decide where they are found
         code.after_deserialization(constants)
         code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
-    made: Callable[[list[Any]], Any] = unwatched(code)
+    made: Callable[[list[Any]], Any] = without_profiling(code)
     return made
 
 
-def unwatched(code: Any) -> Any:
+def without_profiling(code: Any) -> Any:
     """Code of Inductor's that is called without its bookkeeping, which a layer's code feels: 4 us a call.
 
     On other devices than CPU the first calls are timed for its caches, so there it stays.
@@ -112,10 +112,14 @@ def unwatched(code: Any) -> Any:
     from torch._inductor.output_code import CompiledFxGraph
 
     plain = type(code) is CompiledFxGraph and {*code.device_types} <= {"cpu"}
-    return _Unwatched(code) if plain and hasattr(code, "current_callable") and is_on("unwatched") else code
+    return (
+        _WithoutProfiling(code)
+        if plain and hasattr(code, "current_callable") and is_on("without_profiling")
+        else code
+    )
 
 
-class _Unwatched:
+class _WithoutProfiling:
     """Code that Inductor's debugging and torch's profiler alone watch; the first is not imported for it."""
 
     def __init__(self, code: Any) -> None:

@@ -23,9 +23,20 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
-    "PrefixStore", "TCPStore", "Work", "broadcast_coalesced", "collectives_begun", "flatten_state_dict",
-    "new_named_group", "register_group", "room_to_send", "start_gathers", "start_scatter", "start_shown",
-    "start_sum", "start_sums",
+    "PrefixStore",
+    "TCPStore",
+    "Work",
+    "broadcast_coalesced",
+    "collectives_begun",
+    "flatten_state_dict",
+    "new_named_group",
+    "register_group",
+    "room_to_send",
+    "start_gathers",
+    "start_scatter",
+    "start_sum",
+    "start_sums",
+    "start_zero_copy",
 ]  # fmt: skip
 
 
@@ -88,8 +99,8 @@ def register_group(name: str, group: ProcessGroup) -> None:
     _register_process_group(name, group)  # type: ignore[arg-type]
 
 
-def start_gathers(whole: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: str) -> None:
-    """Start gathering several tensors into parts of `whole`, for which `wait_tensor` waits then.
+def start_gathers(full: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: str) -> None:
+    """Start gathering several tensors into parts of `full`, for which `wait_tensor` waits then.
 
     The functional op for several tensors would give each memory of its own.
     """
@@ -97,14 +108,14 @@ def start_gathers(whole: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Ten
     # torch's name before 2.13 is the second
     names = ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     start = next(getattr(found, name) for name in names if hasattr(found, name))
-    _register_work(whole, start(list(outputs), list(inputs)))
+    _register_work(full, start(list(outputs), list(inputs)))
 
 
-def start_shown(inputs: Sequence[Tensor], group: str) -> Tensor:
+def start_zero_copy(inputs: Sequence[Tensor], group: str) -> Tensor:
     """Start seeing all ranks' parts of several tensors where they lie; what `wait_tensor` waits for."""
-    whole, work = _resolve_process_group(group).show_rows(list(inputs))  # type: ignore[arg-type, attr-defined]
-    _register_work(whole, work)
-    return whole  # type: ignore[no-any-return]
+    full, work = _resolve_process_group(group).publish_shards(list(inputs))  # type: ignore[arg-type, attr-defined]
+    _register_work(full, work)
+    return full  # type: ignore[no-any-return]
 
 
 def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
@@ -116,7 +127,7 @@ def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
 def start_scatter(packed: Tensor, group: str) -> Tensor:
     """Start summing a flat value over ranks, each of which gets its part; what `wait_tensor` waits for.
 
-    gloo sums it as a whole on every rank and drops the other parts, for which it sends twice the bytes. So by
+    gloo sums it as one on every rank and drops the other parts, for which it sends twice the bytes. So by
     gloo each rank gets the terms of its own part, and adds them in rank order when they are waited for.
     """
     found = _resolve_process_group(group)  # type: ignore[arg-type]
@@ -160,9 +171,9 @@ def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
     start = getattr(_resolve_process_group(group), "start_sum", None)  # type: ignore[arg-type]
     if start is None or any(value.dim() != 1 or value.dtype != values[0].dtype for value in values):
         return torch.ops._c10d_functional.all_reduce_(torch.cat(list(values)), "sum", group)  # type: ignore[no-any-return]
-    whole, work = start(values)
-    _register_work(whole, work)
-    return whole  # type: ignore[no-any-return]
+    full, work = start(values)
+    _register_work(full, work)
+    return full  # type: ignore[no-any-return]
 
 
 def start_sums(values: Sequence[Tensor], group: str) -> Tensor:

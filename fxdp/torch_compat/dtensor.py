@@ -54,7 +54,7 @@ def dtensor_spec(
             return Replicate() if kind == "R" else Partial(kind[2:-1])
         return Shard(dim) if outer == 1 else _StridedShard(dim, split_factor=outer)
 
-    # a spec wants strides, which a program has for its own ranks only: those of the contiguous whole
+    # a spec wants strides, which a program has for its own ranks only: those of the contiguous entire
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride()
     return DTensorSpec(
@@ -77,7 +77,7 @@ def local_shards(
 ) -> Sequence[torch.Tensor | None]:
     """Those of `DTensor`s that were made by `dtensor_like`; None for any other.
 
-    Of a whole model's tensors a twentieth of the time that it takes to compare their placements.
+    Of an entire model's tensors a twentieth of the time that it takes to compare their placements.
     """
     try:  # as a rule all are
         if all(map(is_, map(_SPEC, tensors), map(_SPEC, like))):
@@ -108,15 +108,15 @@ def set_data_by(write: Callable[[DTensor, torch.Tensor], None], parameter: DTens
 
 
 def sharded_tensor(
-    local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, axes: Sequence[int]
+    local: torch.Tensor, full: torch.Tensor, mesh: DeviceMesh, axes: Sequence[int]
 ) -> nn.Parameter:
-    """A parameter like `whole` of which this rank holds the rows `local`, dealt out along those axes."""
+    """A parameter like `full` of which this rank holds the rows `local`, sharded along those axes."""
     placements = [Shard(0) if i in axes else Replicate() for i in range(mesh.ndim)]
-    stride = torch.empty(whole.shape, device="meta").stride()
+    stride = torch.empty(full.shape, device="meta").stride()
     # of memory of its own first, as in `_new`: so the parameter can be pickled and copied
     own = torch.empty_like(local)
-    made = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
-    parameter = nn.Parameter(made, requires_grad=whole.requires_grad)
+    made = DTensor.from_local(own, mesh, placements, run_check=False, shape=full.shape, stride=stride)
+    parameter = nn.Parameter(made, requires_grad=full.requires_grad)
     parameter._local_tensor = local  # type: ignore[attr-defined]
     return parameter
 
@@ -137,14 +137,14 @@ def users_attributes(parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def shard_axes(tensor: DTensor) -> tuple[int, ...]:
-    """The axes of its mesh along which the rows of a sharded parameter are dealt out, one after another."""
+    """The axes of its mesh along which the rows of a sharded parameter are sharded, one after another."""
     return tuple(axis for axis, placement in enumerate(tensor.placements) if placement == Shard(0))
 
 
 def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
     """The same ranks and groups with that axis as the last: `mesh[...]` keeps the order of axes.
 
-    A `DTensor` deals a dim out along its mesh's axes in their order.
+    A `DTensor` shards a dim along its mesh's axes in their order.
     """
     names = mesh.mesh_dim_names or ()
     order = sorted(range(mesh.ndim), key=lambda i: names[i] == axis)
@@ -211,6 +211,6 @@ def mesh_on_paper(device_type: str, ranks: Sequence[int], shape: Mapping[str, in
 
 
 def tensor_metadata(spec: Any) -> TensorMetadata:
-    """What `print_readable()` shows of a spec: the whole tensor's dtype and shape."""
+    """What `print_readable()` shows of a spec: the full tensor's dtype and shape."""
     shape, stride, dtype = spec.tensor_meta
     return TensorMetadata(shape, dtype, False, stride, None, False, {})

@@ -6,7 +6,7 @@
     mse_loss(rows, other)   divides by the number of rows of a rank
     rows[:, 0] = 0.0        is not known
 
-On the meshes along which fxdp deals out parameters they do what they do to a plain tensor.
+On the meshes along which fxdp shards parameters they do what they do to a plain tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_EVEN_ROWS = (
     aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.aminmax.default,
 )  # fmt: skip
 """Ops of which no rank may be without rows."""
-_OF_WHOLES = (
+_OF_FULL_VALUES = (
     aten.mse_loss.default, aten.mse_loss_backward.default, aten.argmax.default, aten.argmin.default,
 )  # fmt: skip
 """Ops that must see all rows; those of places in torch 2.11 fail on gloo."""
@@ -57,7 +57,11 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     if _BEFORE:
         return
     own = {aten._local_scalar_dense.default: _number}
-    own |= {aten.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
+    own |= (
+        {aten.fill_.Tensor: _fill}
+        | dict.fromkeys(_OF_FULL_VALUES, _of_full_values)
+        | dict.fromkeys(_VIEWS, _view)
+    )
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
     if torch_release() == "2.11":
         own |= dict.fromkeys(_WRITES, _write) | {aten.detach.default: _detached}
@@ -98,7 +102,7 @@ def _as_torch_does(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op(_whole(args[0]))
+    return op(_full(args[0]))
 
 
 def _of_uneven_rows(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,7 +112,7 @@ def _of_uneven_rows(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return _as_torch_does(op, args, kwargs)
 
 
-def _of_wholes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_full_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _as_torch_does(op, *tree_map_only(DTensor, _replicated, (args, kwargs)))
 
 
@@ -116,7 +120,7 @@ def _fill(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     filled, value = args
     if isinstance(filled, _Part):
         return filled.write(op, args[1:], kwargs)
-    op(filled._local_tensor, _whole(value) if isinstance(value, DTensor) else value)
+    op(filled._local_tensor, _full(value) if isinstance(value, DTensor) else value)
     return filled
 
 
@@ -140,12 +144,12 @@ def _view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _Part.of(made, rows, ((op, args[1:], kwargs),))
 
 
-def _whole(tensor: DTensor) -> torch.Tensor:
+def _full(tensor: DTensor) -> torch.Tensor:
     return _replicated(tensor)._local_tensor
 
 
 def _evened(tensor: DTensor) -> DTensor:
-    """The tensor, whole on each rank if the ranks hold other numbers of rows."""
+    """The tensor, full on each rank if the ranks hold other numbers of rows."""
     parts = [1] * tensor.ndim
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard):
@@ -156,7 +160,7 @@ def _evened(tensor: DTensor) -> DTensor:
 
 
 def _replicated(tensor: DTensor) -> DTensor:
-    """The same, whole on each rank; handlers are below autograd, where `redistribute` of torch 2.11 fails."""
+    """The same, full on each rank; handlers are below autograd, where `redistribute` of torch 2.11 fails."""
     spec = _spread(tensor)
     return new_dtensor(DTensor, redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec), spec)
 
@@ -202,13 +206,13 @@ class _Part(DTensor):
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Part:
         """Do it to those elements of the rows, and to this value."""
         rows = self.rows
-        args, kwargs = tree_map_only(DTensor, _whole, (args, kwargs))
+        args, kwargs = tree_map_only(DTensor, _full, (args, kwargs))
         with torch.no_grad():
-            whole = _whole(rows)
-            part = whole
+            full = _full(rows)
+            part = full
             for view, others, options in self.views:
                 part = view(part, *others, **options)
             func(part, *args, **kwargs)
-            rows._local_tensor.copy_(redistribute_local_tensor(whole, _spread(rows), rows._spec))
+            rows._local_tensor.copy_(redistribute_local_tensor(full, _spread(rows), rows._spec))
             self._local_tensor.copy_(part)
         return self

@@ -57,7 +57,7 @@ class TracedFrame:
     code: CodeType
     locals: dict[str, Any]
     globals: dict[str, Any]
-    whole: bool
+    full: bool
     """Whether torch raises where a call cannot become one graph (`fullgraph=True`)."""
     shape_env: Any
     """What the trace asked of sizes."""
@@ -75,7 +75,7 @@ def traced_frame() -> TracedFrame | None:
         code=translator.f_code,
         locals=translator.output.local_scope,
         globals=translator.output.global_scope,
-        whole=translator.one_graph,
+        full=translator.one_graph,
         shape_env=translator.output.shape_env,
         suppressed=bool(torch._dynamo.config.suppress_errors),
     )
@@ -87,8 +87,8 @@ class GraphBreak:
 
     reason: str
     stack: tuple[FrameSummary, ...]
-    """The lines under way, from the outermost; none where Dynamo leaves out a whole function."""
-    left_out: str = ""
+    """The lines under way, from the outermost; none where Dynamo leaves out an entire function."""
+    undefined_gradients: str = ""
     """The function that is left out, and its place."""
 
 

@@ -26,12 +26,12 @@ def written_value(tensor: FunctionalTensor) -> tuple[Tensor, tuple[bool, ...]]:
     """What a functional tensor holds, and whether its data, its sizes or its memory became others."""
     held: Any = tensor.elem
     asked: Any = torch  # whose stubs lack them
-    ways = (
+    branches = (
         asked._functionalize_has_data_mutation(held),
         asked._functionalize_has_metadata_mutation(held),
         asked._functionalize_was_storage_changed(held),
     )
-    return asked._from_functional_tensor(held), ways
+    return asked._from_functional_tensor(held), branches
 
 
 def known_number(tensor: Tensor) -> Any:

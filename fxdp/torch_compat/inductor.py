@@ -19,14 +19,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxdp.torch_compat.attention_sums import attention_sums
-from fxdp.torch_compat.compiled_code import unwatched
+from fxdp.torch_compat.compiled_code import without_profiling
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.kept_order import kept_order
+from fxdp.torch_compat.memoized_dtypes import memoized_dtypes
+from fxdp.torch_compat.memoized_indices import memoized_indices
+from fxdp.torch_compat.memoized_trees import memoized_trees
 from fxdp.torch_compat.open_strides import open_strides
-from fxdp.torch_compat.quick_dtypes import quick_dtypes
-from fxdp.torch_compat.quick_indices import quick_indices
-from fxdp.torch_compat.quick_trees import quick_trees
 from fxdp.torch_compat.selected_offsets import selected_offsets
 from fxdp.torch_compat.torch_ops import aten
 from fxdp.torch_compat.vector_instructions import built_as_code
@@ -135,7 +135,7 @@ def compile_with_inductor(
     from torch._inductor.virtualized import V
 
     _call_products_into_buffers()
-    _keep_shown_rows()
+    _keep_published_shards()
     settings = {name: value for name, value in _MOVES.items() if hasattr(inductor_config, name)}
     if in_order:
         settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
@@ -154,9 +154,9 @@ def compile_with_inductor(
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
         built_as_code(),
-        quick_dtypes(),
-        quick_indices(),
-        quick_trees(),
+        memoized_dtypes(),
+        memoized_indices(),
+        memoized_trees(),
         inductor_config.patch(settings),
         contextlib.ExitStack() as mended,
     ):
@@ -171,7 +171,7 @@ def compile_with_inductor(
             graph_id=next(_graph_ids),  # CUDA graphs tell programs apart by it
             boxed_forward_device_index=BoxedDeviceIndex(None),
         )
-    return unwatched(compiled), list(strides or [])
+    return without_profiling(compiled), list(strides or [])
 
 
 _MENDS = (
@@ -210,12 +210,12 @@ def _call_products_into_buffers() -> None:
         make_fallback(aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
 
 
-def _keep_shown_rows() -> None:
+def _keep_published_shards() -> None:
     """Tell Inductor not to write into rows that other ranks show, when nothing more reads them."""
     from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
     from torch._inductor.virtualized import V
 
-    op = torch.ops.fxdp.show_rows.default
+    op = torch.ops.fxdp.publish_shards.default
     if op in lowerings:
         return
     call = fallback_handler(op)  # type: ignore[no-untyped-call]

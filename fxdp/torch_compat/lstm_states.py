@@ -1,7 +1,7 @@
 """Torch's decomposition of an LSTM before 2.13: states have a dim too many, if the batch is no single sample.
 
-    state of a layer    (1, batch, features)   torch takes dim 1 away, where it has one element
-                        (batch, features)      as dim 0 taken away gives it
+state of a layer    (1, batch, features)   torch takes dim 1 away, where it has one element
+                    (batch, features)      as dim 0 taken away gives it
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ _MENDS = (
     ),
     Mend(
         "average_pool", "Inductor's gradient of an average pool with ceil_mode is too small",
-        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, compiled_faults.average_pool,
+        "lowering/inductor/decomposition_overrides.py", frozenset(_ALL), True, compiled_faults.average_pool,
     ),
     Mend(
         "kept_order", "Inductor reads a buffer before all is written into it: gradients are silently wrong",
@@ -223,7 +223,7 @@ _MENDS = (
     ),
     Mend(
         "no_images", "Inductor's backward of a convolution of an empty batch stops",
-        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, compiled_faults.no_images,
+        "lowering/inductor/decomposition_overrides.py", frozenset(_ALL), True, compiled_faults.no_images,
     ),
     Mend(
         "fourier_of_nothing", "MKL refuses Fourier transforms of empty tensors",

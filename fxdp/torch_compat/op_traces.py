@@ -162,10 +162,10 @@ def _node(value: Tensor) -> fx.Node:
     """The node of a value; a constant, which torch computes with, is left to it."""
     from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
-    slot: Any = get_proxy_slot(value, _tracer(), None)
-    if slot is None or slot.constant is not None:
+    spec: Any = get_proxy_slot(value, _tracer(), None)
+    if spec is None or spec.constant is not None:
         raise _OtherKindError
-    node: fx.Node = slot.proxy.node
+    node: fx.Node = spec.proxy.node
     return node
 
 

@@ -21,13 +21,13 @@ __all__ = [
     "OpOverloadPacket",
     "all_op_names",
     "exact_torch_release",
+    "functional_ops",
     "overload_of",
     "patched_kernels",
     "release_before",
     "suggest_memory_format",
     "torch_decompositions",
     "torch_release",
-    "whole_ops",
     "without_autograd_kernel",
 ]
 
@@ -52,7 +52,7 @@ def all_op_names() -> list[str]:
     return list(torch._C._dispatch_get_all_op_names())
 
 
-def whole_ops() -> list[str]:
+def functional_ops() -> list[str]:
     """The aten overloads that write nothing and are made of no others, as `add.Tensor`: graphs have these."""
     found = []
     for qualified in all_op_names():

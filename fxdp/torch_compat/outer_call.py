@@ -1,10 +1,10 @@
 """Of a call under way of what `torch.compile` returned: its arguments, its model, and where in it one is.
 
-    compiled(x)                                   the call of an OptimizedModule
-      compile_wrapper(x)                          of torch; holds the arguments
-        forward                                   running, up to its first break
-          torch_dynamo_resume_in_forward_at_12    what follows: Dynamo traces it when it is called
-            the backend                           asked for that trace's graph
+compiled(x)                                   the call of an OptimizedModule
+  compile_wrapper(x)                          of torch; holds the arguments
+    forward                                   running, up to its first break
+      torch_dynamo_resume_in_forward_at_12    what follows: Dynamo traces it when it is called
+        the backend                           asked for that trace's graph
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OuterCall:
     keeper: Any
     """An object of torch's that is the same for all graphs of one `torch.compile`, and nothing else's."""
     running: tuple[str, ...]
-    """The functions under way in it, from the innermost, as `GraphBreak.left_out` calls them."""
+    """The functions under way in it, from the innermost, as `GraphBreak.undefined_gradients` calls them."""
     outermost: bool
     """Whether the graph is of the compiled function itself, and not of one that it calls in between."""
 

@@ -78,7 +78,5 @@ def lstm_states() -> bool:
     layer = nn.LSTM(3, 4, 2, device="meta")
     x, state = torch.empty(5, 2, 3, device="meta"), torch.empty(2, 2, 4, device="meta")
     given = list(layer.parameters())
-    made = decomposition_table[aten.lstm.input](
-        x, [state, state], given, True, 2, 0.0, False, False, False
-    )
+    made = decomposition_table[aten.lstm.input](x, [state, state], given, True, 2, 0.0, False, False, False)
     return bool(made[1].shape != state.shape)

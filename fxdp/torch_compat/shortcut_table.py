@@ -66,12 +66,19 @@ _FAKE_MEMORY = (
 )  # fmt: skip
 
 SHORTCUTS: tuple[Shortcut, ...] = (
+    Shortcut("cached_joint", "captured graphs are kept on disk from run to run"),
     Shortcut(
-        "code_on_call",
-        "Python code of a graph module is written when it is first called, not at each change of its graph",
+        "cached_libraries",
+        "a library of kernels that was built before is loaded without asking how it would be built",
+        names=(TorchName(_LIBRARIES, "_load_library", ("classmethod (cls, path, key)",)),),
+    ),
+    Shortcut(
+        "cached_pair",
+        "compiled programs are kept on disk from run to run",
         names=(
-            TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
-            TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
+            TorchName(_CODE, "prepare_for_serialization", ("(self)",)),
+            TorchName(_CODE, "after_deserialization", ("(self, constants)",)),
+            TorchName(_CODE, "post_compile", ("(self, example_inputs, constants, graph_kwargs)",)),
         ),
     ),
     Shortcut(
@@ -91,54 +98,15 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
     ),
     Shortcut(
-        "foretold",
-        "what torch asks of a forward before it traces it is read from the exported graph, not from a run",
+        "lazy_codegen",
+        "Python code of a graph module is written when it is first called, not at each change of its graph",
         names=(
-            TorchName("torch", "_from_functional_tensor", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_has_data_mutation", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_has_metadata_mutation", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_was_storage_changed", ("builtin_function_or_method",)),
+            TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
+            TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
         ),
     ),
     Shortcut(
-        "kept_halves",
-        "compiled programs are kept on disk from run to run",
-        names=(
-            TorchName(_CODE, "prepare_for_serialization", ("(self)",)),
-            TorchName(_CODE, "after_deserialization", ("(self, constants)",)),
-            TorchName(_CODE, "post_compile", ("(self, example_inputs, constants, graph_kwargs)",)),
-        ),
-    ),
-    Shortcut("kept_joint", "captured graphs are kept on disk from run to run"),
-    Shortcut(
-        "kept_libraries",
-        "a library of kernels that was built before is loaded without asking how it would be built",
-        names=(TorchName(_LIBRARIES, "_load_library", ("classmethod (cls, path, key)",)),),
-    ),
-    Shortcut(
-        "kernel_units",
-        "several C++ kernels are compiled as one translation unit",
-        names=(TorchName(_LIBRARIES, "_load_library_inner", ("classmethod (cls, path, key)",)),),
-    ),
-    Shortcut(
-        "op_traces",
-        "an op that was traced before on values of the same kind is copied, not traced again",
-        names=(
-            *_FAKE_MEMORY,
-            TorchName(_PROXY, "get_proxy_slot", ("(obj, tracer, default=Ellipsis, transform=Ellipsis)",)),
-            TorchName(_PROXY, "track_tensor", ("(tensor, proxy, *, constant, tracer)",)),
-        ),
-    ),
-    Shortcut(
-        "program_header",
-        "a compiled program that is loaded from disk imports none of Inductor's code generators",
-        names=(
-            TorchName("torch._inductor.utils", "_align", ("(nbytes)",)),
-            TorchName("torch._inductor.codecache", "code_hash", ("(code, extra='')",)),
-        ),
-    ),
-    Shortcut(
-        "quick_dtypes",
+        "memoized_dtypes",
         "Inductor's table of the dtypes of results is filled once",
         releases=_before("2.15"),
         names=(
@@ -149,7 +117,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         needless="2.15",
     ),
     Shortcut(
-        "quick_fakes",
+        "memoized_fakes",
         "a fake tensor with the sizes and strides of one that was made before is a copy of that",
         names=(
             TorchName(
@@ -162,7 +130,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
     ),
     Shortcut(
-        "quick_indices",
+        "memoized_indices",
         "Inductor does not simplify indices that are linear",
         releases=_before("2.15"),
         names=(
@@ -174,7 +142,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         needless="2.15",
     ),
     Shortcut(
-        "quick_sizes",
+        "memoized_sizes",
         "sums, products and comparisons of symbolic sizes are computed once",
         releases=_since("2.12"),  # before, sizes are kept in another way
         names=(
@@ -193,7 +161,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
     ),
     Shortcut(
-        "quick_stacks",
+        "memoized_stacks",
         "the stack of a traced node is read from what was read of the same lines before",
         names=(
             TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
@@ -205,7 +173,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
     ),
     Shortcut(
-        "quick_trees",
+        "memoized_trees",
         "trees of arguments are taken apart without leaving work to the garbage collector",
         names=(
             TorchName(_TREES, "tree_flatten", ("(tree, is_leaf=None)",)),
@@ -216,11 +184,38 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
     ),
     Shortcut(
-        "quick_wrappers",
+        "memoized_wrappers",
         "no sums of sizes are recorded while a functional tensor is made",
         releases=_since("2.12") & _before("2.15"),
         names=(TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),),
         needless="2.15",
+    ),
+    Shortcut(
+        "op_traces",
+        "an op that was traced before on values of the same kind is copied, not traced again",
+        names=(
+            *_FAKE_MEMORY,
+            TorchName(_PROXY, "get_proxy_slot", ("(obj, tracer, default=Ellipsis, transform=Ellipsis)",)),
+            TorchName(_PROXY, "track_tensor", ("(tensor, proxy, *, constant, tracer)",)),
+        ),
+    ),
+    Shortcut(
+        "predicted_forward",
+        "what torch asks of a forward before it traces it is read from the exported graph, not from a run",
+        names=(
+            TorchName("torch", "_from_functional_tensor", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_has_data_mutation", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_has_metadata_mutation", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_was_storage_changed", ("builtin_function_or_method",)),
+        ),
+    ),
+    Shortcut(
+        "program_header",
+        "a compiled program that is loaded from disk imports none of Inductor's code generators",
+        names=(
+            TorchName("torch._inductor.utils", "_align", ("(nbytes)",)),
+            TorchName("torch._inductor.codecache", "code_hash", ("(code, extra='')",)),
+        ),
     ),
     Shortcut(
         "repeated_joint",
@@ -232,9 +227,9 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         names=_FAKE_MEMORY,
     ),
     Shortcut(
-        "unwatched",
-        "compiled code on CPU is called without Inductor's bookkeeping",
-        names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),),
+        "translation_units",
+        "several C++ kernels are compiled as one translation unit",
+        names=(TorchName(_LIBRARIES, "_load_library_inner", ("classmethod (cls, path, key)",)),),
     ),
     Shortcut(
         "vector_instructions",
@@ -244,6 +239,11 @@ SHORTCUTS: tuple[Shortcut, ...] = (
             TorchName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", ("_lru_cache_wrapper()",)),
             TorchName("torch._inductor.config:cpp", "vec_isa_ok", ("NoneType", "bool")),
         ),
+    ),
+    Shortcut(
+        "without_profiling",
+        "compiled code on CPU is called without Inductor's bookkeeping",
+        names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),),
     ),
 )  # fmt: skip
 """All of them, by name."""

@@ -1,7 +1,7 @@
 """Which shortcuts are on: a release of torch that fxdp does not know costs time, not the result.
 
-    @shortcut("quick_trees")                 with quick_trees():      on: torch's function is replaced
-    def quick_trees() -> Iterator[None]:                              off: torch's own runs, one debug line
+    @shortcut("memoized_trees")                 with memoized_trees():      on: torch's function is replaced
+    def memoized_trees() -> Iterator[None]:                              off: torch's own runs, one debug line
         ...
 
 A shortcut is off where `FXDP_SHORTCUTS` says so, where it was not proven with the installed release, and

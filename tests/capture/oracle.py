@@ -12,9 +12,9 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.sizes import B
-from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.types import ScalarType, TensorType
 from tests.capturing import capture
 
@@ -33,9 +33,9 @@ def interpret(
     sizes = _sizes(captured, tensors)
     env: dict[fx.Node, Any] = {}
     for node in captured.gm.graph.nodes:
-        kind = note(node).type
+        kind = meta(node).type
         if node.op == "placeholder":
-            env[node] = _value(note(node).slot, captured, module, tensors, tangents, sizes)
+            env[node] = _value(meta(node).spec, captured, module, tensors, tangents, sizes)
         elif node.op == "output":
             return _results(node, env)
         elif node.op == "get_attr":
@@ -68,29 +68,29 @@ def _number(expr: Any, sizes: dict[Any, int]) -> Any:
     return int(value) if value.is_integer and value.is_Integer else float(value)
 
 
-def _value(slot, captured, module, tensors, tangents, sizes):
-    if isinstance(slot, Parameter):
-        return module.get_parameter(slot.name).detach()
-    if isinstance(slot, Buffer):
-        return module.get_buffer(slot.name).clone()
-    if isinstance(slot, Constant):
-        return captured.constants[slot.name]
-    if isinstance(slot, Input):
-        return tensors[slot.index].detach()
-    assert isinstance(slot, Tangent)
-    return tangents[slot.index]
+def _value(spec, captured, module, tensors, tangents, sizes):
+    if isinstance(spec, Parameter):
+        return module.get_parameter(spec.name).detach()
+    if isinstance(spec, Buffer):
+        return module.get_buffer(spec.name).clone()
+    if isinstance(spec, Constant):
+        return captured.constants[spec.name]
+    if isinstance(spec, Input):
+        return tensors[spec.index].detach()
+    assert isinstance(spec, Tangent)
+    return tangents[spec.index]
 
 
 def _results(node: fx.Node, env: dict[fx.Node, Any]) -> Results:
     found = Results({}, {}, {})
-    for slot, value in zip(note(node).results, node.args[0], strict=True):
-        if isinstance(slot, Output):
-            found.outputs[slot.index] = env[value]
-        elif isinstance(slot, Mutation):
-            found.mutations[slot.of] = env[value]
+    for spec, value in zip(meta(node).results, node.args[0], strict=True):
+        if isinstance(spec, Output):
+            found.outputs[spec.index] = env[value]
+        elif isinstance(spec, Mutation):
+            found.mutations[spec.of] = env[value]
         else:
-            assert isinstance(slot, Gradient)
-            found.gradients[slot.of] = env[value]
+            assert isinstance(spec, Gradient)
+            found.gradients[spec.of] = env[value]
     return found
 
 
@@ -195,8 +195,8 @@ def compare(
 
 
 def _tangents(captured: Captured, flat: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    slots = [note(node).slot for node in captured.gm.graph.find_nodes(op="placeholder")]
-    indices = [slot.index for slot in slots if isinstance(slot, Tangent)]
+    specs = [meta(node).spec for node in captured.gm.graph.find_nodes(op="placeholder")]
+    indices = [spec.index for spec in specs if isinstance(spec, Tangent)]
     generator = torch.Generator().manual_seed(1)
     return {
         i: torch.rand(flat[i].shape, dtype=torch.float64, generator=generator).to(flat[i].dtype) + 0.5

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP
 from fxdp.ir.sizes import mentions_batch
 from tests.exactness.cases import in_fours
@@ -112,8 +112,8 @@ def test_losses_equal_eager(names: tuple[str, ...]) -> None:
     captured = check(
         Scores(), (torch.randn(5, 5),), targets(5), ((torch.randn(4, 5),), targets(4)), loss_fn=loss_fn
     )
-    whole = [node for node in captured.gm.graph.nodes if re.search(r"\.(mean|var|std)\.", str(node.target))]
-    assert not [node for node in whole if any(map(mentions_batch, note(node.args[0]).type.shape))]
+    full = [node for node in captured.gm.graph.nodes if re.search(r"\.(mean|var|std)\.", str(node.target))]
+    assert not [node for node in full if any(map(mentions_batch, meta(node.args[0]).type.shape))]
     reductions = {0, 2} if any("none" in name for name in names) else {2}
     for node in captured.gm.graph.nodes:
         if "nll_loss" in str(node.target):

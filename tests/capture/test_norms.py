@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.sizes import mentions_batch
 from fxdp.ir.types import TensorType
@@ -87,11 +87,14 @@ def test_moments_forward_two_sums_backward() -> None:
     captured = check(make(), (torch.randn(3, *shape),))
     found = []
     for node in captured.gm.graph.nodes:
-        if node.target in (torch.ops.aten.sum.dim_IntList, MOMENTS_OP) and "norm" in note(node).site.module:
-            source = note(node.args[0]).type
+        if (
+            node.target in (torch.ops.aten.sum.dim_IntList, MOMENTS_OP)
+            and "norm" in meta(node).location.module
+        ):
+            source = meta(node.args[0]).type
             assert isinstance(source, TensorType)
             if mentions_batch(source.shape[0]):
-                found.append((note(node).backward, node.target is MOMENTS_OP))
+                found.append((meta(node).backward, node.target is MOMENTS_OP))
     assert found == [(False, True), (True, False), (True, False)]
 
 

@@ -14,7 +14,7 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.export.skip_marks import MARK, SkipPoint, label_of, route_skips
 from fxdp.errors import CaptureError
 from fxdp.ir.graph_text import graph_text
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
 from fxdp.skip import Namespace, current_skip_tracker, pop, skippable, stash
 from tests.capturing import capture
 
@@ -24,7 +24,7 @@ from .unet import UNet, unet_inputs
 
 def labels(captured: Captured) -> dict[str, str]:
     """The nodes that carry skips."""
-    return {node.name: note(node).skip for node in captured.gm.graph.nodes if note(node).skip}
+    return {node.name: meta(node).skip for node in captured.gm.graph.nodes if meta(node).skip}
 
 
 def layer(
@@ -328,7 +328,7 @@ def marked(*points: str) -> tuple[fx.GraphModule, list[SkipPoint]]:
     for i, point in enumerate(points):
         value = graph.call_function(MARK, (value, point))
         kind, name = point.split()
-        found.append(SkipPoint(kind, None, name, Site("net.py", i + 1)))
+        found.append(SkipPoint(kind, None, name, Location("net.py", i + 1)))
     graph.output((graph.call_function(torch.ops.aten.sin.default, (value,)),))
     return fx.GraphModule({}, graph), found
 

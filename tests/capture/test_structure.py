@@ -12,20 +12,20 @@ from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
 from fxdp.capture.captured import OutputLeaf, SizeLeaf
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.sizes import B
-from fxdp.ir.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.capturing import capture
 
 from .oracle import check
 
 
-def slots(captured) -> list[Any]:
-    return [note(node).slot for node in captured.gm.graph.find_nodes(op="placeholder")]
+def specs(captured) -> list[Any]:
+    return [meta(node).spec for node in captured.gm.graph.find_nodes(op="placeholder")]
 
 
 def results(captured) -> tuple[Any, ...]:
-    return note(captured.gm.graph.output_node()).results
+    return meta(captured.gm.graph.output_node()).results
 
 
 class Tied(nn.Module):
@@ -45,7 +45,7 @@ class Tied(nn.Module):
 def test_tied_frozen_and_unused_parameters() -> None:
     ids = torch.randint(0, 9, (3, 4))
     captured = check(Tied(), (ids, ids))
-    assert slots(captured) == [
+    assert specs(captured) == [
         Parameter("embed.weight"),
         Parameter("mid.weight"),
         Parameter("mid.bias"),
@@ -115,10 +115,10 @@ def test_output_structure(kind: str, differentiable: str) -> None:
 def test_detached_outputs() -> None:
     captured = check(Rich("tuple"), (torch.randn(3, 4),))
     assert captured.detached == (1,)
-    assert [slot for slot in slots(captured) if isinstance(slot, Tangent)] == [Tangent(0)]
+    assert [spec for spec in specs(captured) if isinstance(spec, Tangent)] == [Tangent(0)]
     captured = check(Rich("tuple"), (torch.randn(3, 4),), differentiable="all")
     assert captured.detached == ()
-    assert [slot for slot in slots(captured) if isinstance(slot, Tangent)] == [Tangent(0), Tangent(1)]
+    assert [spec for spec in specs(captured) if isinstance(spec, Tangent)] == [Tangent(0), Tangent(1)]
 
 
 class Parts(nn.Module):
@@ -151,7 +151,7 @@ class Answer(ModelOutput):
 @pytest.mark.parametrize("form", [dict, Report, Answer])
 def test_the_output_named_loss_is_the_loss(form: Any) -> None:
     captured = check(Parts(form), (torch.randn(3, 4),))
-    assert [slot for slot in slots(captured) if isinstance(slot, Tangent)] == [Tangent(2)]
+    assert [spec for spec in specs(captured) if isinstance(spec, Tangent)] == [Tangent(2)]
     assert captured.detached == (0, 1)
 
 
@@ -177,7 +177,7 @@ def test_nested_inputs() -> None:
         return {"x": [torch.randn(b, 4), None], "name": "a"}, (2, torch.randn(b, 3)), torch.tensor(2.0)
 
     captured = check(Nested(), inputs(3), {"mask": None}, (inputs(4), {"mask": None}))
-    assert [slot.path for slot in slots(captured) if isinstance(slot, Input)] == [
+    assert [spec.path for spec in specs(captured) if isinstance(spec, Input)] == [
         "batch['x'][0]",
         "pair[1]",
         "rest[0]",
@@ -195,7 +195,7 @@ def test_batch_on_another_dim() -> None:
 
     captured = check(Rnn(), (torch.randn(6, 3, 4),), {}, ((torch.randn(6, 2, 4),), {}), batch_dims=1)
     assert captured.batch == (1,)
-    assert note(captured.gm.graph.find_nodes(op="placeholder")[-2]).type.shape == (6, B, 4)
+    assert meta(captured.gm.graph.find_nodes(op="placeholder")[-2]).type.shape == (6, B, 4)
 
 
 def test_other_sizes_equal_to_the_batch() -> None:
@@ -209,7 +209,7 @@ def test_other_sizes_equal_to_the_batch() -> None:
 
     captured = check(Square(), (torch.randn(7, 7, 7), torch.randn(7, 7)), {}, batch_dims=((0, None), {}))
     assert captured.batch == (0, None)
-    types = [note(node).type.shape for node in captured.gm.graph.find_nodes(op="placeholder")]
+    types = [meta(node).type.shape for node in captured.gm.graph.find_nodes(op="placeholder")]
     assert types == [(7, 7), (7,), (B, 7, 7), (7, 7), ()]
 
 
@@ -228,7 +228,7 @@ def test_gradient_of_an_input() -> None:
 def test_inference_is_forward_only() -> None:
     with torch.no_grad():
         captured = check(Rich("tuple"), (torch.randn(3, 4),))
-    assert not any(isinstance(slot, Tangent) for slot in slots(captured))
+    assert not any(isinstance(spec, Tangent) for spec in specs(captured))
     model = Rich("tuple")
     with torch.inference_mode():
         captured = capture(model, (torch.randn(3, 4),), {})
@@ -254,9 +254,9 @@ class Mutating(nn.Module):
 def test_mutations_and_constants() -> None:
     model = Mutating()
     captured = check(model, (torch.randn(3, 4),))
-    mutated = [slot for slot in results(captured) if isinstance(slot, Mutation)]
+    mutated = [spec for spec in results(captured) if isinstance(spec, Mutation)]
     assert len(mutated) == 3
-    assert sum(isinstance(slot, Constant) for slot in slots(captured)) == 2
+    assert sum(isinstance(spec, Constant) for spec in specs(captured)) == 2
     assert any(torch.equal(constant, model.table) for constant in captured.constants.values())
 
 
@@ -278,17 +278,17 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 def test_sites_name_the_users_line() -> None:
     captured = capture(Rich("tuple"), (torch.randn(3, 4),), {})
     powers = [node for node in captured.gm.graph.nodes if node.target == torch.ops.aten.pow.Tensor_Scalar]
-    site = note(powers[0]).site
-    assert site.file.endswith("test_structure.py")
-    assert site.code == "loss = scores.pow(2).mean()"
+    location = meta(powers[0]).location
+    assert location.file.endswith("test_structure.py")
+    assert location.code == "loss = scores.pow(2).mean()"
     linear = next(node for node in captured.gm.graph.nodes if "addmm" in node.name)
-    assert note(linear).site.module == "fc"
-    assert note(linear).site.code == "scores = self.fc(x) * scale"
+    assert meta(linear).location.module == "fc"
+    assert meta(linear).location.code == "scores = self.fc(x) * scale"
     backward = [
-        node for node in captured.gm.graph.nodes if note(node).backward and node.op == "call_function"
+        node for node in captured.gm.graph.nodes if meta(node).backward and node.op == "call_function"
     ]
     assert backward
-    assert all(note(node).site.file.endswith("test_structure.py") for node in backward)
+    assert all(meta(node).location.file.endswith("test_structure.py") for node in backward)
 
 
 def test_sites_without_gradients_and_in_autocast() -> None:
@@ -308,9 +308,9 @@ def test_sites_without_gradients_and_in_autocast() -> None:
 
     captured = check(Regions(), (torch.randn(5, 4),), tol=1e-2)
     calls = [node for node in captured.gm.graph.nodes if node.op == "call_function"]
-    assert not [node for node in calls if not note(node).site.file]
-    sites = {note(node).site.code for node in calls}
-    assert {"mean = self.fc(x).mean(0)", "low = self.fc(x)"} <= sites
+    assert not [node for node in calls if not meta(node).location.file]
+    locations = {meta(node).location.code for node in calls}
+    assert {"mean = self.fc(x).mean(0)", "low = self.fc(x)"} <= locations
 
 
 def test_loss_function_with_buffers() -> None:
@@ -319,7 +319,7 @@ def test_loss_function_with_buffers() -> None:
         nn.Linear(4, 3), (torch.randn(5, 4),), {"target": torch.randint(0, 3, (5,))},
         loss_fn=nn.CrossEntropyLoss(weight=weight),
     )  # fmt: skip
-    assert [slot for slot in slots(captured) if isinstance(slot, Constant)] == [Constant("loss_fn.weight")]
+    assert [spec for spec in specs(captured) if isinstance(spec, Constant)] == [Constant("loss_fn.weight")]
     assert torch.equal(captured.constants["loss_fn.weight"], weight)
 
 

@@ -1,4 +1,4 @@
-"""Unmodified transformers models, captured at one batch size and compared at another, whole and on ranks."""
+"""Unmodified transformers models, captured at one batch size and compared at another, entire and on ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACROSS_SAMPLES = {"clip": {"aten.mm", "aten._log_softmax", "the result"}}
 
 
 def travelling(local: Program) -> set[str]:
-    """The ops of the forward that read other ranks' samples, or run whole.
+    """The ops of the forward that read other ranks' samples, or run replicated.
 
     Where there are none, nothing that is sent grows with the batch.
     """

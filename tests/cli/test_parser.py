@@ -44,7 +44,7 @@ def test_all_public_names_are_there() -> None:
     ("arguments", "message"),
     [
         (["--mesh", "tp=2"], "--mesh tp=2: got axis 'tp', expected dp, as in --mesh dp=2."),
-        (["--mesh", "dp=many"], "--mesh dp=many: got size 'many', expected a whole number of ranks"),
+        (["--mesh", "dp=many"], "--mesh dp=many: got size 'many', expected a integers of ranks"),
         (["--mesh", "dp=0"], "--mesh dp=0: got size '0'"),
         (["--mesh", "2"], "--mesh 2: got axis '2', expected dp"),
         (["--steps", "0"], "--steps 0: at least one step is needed."),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import fxdp
 from fxdp.lowering.inductor import compile as inductor
-from tests.exactness.models import step_both, twin_of
+from tests.exactness.models import counterpart_of, step_both
 from tests.fallbacks import no_fallback
 from tests.rank_pool import RankPool
 
@@ -42,7 +42,7 @@ class _Heard(logging.Handler):
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def effects() -> Iterator[list[str]]:
     """What fxdp says."""
     handler = _Heard()
     logging.getLogger("fxdp").addHandler(handler)
@@ -66,9 +66,9 @@ class _Mean(torch.nn.Module):
 def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float, list[str]]:
     torch.set_default_dtype(torch.float64)
     rank, model = dist.get_rank(), _Mean()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="inductor")
-    with heard() as texts, broken_inductor(name, rank in failing):
+    with effects() as texts, broken_inductor(name, rank in failing):
         return step_both(compiled, twin, ((torch.randn(sum(split), 3),), {}), None, split, rank), texts
 
 

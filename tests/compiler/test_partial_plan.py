@@ -45,7 +45,7 @@ def test_a_partial_plan() -> None:
     assert "data-dependent control flow" in shown
     assert shown.endswith("2 parameters, 288 B, of which a rank holds 72 B")
     assert [(row.name, row.placement, row.held) for row in plan.parameters()] == [
-        ("fc.weight", "Rows", 64), ("fc.bias", "Rows", 8),
+        ("fc.weight", "ParamShard", 64), ("fc.bias", "ParamShard", 8),
     ]  # fmt: skip
     assert "data-dependent control flow" in plan._repr_html_()
     assert fxdp.Plan.from_json(plan.to_json()) == plan

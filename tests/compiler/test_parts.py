@@ -1,4 +1,4 @@
-"""Stages and micro-batches are lowered as a whole program is: the same fallback, agreement and sizes."""
+"""Stages and micro-batches are lowered as one program is: the same fallback, agreement and sizes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import fxdp
 from fxdp.compiler import lowered_parts
 from fxdp.compiler.emit import Lowered, WantedPart, lower_part
 from fxdp.lowering.shapes import SizesFixedError
-from tests.compiler.test_emit import broken_inductor, heard
-from tests.exactness.models import step_both, twin_of
+from tests.compiler.test_emit import broken_inductor, effects
+from tests.exactness.models import counterpart_of, step_both
 from tests.rank_pool import RankPool
 
 # torch warns when it imports Inductor
@@ -59,9 +59,9 @@ def _step(compiled: Any, model: nn.Module, batches: list[int], rank: int = 0) ->
 
 def test_micro_batches_run_without_inductor_where_it_fails() -> None:
     model = _net()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, microbatches=2, compute="inductor")
-    with heard() as texts, broken_inductor("cut"):
+    with effects() as texts, broken_inductor("cut"):
         assert _step(compiled, twin, [4]) <= 1e-12
     (text,) = texts
     assert text.startswith("Inductor cannot compile stage 0 (rank 0: AssertionError: u4 -> u1)")
@@ -72,12 +72,12 @@ def _fallback(pp: int, failing: int, batches: list[int]) -> tuple[float, list[st
     """Another rank than the failing one may have compiled the part, or other parts."""
     torch.set_default_dtype(torch.float64)
     model = _net()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     stages = {"stages": ["b"]} if pp > 1 else {}
     compiled = fxdp.compile(model, _mesh(pp), microbatches=2, compute="inductor", **stages)
     rank = dist.get_rank()
     place = rank % len(batches)
-    with heard() as texts, broken_inductor("cut", rank == failing):
+    with effects() as texts, broken_inductor("cut", rank == failing):
         return _step(compiled, twin, batches, place), texts
 
 
@@ -98,12 +98,12 @@ def _disordered(pp: int, at: int) -> tuple[str, float]:
     """One rank would start the collectives of its stage in another order: refused, and the next call runs."""
     torch.set_default_dtype(torch.float64)
     model = _net(norm=True)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(pp), stages=["b"], compute="eager")
     rank = dist.get_rank()
     batches = [3, 2]
 
-    def order_lines(halves: Any) -> list[str]:
+    def order_lines(pair: Any) -> list[str]:
         """As of a stage that Inductor compiled."""
         lines = ["forward: all_reduce", "backward: all_reduce_1"]
         return lines[::-1] if rank == at else lines
@@ -130,11 +130,11 @@ def _disordered_at_own_sizes() -> tuple[float, Counter[str]]:
     """Code for a rank's own sizes would sum in an order of its own, that for any size would not."""
     torch.set_default_dtype(torch.float64)
     model = _net(norm=True)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(1), compute="eager")
     rank = dist.get_rank()
 
-    def order_lines(halves: Any) -> list[str]:
+    def order_lines(pair: Any) -> list[str]:
         return ["forward: all_reduce"] if counts["any size"] else [f"of rank {rank}: all_reduce"]
 
     with _counted() as counts, mock.patch.object(lowered_parts, "order_lines", order_lines):
@@ -162,10 +162,10 @@ def _counted() -> Iterator[Counter[str]]:
         yield found
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "microbatches"])
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["full", "microbatches"])
 def test_other_sizes_than_the_first_are_served_by_one_program(options: dict[str, Any]) -> None:
     model = _net()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager", **options)
     found = []
     with _counted() as counts:
@@ -177,7 +177,7 @@ def test_other_sizes_than_the_first_are_served_by_one_program(options: dict[str,
 
 def test_a_part_that_fixes_its_sizes_is_lowered_for_each(caplog: pytest.LogCaptureFixture) -> None:
     model = _net()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager", microbatches=2)
 
     def fixing(wanted: WantedPart, *args: Any, generic: bool, **rest: Any) -> Lowered:

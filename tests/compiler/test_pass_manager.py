@@ -13,9 +13,9 @@ from fxdp.errors import VerifierError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.placements import S
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from tests.graphs import Sketch, mesh
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ class Step:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         if self.breaks:
-            note(next(iter(gm.graph.nodes))).type = None
+            meta(next(iter(gm.graph.nodes))).type = None
         return gm
 
 

@@ -53,8 +53,8 @@ def test_the_first_that_fits_is_taken_and_says_why() -> None:
     assert _peak(strategy="shard", reshard_after_forward=4) == shard
     assert "a rank: replicate, the cheapest that fits" in _chosen(replicate)[0]
     assert "a rank: optimizer, the cheapest that fits" in _chosen(replicate - 1)[0]
-    assert "all 5 buckets whole until the backward, the cheapest" in _chosen(optimizer - 1)[0]
-    assert "the last 2 of 5 buckets whole until the backward" in _chosen((kept + shard) // 2)[0]
+    assert "all 5 buckets entire until the backward, the cheapest" in _chosen(optimizer - 1)[0]
+    assert "the last 2 of 5 buckets entire until the backward" in _chosen((kept + shard) // 2)[0]
     assert "the last 2 of 5 buckets" in _chosen(shard)[0], "they are gone before the peak"
     none = _chosen(shard - 1)
     assert "a rank: shard, none fits; it needs least" in none[0]
@@ -84,7 +84,7 @@ def test_the_axes_say_among_which_is_chosen() -> None:
     assert legal_strategies(mesh_of({"dp": 2}, "cpu"), auto) == ("replicate", "optimizer", "shard")
     assert legal_strategies(mesh_of({"dp_shard": 2}, "cpu"), auto) == ("optimizer", "shard")
     assert legal_strategies(mesh_of({"dp_replicate": 2}, "cpu"), auto) == ("replicate",)
-    with pytest.raises(MeshError, match="are dealt out along 'dp_shard'"):
+    with pytest.raises(MeshError, match="are sharded along 'dp_shard'"):
         legal_strategies(mesh_of({"dp": 2, "dp_shard": 2}, "cpu"), auto)
 
 

@@ -16,17 +16,17 @@ from fxdp.capture.export.skip_marks import MARK
 from fxdp.compiler.invariants import CHECKS
 from fxdp.compiler.verifier import verify
 from fxdp.errors import VerifierError
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
+from fxdp.ir.decompositions import Decomposition
 from fxdp.ir.level import Level
-from fxdp.ir.notes import Cause, Site
+from fxdp.ir.metadata import Cause, Location
 from fxdp.ir.ops.moments import MOMENTS_OP
-from fxdp.ir.placements import MOMENTS, P, R, Rows, S
-from fxdp.ir.recipes import Recipe
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.placements import MOMENTS, P, ParamShard, R, S
+from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
-CAUSE = Cause("consumer", "producer", Site(), "gradient of w")
+CAUSE = Cause("consumer", "producer", Location(), "gradient of w")
 
 
 def faults(gm: fx.GraphModule, level: Level) -> list[str]:
@@ -42,8 +42,8 @@ def _sound() -> Sketch:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B, 4]", S(0))
     total = g.call(aten.sum.dim_IntList, x, [0], type="f32[4]", at=P, reads=(S(0),))
-    pending = g.call(conversions.all_reduce, total, "sum", type="f32[4]", at=R, reads=(P,), cause=CAUSE)
-    done = g.call(conversions.wait, pending, type="f32[4]", at=R, reads=(R,))
+    pending = g.call(redistributions.all_reduce, total, "sum", type="f32[4]", at=R, reads=(P,), cause=CAUSE)
+    done = g.call(redistributions.wait, pending, type="f32[4]", at=R, reads=(R,))
     g.end = g.returns({Gradient(Parameter("w")): done}, (R,))  # type: ignore[attr-defined]
     return g
 
@@ -86,14 +86,14 @@ def test_every_check_has_a_malformed_graph() -> None:
 # ---- CAPTURED --------------------------------------------------------------------------------------------
 
 
-def _inputs_have_slots() -> fx.GraphModule:
+def _inputs_have_specs() -> fx.GraphModule:
     g = Sketch()
     g.add(Parameter("w"), "f32[3]")
     g.add(Parameter("w"), "f32[3]")
     return g.returns({Output(0): g.add(None, "f32[3]")})
 
 
-def _results_have_slots() -> fx.GraphModule:
+def _results_have_specs() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[3]")
     gm = g.returns({Output(0): x})
@@ -143,79 +143,96 @@ def _shards_fit_shapes() -> fx.GraphModule:
 # ---- EXPLICIT --------------------------------------------------------------------------------------------
 
 
-def _edges_need_no_conversion() -> fx.GraphModule:
+def _edges_need_no_redistribution() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
     y = g.call(aten.det.default, x, type="f32[]", at=R, reads=(R,))
     return g.returns({Output(0): y, Output(1): x}, (R, R))
 
 
-def _conversions_say_what_they_do() -> fx.GraphModule:
+def _redistributions_do_what_they_say() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B, B]", S(0))
-    summed = g.call(conversions.all_reduce, x, "sum", type="f32[B, B]", at=R, reads=(S(0),), cause=CAUSE)
-    done = g.call(conversions.wait, summed, type="f32[B, B]", at=S(1), reads=(R,))
+    summed = g.call(redistributions.all_reduce, x, "sum", type="f32[B, B]", at=R, reads=(S(0),), cause=CAUSE)
+    done = g.call(redistributions.wait, summed, type="f32[B, B]", at=S(1), reads=(R,))
     cut = g.call(
-        conversions.shard, g.add(Parameter("w"), "f32[B, B]", R), 1, 1, type="f32[B, B]", at=S(0), reads=(R,)
+        redistributions.shard,
+        g.add(Parameter("w"), "f32[B, B]", R),
+        1,
+        1,
+        type="f32[B, B]",
+        at=S(0),
+        reads=(R,),
     )
     own = g.call(MOMENTS_OP, x, (0,), type="f32[3, B]", at=MOMENTS, reads=(S(0),))
-    added = g.call(conversions.all_reduce, own, "sum", type="f32[3, B]", at=R, reads=(MOMENTS,), cause=CAUSE)
-    return g.returns({Output(0): done, Output(1): cut, Output(2): g.call(conversions.wait, added, at=R)})
+    added = g.call(
+        redistributions.all_reduce, own, "sum", type="f32[3, B]", at=R, reads=(MOMENTS,), cause=CAUSE
+    )
+    return g.returns({Output(0): done, Output(1): cut, Output(2): g.call(redistributions.wait, added, at=R)})
 
 
 def _collectives_have_one_wait() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
-    gather = g.call(conversions.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),), cause=CAUSE)
-    first = g.call(conversions.wait, gather, type="f32[B]", at=R, reads=(R,))
-    second = g.call(conversions.wait, gather, type="f32[B]", at=R, reads=(R,))
-    third = g.call(conversions.wait, x, type="f32[B]", at=S(0), reads=(S(0),))
+    gather = g.call(redistributions.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),), cause=CAUSE)
+    first = g.call(redistributions.wait, gather, type="f32[B]", at=R, reads=(R,))
+    second = g.call(redistributions.wait, gather, type="f32[B]", at=R, reads=(R,))
+    third = g.call(redistributions.wait, x, type="f32[B]", at=S(0), reads=(S(0),))
     return g.returns({Output(0): first, Output(1): second, Output(2): third})
 
 
-def _buckets_of_rows_start_in_one_order() -> fx.GraphModule:
+def _parameter_buckets_start_in_one_order() -> fx.GraphModule:
     g = Sketch()
-    w, x = g.add(Parameter("w"), "f32[4]", Rows()), g.add(Input(0, "x"), "f32[B]", S(0))
+    w, x = g.add(Parameter("w"), "f32[4]", ParamShard()), g.add(Input(0, "x"), "f32[B]", S(0))
     reads = {"type": "f32[4]", "at": R, "cause": CAUSE}
-    first = g.call(conversions.gather_rows, [w], (2,), (x,), reads=(Rows(), None), **reads)
-    second = g.call(conversions.gather_rows, [w], (2,), (x,), reads=(Rows(), None), **reads)
-    done = [g.call(conversions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in (first, second)]
+    first = g.call(redistributions.all_gather_shards, [w], (2,), (x,), reads=(ParamShard(), None), **reads)
+    second = g.call(redistributions.all_gather_shards, [w], (2,), (x,), reads=(ParamShard(), None), **reads)
+    done = [g.call(redistributions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in (first, second)]
     return g.returns({Output(i): n for i, n in enumerate(done)})
 
 
-def _casts_come_before_gathers() -> fx.GraphModule:
+def _casts_come_before_all_gathers() -> fx.GraphModule:
     g = Sketch()
     results: dict[Any, fx.Node] = {}
     read_as = {"w": ["bf16", "bf16"], "a": ["bf16", "f64"], "b": ["f64"], "c": ["bf16", None]}
     for name, dtypes in read_as.items():
-        own = g.add(Parameter(name), "f32[4]", Rows())
+        own = g.add(Parameter(name), "f32[4]", ParamShard())
         for dtype in dtypes:
-            start = g.call(conversions.gather_rows, own, type="f32[4]", at=R, reads=(Rows(),), cause=CAUSE)
-            done = g.call(conversions.wait, start, type="f32[4]", at=R, reads=(R,))
+            start = g.call(
+                redistributions.all_gather_shards,
+                own,
+                type="f32[4]",
+                at=R,
+                reads=(ParamShard(),),
+                cause=CAUSE,
+            )
+            done = g.call(redistributions.wait, start, type="f32[4]", at=R, reads=(R,))
             target = aten.neg.default if dtype is None else aten._to_copy.default
             read = g.call(target, done, type=f"{dtype or 'f32'}[4]", at=R, reads=(R,))
             results[Output(len(results))] = read
     return g.returns(results, (R,) * len(results))
 
 
-def _gathers_of_the_backward_read_a_tangent() -> fx.GraphModule:
+def _all_gathers_of_the_backward_read_a_tangent() -> fx.GraphModule:
     g = Sketch()
-    w, x = g.add(Parameter("w"), "f32[4]", Rows()), g.add(Input(0, "x"), "f32[B]", S(0))
+    w, x = g.add(Parameter("w"), "f32[4]", ParamShard()), g.add(Input(0, "x"), "f32[B]", S(0))
     tangent = g.add(Tangent(0), "f32[B]", S(0))
-    reads: Any = {"type": "f32[4]", "at": R, "cause": CAUSE, "reads": (Rows(), None)}
-    starts = [g.call(conversions.gather_rows, [w], (2,), (x,), **reads)]
-    starts.append(g.call(conversions.gather_rows, [w], (2,), (x,), backward=True, **reads))
-    reads["reads"] = (Rows(), None, None)
-    starts.append(g.call(conversions.gather_rows, [w], (2,), (starts[1], tangent), backward=True, **reads))
-    done = [g.call(conversions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in starts]
+    reads: Any = {"type": "f32[4]", "at": R, "cause": CAUSE, "reads": (ParamShard(), None)}
+    starts = [g.call(redistributions.all_gather_shards, [w], (2,), (x,), **reads)]
+    starts.append(g.call(redistributions.all_gather_shards, [w], (2,), (x,), backward=True, **reads))
+    reads["reads"] = (ParamShard(), None, None)
+    starts.append(
+        g.call(redistributions.all_gather_shards, [w], (2,), (starts[1], tangent), backward=True, **reads)
+    )
+    done = [g.call(redistributions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in starts]
     return g.returns({Output(i): n for i, n in enumerate(done)})
 
 
 def _collectives_have_causes() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
-    gather = g.call(conversions.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),))
-    return g.returns({Output(0): g.call(conversions.wait, gather, type="f32[B]", at=R, reads=(R,))})
+    gather = g.call(redistributions.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),))
+    return g.returns({Output(0): g.call(redistributions.wait, gather, type="f32[B]", at=R, reads=(R,))})
 
 
 def _partial_flows_through_linear_ops() -> fx.GraphModule:
@@ -244,11 +261,20 @@ def _results_are_not_partial() -> fx.GraphModule:
 # ---- LOCAL, EMITTED --------------------------------------------------------------------------------------
 
 
-def _recipes_are_expanded() -> fx.GraphModule:
+def _decompositions_are_expanded() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[4, B]", S(1))
-    recipe = Recipe((), (None,), 0)
-    y = g.call(aten._softmax.default, x, 1, False, type="f32[4, B]", at=S(1), reads=(S(1),), recipe=recipe)
+    decomposition = Decomposition((), (None,), 0)
+    y = g.call(
+        aten._softmax.default,
+        x,
+        1,
+        False,
+        type="f32[4, B]",
+        at=S(1),
+        reads=(S(1),),
+        decomposition=decomposition,
+    )
     return g.returns({Output(0): y}, (S(1),))
 
 
@@ -293,16 +319,16 @@ def _staged(second: int | None, backward: int = 2, *, once: bool = False) -> fx.
 def _everything_is_executable() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[3]", R)
-    term = g.call(conversions.partial, x, type="f32[3]", at=R, reads=(R,))
+    term = g.call(redistributions.partial, x, type="f32[3]", at=R, reads=(R,))
     method = g.graph.call_method("neg", (term,))
     method.meta = dict(x.meta)
     return g.returns({Output(0): method}, (R,))
 
 
 MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
-    (_inputs_have_slots, Level.CAPTURED, ["has the slot of another placeholder", "has no slot"]),
+    (_inputs_have_specs, Level.CAPTURED, ["has the slot of another placeholder", "has no slot"]),
     (
-        _results_have_slots,
+        _results_have_specs,
         Level.CAPTURED,
         ["has 2 results and 1 slots"],
     ),
@@ -327,12 +353,12 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         ],
     ),
     (
-        _edges_need_no_conversion,
+        _edges_need_no_redistribution,
         Level.EXPLICIT,
         ["reads %x as R, which is S(0)", "reads %x as R, which is S(0)"],
     ),
     (
-        _conversions_say_what_they_do,
+        _redistributions_do_what_they_say,
         Level.EXPLICIT,
         [
             "turns S(0) into R",
@@ -346,14 +372,14 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         Level.EXPLICIT,
         ["needs exactly one wait, has 2 users", "waits for what is no collective"],
     ),
-    (_buckets_of_rows_start_in_one_order, Level.LOCAL, ["may start before %gather_rows"]),
+    (_parameter_buckets_start_in_one_order, Level.LOCAL, ["may start before %all_gather_shards"]),
     (
-        _gathers_of_the_backward_read_a_tangent,
+        _all_gathers_of_the_backward_read_a_tangent,
         Level.LOCAL,
         ["is of the backward, but depends on no tangent"],
     ),
     (
-        _casts_come_before_gathers,
+        _casts_come_before_all_gathers,
         Level.EXPLICIT,
         ["gathers %w as torch.float32, which is read as torch.bfloat16 alone"],
     ),
@@ -371,7 +397,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         ],
     ),
     (_results_are_not_partial, Level.EXPLICIT, ["leaves the program as a Partial value"]),
-    (_recipes_are_expanded, Level.EXPLICIT, ["was placed as several ops and is still one"]),
+    (_decompositions_are_expanded, Level.EXPLICIT, ["was placed as several ops and is still one"]),
     (_sizes_are_own, Level.LOCAL, ["reads a size from the tensor %x"]),
     (
         _own_nodes_have_stages,
@@ -412,7 +438,7 @@ def test_malformed(build: Callable[[], fx.GraphModule], level: Level, expected: 
 
 
 def test_levels_below_do_not_ask_for_more() -> None:
-    assert faults(_edges_need_no_conversion(), Level.PLACED) == []
+    assert faults(_edges_need_no_redistribution(), Level.PLACED) == []
     assert faults(_sizes_are_own(), Level.EXPLICIT) == []
 
 

@@ -1,4 +1,4 @@
-"""The batches: the same on every rank, and whole when put together."""
+"""The batches: the same on every rank, and entire when put together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of one user, written whole, the oldest ones removed; folders that others can write are refused."""
+"""Files of one user, written in full, the oldest ones removed; folders that others can write are refused."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_a_reader_beside_a_writer_finds_whole_files(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:  # the writer, until it is killed
         try:
-            for turn in itertools.count():
-                folder.write("a", bytes([turn % 5]) * size)
+            for iteration in itertools.count():
+                folder.write("a", bytes([iteration % 5]) * size)
         finally:
             os._exit(1)
     found, seen = [], set[int]()

@@ -45,9 +45,7 @@ def classes(*size: int, count: int = D) -> Tensor:
     return torch.randint(0, count, (D, *size))
 
 
-def exact(
-    model: nn.Module, *args: Any, splits: Sequence[Sequence[int]] = SPLITS, **options: Any
-) -> Program:
+def exact(model: nn.Module, *args: Any, splits: Sequence[Sequence[int]] = SPLITS, **options: Any) -> Program:
     """The model must be exact, node by node, for each split of the batch."""
     return check(model, args, splits=splits, **options)
 

@@ -194,34 +194,34 @@ def gradient_errors(model: nn.Module, twin: nn.Module) -> list[float]:
     return errors
 
 
-def _own(whole: Tensor, shape: torch.Size, split: Sequence[int], rank: int) -> Tensor:
+def _own(full: Tensor, shape: torch.Size, split: Sequence[int], rank: int) -> Tensor:
     """The part of a global output that a rank of this shape holds: all of it, or its range of one dim."""
-    if whole.shape == shape:
-        return whole
-    (dim,) = [d for d, (a, b) in enumerate(zip(whole.shape, shape, strict=True)) if a != b]
-    inner = whole.shape[dim] // sum(split)
-    return whole.narrow(dim, inner * sum(split[:rank]), inner * split[rank])
+    if full.shape == shape:
+        return full
+    (dim,) = [d for d, (a, b) in enumerate(zip(full.shape, shape, strict=True)) if a != b]
+    inner = full.shape[dim] // sum(split)
+    return full.narrow(dim, inner * sum(split[:rank]), inner * split[rank])
 
 
 def step_both(
     compiled: nn.Module,
     twin: nn.Module,
-    whole: tuple[tuple[Any, ...], dict[str, Any]],
+    full: tuple[tuple[Any, ...], dict[str, Any]],
     dims: Any,
     split: Sequence[int],
     rank: int,
 ) -> float:
     """One forward and backward of both; the rank's worst error."""
     dim = dims or 0
-    args, kwargs = pytree.tree_map(lambda t: part(t, split, rank, dim) if isinstance(t, Tensor) else t, whole)
+    args, kwargs = pytree.tree_map(lambda t: part(t, split, rank, dim) if isinstance(t, Tensor) else t, full)
     compiled.zero_grad()
     twin.zero_grad()
-    output, expected = compiled(*args, **kwargs), twin(*whole[0], **whole[1])
+    output, expected = compiled(*args, **kwargs), twin(*full[0], **full[1])
     loss_of(output).backward()
     loss_of(expected).backward()
     return worst_error(compiled, output, twin, expected, split, rank)
 
 
-def twin_of(model: nn.Module) -> nn.Module:
+def counterpart_of(model: nn.Module) -> nn.Module:
     """A copy for the eager reference."""
     return copy.deepcopy(model)

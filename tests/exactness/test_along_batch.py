@@ -1,4 +1,4 @@
-"""Ops along the batch dim need the whole of it."""
+"""Ops along the batch dim need all of it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-import fxdp.ranks.links.watch
+import fxdp.ranks.comms.watch
 from tests.limits import SOON_S, scaled
 from tests.rank_pool import RankPool
 
@@ -91,7 +91,7 @@ class Squeezing(Net):
         return self.fc(x).squeeze().square().mean(-1).sum()
 
 
-def _single_sample() -> tuple[str, bool]:
+def _batch_size_one_rng() -> tuple[str, bool]:
     compiled = _compiled(Squeezing())
     message = _error(lambda: compiled(torch.randn(1 - dist.get_rank(), 6)))
     return message, _works(compiled)
@@ -99,7 +99,7 @@ def _single_sample() -> tuple[str, bool]:
 
 def test_a_batch_of_one_sample_is_not_squeezed_in_part(ranks: RankPool) -> None:
     """One device would drop the batch dim; a rank that holds no sample could not."""
-    for message, works in ranks.run(2, _single_sample):
+    for message, works in ranks.run(2, _batch_size_one_rng):
         assert "InputError" in message
         assert "global batch is 1" in message
         assert "self.fc(x).squeeze()" in message
@@ -151,7 +151,7 @@ class Numpy(Net):
         return self.fc(x).mean() * float(x.detach().numpy().mean())
 
 
-class Halves(Net):
+class ForwardBackward(Net):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         return self.fc(x.view(2, x.shape[0] // 2, 6)).mean()
 
@@ -165,7 +165,7 @@ MODELS: dict[type[nn.Module], list[str]] = {
     Branch: ["data-dependent", "if x.sum() > 0", "torch.where", "test_bad_input.py"],
     Penalty: ["self.fc(x).sum().backward()", "torch.autograd.grad(y, x", "test_bad_input.py"],
     Numpy: ["test_bad_input.py", "numpy"],
-    Halves: ["x.view(2, x.shape[0] // 2, 6)", "test_bad_input.py"],
+    ForwardBackward: ["x.view(2, x.shape[0] // 2, 6)", "test_bad_input.py"],
     Raises: ["temperature must be positive", "raise ValueError"],
 }
 
@@ -399,7 +399,7 @@ class Bomb(torch.autograd.Function):
 
 def _stops(how: str) -> str:
     one = dist.get_rank() == 1
-    fxdp.ranks.links.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
+    fxdp.ranks.comms.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
     compiled = _compiled()
     optimizer = torch.optim.SGD(compiled.parameters(), 0.1)
     for step in range(40):

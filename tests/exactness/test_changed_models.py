@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.ir.tensor_difference import difference
 from tests.captures import KNOWN, capture_ahead, captured_once
-from tests.exactness.models import gradient_errors, part, twin_of
+from tests.exactness.models import counterpart_of, gradient_errors, part
 from tests.rank_pool import RankPool
 
 
@@ -79,7 +79,7 @@ CHANGES: dict[str, Callable[[_Net], None]] = {
 def _changed(name: str, split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     net = _Net()
-    twin = twin_of(net)
+    twin = counterpart_of(net)
     compiled = fxdp.compile(net, compute="eager")
     x, y = torch.randn(sum(split), 6), torch.randint(0, 4, (sum(split),))
     rank, errors = dist.get_rank(), []

@@ -158,7 +158,7 @@ def test_siglip() -> None:
 
 
 def test_half_precision_is_gathered_before_it_is_widened() -> None:
-    """A gather is moved above casts, expansions and arithmetic with whole values to where it is smallest."""
+    """A gather is moved above casts, expansions and arithmetic with full values to where it is smallest."""
 
     def body(fc: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
         z = fc(x).to(torch.bfloat16)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.refusals.input_layouts import lies_in_order
+from fxdp.capture.refusals.input_layouts import is_contiguous
 from fxdp.errors import FxdpError, InputError
-from fxdp.ir.ops.whole_draws import twin
+from fxdp.ir.ops.full_batch_draws import twin
 from tests.exactness.cases import Model
 from tests.lockstep import check
 from tests.rank_pool import RankPool
@@ -187,7 +187,7 @@ IN_ORDER: dict[str, Tensor] = {
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_what_lies_as_new_memory_does(name: str) -> None:
-    assert lies_in_order(IN_ORDER[name])
+    assert is_contiguous(IN_ORDER[name])
 
 
 def _noisy() -> nn.Module:
@@ -225,15 +225,15 @@ def test_all_ranks_refuse_what_lies_otherwise_on_one(ranks: RankPool) -> None:
         (r"args\[0\] \(rank 0\)\. Pass args\[0\].contiguous\(\)$", [first[:2], none]),
     ]
     found = ranks.run(2, _call, [parts for _, parts in steps])
-    for i, (whole, _) in enumerate([*steps, steps[1]]):
+    for i, (full, _) in enumerate([*steps, steps[1]]):
         results = [own[i] for own in found]
-        if isinstance(whole, str):
-            assert all(re.search(whole, text) for text in results), results
+        if isinstance(full, str):
+            assert all(re.search(full, text) for text in results), results
             continue
         torch.manual_seed(0)
         model = _noisy()
         torch.manual_seed(5)
-        torch.testing.assert_close(torch.cat(results), model(whole), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.cat(results), model(full), rtol=1e-12, atol=1e-12)
 
 
 def _call_promised_even(parts: list[list[Tensor]]) -> str:

@@ -1,4 +1,4 @@
-"""Gradients that each rank computes whole, of gathered factors: those of one device, whatever the split."""
+"""Gradients that each rank computes in full, of gathered factors: those of one device, whatever the split."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.compiler.program import Program
-from fxdp.ir.notes import note
-from tests.exactness.models import gradient_errors, part, twin_of
+from fxdp.ir.metadata import meta
+from tests.exactness.models import counterpart_of, gradient_errors, part
 from tests.lockstep import check
 from tests.rank_pool import RankPool
 
@@ -62,7 +62,7 @@ def _turned(size: int) -> tuple[Tensor, Tensor]:
 
 def _gathered(program: Program) -> set[str]:
     """The parameters of which factors travel."""
-    causes = [cause.text for n in program.causes.graph.nodes if (cause := note(n).cause)]
+    causes = [cause.text for n in program.causes.graph.nodes if (cause := meta(n).cause)]
     return {text.removeprefix("factor of gradient of ") for text in causes if text.startswith("factor")}
 
 
@@ -102,7 +102,7 @@ def _train(options: dict[str, Any]) -> list[float]:
     try:
         errors = []
         for model, draw in ((Words(), _words), (Turned(), _turned)):
-            twin, rank = twin_of(model), dist.get_rank()
+            twin, rank = counterpart_of(model), dist.get_rank()
             compiled = fxdp.compile(model, **_SLOW, **options)
             ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (compiled, twin))
             for step, split in enumerate(_SPLITS * 2):
@@ -117,13 +117,13 @@ def _train(options: dict[str, Any]) -> list[float]:
                         optimizer.step()
                         optimizer.zero_grad()
             states = compiled.state_dict(), twin.state_dict()
-            errors += [float((_whole(states[0][k]) - v).abs().max()) for k, v in states[1].items()]
+            errors += [float((_full(states[0][k]) - v).abs().max()) for k, v in states[1].items()]
         return errors
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def _whole(value: Any) -> Tensor:
+def _full(value: Any) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -140,7 +140,7 @@ def _grow() -> list[tuple[float, bool, int]]:
     torch.set_default_dtype(torch.float64)
     try:
         model, found = Turned(), []
-        twin, rank = twin_of(model), dist.get_rank()
+        twin, rank = counterpart_of(model), dist.get_rank()
         compiled = fxdp.compile(model, compute="eager", **_SLOW)
         for split in ([3, 3], [5, 5], [30, 31], [2, 4], [90, 1]):
             x, y = _turned(sum(split))

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import held, whole_of
+from fxdp.ir.model_tensors import full_value, local_of
 from fxdp.ir.tensor_difference import difference
-from fxdp.runtime.whole_values import WholeValues
+from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from tests.captures import KNOWN, captured_once
 from tests.exactness.models import part
 from tests.exactness.test_sharded import Words, _batch, _data_rank
@@ -41,16 +41,16 @@ class Doubling(torch.optim.Optimizer):
 @contextmanager
 def _gathers() -> Iterator[list[int]]:
     """Inside, a 1 for each time that this rank gathers."""
-    counted, of = list[int](), WholeValues.of
+    counted, of = list[int](), UnshardedParameters.of
 
-    def counting(self: WholeValues, wanted: Any, gather: Callable[[], Any]) -> Any:
+    def counting(self: UnshardedParameters, wanted: Any, gather: Callable[[], Any]) -> Any:
         def gathered() -> Any:
             counted.append(1)
             return gather()
 
         return of(self, wanted, gathered)
 
-    with mock.patch.object(WholeValues, "of", counting):
+    with mock.patch.object(UnshardedParameters, "of", counting):
         yield counted
 
 
@@ -76,7 +76,7 @@ def _scale_local(net: nn.Module) -> None:
 
 def _scale_in_inference(net: nn.Module) -> None:
     with torch.inference_mode():
-        held(_weights(net)[0]).mul_(3)
+        local_of(_weights(net)[0]).mul_(3)
 
 
 def _load(net: nn.Module) -> None:
@@ -95,7 +95,7 @@ def _first_row(net: nn.Module) -> None:
     if not isinstance(weight, DTensor):
         weight.detach()[0] += 1
     elif dist.get_rank() == 0:
-        held(weight).numpy()[0] += 1
+        local_of(weight).numpy()[0] += 1
 
 
 EDITS: tuple[Edit, ...] = (
@@ -109,15 +109,15 @@ def _run(axes: tuple[str, ...], split: list[int], **options: Any) -> None:
     model, twin = Words(), Words()
     twin.load_state_dict(model.state_dict())
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=axes)
-    whole = _batch(0, sum(split))
-    own = tuple(part(t, split, _data_rank(axes, len(split))) for t in whole)
+    full = _batch(0, sum(split))
+    own = tuple(part(t, split, _data_rank(axes, len(split))) for t in full)
     compiled = fxdp.compile(model, mesh, strategy="optimizer", compute="eager", **options)
     nets = compiled, twin
     optimizers = [torch.optim.AdamW(net.parameters(), 1e-2) for net in nets]
     with _gathers() as gathers, captured_once(KNOWN.setdefault(__name__, {})):
 
         def losses() -> tuple[Tensor, Tensor]:
-            found = compiled(*own), twin(*whole)
+            found = compiled(*own), twin(*full)
             assert difference(*(loss.detach() for loss in found)) <= 1e-12
             return found
 
@@ -156,7 +156,7 @@ def _alone() -> None:
     axes = [("dp_shard",), ("pp", "dp")] if dist.is_initialized() else []
     meshes = [init_device_mesh("cpu", (1,) * len(a), mesh_dim_names=a) for a in axes]
     for mesh, strategy in product((None, *meshes), ("shard", "optimizer", "auto")):
-        model, whole = Words(), _batch(0, 6)
+        model, full = Words(), _batch(0, 6)
         twin = copy.deepcopy(model)
         with captured_once(KNOWN.setdefault(__name__, {})):
             compiled = fxdp.compile(model, mesh, strategy=strategy, compute="eager")
@@ -164,7 +164,7 @@ def _alone() -> None:
                 for net in (compiled, twin):
                     edit(net)
                 with torch.no_grad():
-                    assert difference(compiled(*whole), twin(*whole)) <= 1e-12, (strategy, edit.__name__)
+                    assert difference(compiled(*full), twin(*full)) <= 1e-12, (strategy, edit.__name__)
 
 
 class Bare(nn.Module):
@@ -187,10 +187,10 @@ def _bare() -> None:
         x = torch.ones(size, 3)
         for net in (compiled, twin):
             net(x).backward()
-    own, whole = compiled.get_parameter("first.bias").grad, twin.first.bias.grad
+    own, full = compiled.get_parameter("first.bias").grad, twin.first.bias.grad
     assert own is not None
-    assert whole is not None
-    assert difference(whole_of(own), whole) <= 1e-6
+    assert full is not None
+    assert difference(full_value(own), full) <= 1e-6
 
 
 def test_one_rank_sees_each_change(ranks: RankPool) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from tests.exactness.models import gradient_errors, part, twin_of
+from tests.exactness.models import counterpart_of, gradient_errors, part
 from tests.rank_pool import RankPool
 
 _SPLITS = [5, 0, 2], [1, 3, 3], [0, 1, 6], [2, 2, 3]
@@ -38,7 +38,7 @@ class _Pair:
 
     def __init__(self, **options: Any) -> None:
         model = Wide(frozen=options.pop("frozen", False))
-        self.twin, self.rank, self.number = twin_of(model), dist.get_rank(), 0
+        self.twin, self.rank, self.number = counterpart_of(model), dist.get_rank(), 0
         self.compiled = fxdp.compile(model, bucket_mb=0.25, **options)
         self.held = list(self.compiled.parameters())
 

@@ -61,9 +61,9 @@ def _train(split: list[int], **options: Any) -> tuple[float, float, set[str]]:
         optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in (compiled, twin)]
         worst, rank = 0.0, torch.distributed.get_rank()
         for step in range(3):
-            whole = _batch(step, sum(split))
-            loss = compiled(*(part(t, split, rank) for t in whole))
-            expected = _cast_alike(twin, F64, *whole)
+            full = _batch(step, sum(split))
+            loss = compiled(*(part(t, split, rank) for t in full))
+            expected = _cast_alike(twin, F64, *full)
             for one in (loss, expected):
                 one.backward()
             worst = max(worst, float((loss - expected).detach().abs()))
@@ -82,7 +82,10 @@ def _train(split: list[int], **options: Any) -> tuple[float, float, set[str]]:
         ([3, 3], {"strategy": "shard"}),  # compiled once for both ranks
         ([4, 1], {"strategy": "replicate", "compute": "eager"}),
         ([4, 1], {"strategy": "optimizer", "compute": "eager"}),
-        ([4, 1], {"strategy": "auto", "memory_limit": 4300, "compute": "eager"}),  # too little for whole ones
+        (
+            [4, 1],
+            {"strategy": "auto", "memory_limit": 4300, "compute": "eager"},
+        ),  # too little for entire ones
     ],
 )
 def test_training_equals_one_device_that_casts(
@@ -116,10 +119,10 @@ def test_what_travels_has_the_dtypes_of_the_policy(
     shards = mesh.get("dp_shard", 3)
     sizes = {name: p for name, p in Scored().named_parameters() if p.dim()}
     padded = {name: -(-p.shape[0] // shards) * shards * p[0].numel() for name, p in sizes.items()}
-    forward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "forward")
+    forward = sum(row.bytes for row in rows if row.op == "all_gather_shards" and row.phase == "forward")
     assert forward == sum(padded.values()) * gathered.itemsize
     trained = sum(n for name, n in padded.items() if "frozen" not in name)
-    assert sum(row.bytes for row in rows if row.op == "scatter_rows") == trained * summed.itemsize
+    assert sum(row.bytes for row in rows if row.op == "reduce_scatter_shards") == trained * summed.itemsize
 
 
 def test_replicated_gradients_travel_in_the_reduce_dtype() -> None:
@@ -142,26 +145,26 @@ def test_policies_that_cannot_be_meant_are_refused() -> None:
     assert fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=wide, microbatches=2).communication
 
 
-class Kept(nn.Module):
+class ValueSnapshot(nn.Module):
     """What autocast leaves in float32: scores, a region of the model's own, and the backwards of both."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(8, 24)
-        self.turn = nn.Parameter(torch.randn(4, 4))
+        self.iteration = nn.Parameter(torch.randn(4, 4))
         self.to(F32)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.fc(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         with torch.autocast("cpu", enabled=False):
-            query, key = (part.float() @ self.turn for part in (query, key))
+            query, key = (part.float() @ self.iteration for part in (query, key))
         out = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, is_causal=True)
         return out.float().square().mean()
 
 
 def test_under_autocast_nothing_is_cast_but_what_eager_casts() -> None:
     torch.manual_seed(0)
-    model, x = Kept(), torch.randn(5, 6, 8, dtype=F32)
+    model, x = ValueSnapshot(), torch.randn(5, 6, 8, dtype=F32)
     found = []
     for run in (fxdp.compile(model, compute="eager"), model):
         torch.manual_seed(1)

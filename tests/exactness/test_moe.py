@@ -53,11 +53,11 @@ class Capacity(Mixture):
         top = F.one_hot(gates.argmax(-1), EXPERTS)
         position = torch.cumsum(top, 0) * top
         kept = (position <= self.capacity) & (position > 0)
-        slots = F.one_hot((position - 1).clamp(0, self.capacity - 1), self.capacity) * kept[..., None]
-        slots = slots.to(flat.dtype)
-        inbox = torch.einsum("tec,td->ecd", slots, flat)
+        specs = F.one_hot((position - 1).clamp(0, self.capacity - 1), self.capacity) * kept[..., None]
+        specs = specs.to(flat.dtype)
+        inbox = torch.einsum("tec,td->ecd", specs, flat)
         outbox = torch.bmm(inbox, self.experts)
-        return torch.einsum("tec,ecd,te->td", slots, outbox, gates)
+        return torch.einsum("tec,ecd,te->td", specs, outbox, gates)
 
 
 class ByCounts(Mixture):

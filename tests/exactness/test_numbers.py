@@ -19,7 +19,7 @@ NUMBERS: dict[str, Callable[[int], float]] = {
     "share": lambda n: 0.5 * n,
     "root": lambda n: (n * 1.5) ** 0.5,
     "power": lambda n: 0.9**n + n**3,
-    "whole": lambda n: n // 2 + n % 3,
+    "full": lambda n: n // 2 + n % 3,
     "rounded": lambda n: round(0.3 * n) + math.floor(n / 4) + int(0.6 * n),
     "bounded": lambda n: max(n, 4) - min(n, 5),
 }
@@ -47,7 +47,7 @@ FIXED: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("names", in_fours(FIXED), ids=" ".join)
 def test_arithmetic_that_fixes_the_batch_size(names: tuple[str, ...]) -> None:
-    """Fitted from several traces (`capture/joint/static.py`); a quotient must not become a whole number."""
+    """Fitted from several traces (`capture/joint/static.py`); a quotient must not become a integers."""
 
     def body(fc: nn.Linear, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         numbers = [FIXED[name](int(x.shape[0])) for name in names]

@@ -40,7 +40,7 @@ def test_tied_weights() -> None:
 
 
 def test_parametrized_twice() -> None:
-    """A parameter used whole, as a slice, and transposed."""
+    """A parameter used full, as a slice, and transposed."""
 
     def body(fc: nn.Linear, x: Tensor) -> Tensor:
         return (fc(x) @ fc.weight.T + x @ fc.weight[:3].T @ fc.weight[:3]).square().mean() + fc.weight.norm()

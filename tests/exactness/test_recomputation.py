@@ -55,9 +55,7 @@ def test_the_same_numbers_from_less_memory(compute: str) -> None:
 
 def test_nothing_travels_twice() -> None:
     x = (torch.randn(1536, 16),)
-    plain, again = (
-        fxdp.plan(_Blocks(), x, mesh={"dp": 3}, recompute=names) for names in ([], ["layers.?"])
-    )
+    plain, again = (fxdp.plan(_Blocks(), x, mesh={"dp": 3}, recompute=names) for names in ([], ["layers.?"]))
     assert again.communication == plain.communication
     assert again.memory()[0].at_peak["saved"] < plain.memory()[0].at_peak["saved"]
     assert fxdp.verify(_Blocks(), (x[0][:12],), mesh={"dp": 3}, recompute=["layers.1"]).ok

@@ -235,7 +235,7 @@ def test_other_lengths_and_batches_at_later_calls(name: str, lengths: tuple[int,
 
 def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that were forgotten are served by the same program: two compilations all the same."""
-    monkeypatch.setattr("fxdp.module.served._CALLS", 3)
+    monkeypatch.setattr("fxdp.module.cache_entry._CALLS", 3)
     model = Model(SIZED["free"], linear())
     compiled = fxdp.compile(model, compute="eager")
     for length in (5, 6, 7, 8, 9, 5, 6, 7):

@@ -1,4 +1,4 @@
-"""Sharded parameters on gloo ranks: the plain loop equals one device on the whole batch."""
+"""Sharded parameters on gloo ranks: the plain loop equals one device on the global batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _mesh(axes: tuple[str, ...]) -> Any:
     return init_device_mesh("cpu", sizes, mesh_dim_names=axes)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -80,14 +80,14 @@ def _data_rank(axes: tuple[str, ...], parts: int) -> int:
 
 
 def _holds_its_share(compiled: nn.Module, axes: tuple[str, ...]) -> None:
-    """Of each parameter a rank has its rows alone, dealt out over all axes but that of replicas."""
+    """Of each parameter a rank has its rows alone, sharded over all axes but that of replicas."""
     ranks = dist.get_world_size() // (2 if "dp_replicate" in axes else 1)
     for parameter in compiled.parameters():
         assert isinstance(parameter, DTensor) == (parameter.dim() > 0)
         if isinstance(parameter, DTensor):
             rows = len(parameter)
-            for deal in (2, ranks // 2) if "pp" in axes else (ranks,):
-                rows = -(-rows // max(deal, 1))
+            for send_to_owners in (2, ranks // 2) if "pp" in axes else (ranks,):
+                rows = -(-rows // max(send_to_owners, 1))
             assert len(parameter.to_local()) <= rows
 
 
@@ -106,12 +106,12 @@ def _train(
         worst = 0.0
         for step in range(4):
             sizes = first if first and step == 0 else split
-            whole = _batch(step, sum(sizes))
-            own = tuple(part(t, sizes, _data_rank(axes, len(sizes))) for t in whole)
+            full = _batch(step, sum(sizes))
+            own = tuple(part(t, sizes, _data_rank(axes, len(sizes))) for t in full)
             for inputs in (own, own) if step == 1 else (own,):  # accumulates
                 loss = compiled(*inputs)
                 loss.backward()
-                expected = twin(*whole)
+                expected = twin(*full)
                 expected.backward()
                 worst = max(worst, float((loss - expected).detach().abs()))
             for net, optimizer in zip((compiled, twin), optimizers, strict=True):
@@ -121,7 +121,7 @@ def _train(
             split = split[::-1]
     _holds_its_share(compiled, axes)
     pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
-    return worst, max(difference(_whole(a).detach(), b.detach()) for a, b in pairs)
+    return worst, max(difference(_full(a).detach(), b.detach()) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def _normed_gradients(strategy: Any, compute: Any) -> float:
         (compiled(*(part(t, [5, 3], dist.get_rank()) for t in (x, target))) / 2 + penalty).backward()
     (twin(x, target) / 2 + _squares(twin)).backward()
     pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
-    return max(float((_whole(p.grad) - q.grad).abs().max()) for p, q in pairs)  # type: ignore[arg-type, operator]
+    return max(float((_full(p.grad) - q.grad).abs().max()) for p, q in pairs)  # type: ignore[arg-type, operator]
 
 
 def _squares(model: nn.Module) -> Tensor:
@@ -203,7 +203,7 @@ def test_what_a_backward_sums_for_itself_is_dealt_out_once(
 
 
 def _left(compute: str) -> list[int]:
-    """Bytes beside rows that a forward leaves to its backward, by how whole values go."""
+    """Bytes beside rows that a forward leaves to its backward, by how full values go."""
     torch.set_default_dtype(torch.float32)
     found = []
     for lifetime in (True, 2, False):
@@ -222,10 +222,10 @@ def _left(compute: str) -> list[int]:
 
 @pytest.mark.parametrize("compute", ["eager", "inductor"])
 def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, compute: str) -> None:
-    whole = 3 * 30 * 30 * 4
+    full = 3 * 30 * 30 * 4
     for nothing, parts, all_of_them in ranks.run(4, _left, compute):
         part = 2 * 15 * 30 * 4  # the first layer's gradient reads no weight
-        assert nothing + part <= parts <= nothing + part + whole // 6
+        assert nothing + part <= parts <= nothing + part + full // 6
         assert all_of_them >= nothing + 2 * 30 * 30 * 4
 
 
@@ -235,7 +235,7 @@ def _state() -> None:
     compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
     state = compiled.state_dict()
     assert list(state) == list(twin_state)
-    assert all(difference(_whole(state[name]), twin_state[name]) == 0 for name in state)
+    assert all(difference(_full(state[name]), twin_state[name]) == 0 for name in state)
     for module in (compiled, model, model.get_submodule("inner")):
         kept = module.state_dict(keep_vars=True)
         assert all(kept[name] is p for name, p in module.named_parameters(remove_duplicate=False))
@@ -244,24 +244,24 @@ def _state() -> None:
         saved.seek(0)
         loaded, copied = torch.load(saved, weights_only=False), copy.deepcopy(module.state_dict())
         for name, value in module.state_dict().items():
-            assert difference(_whole(copied[name]), _whole(value)) == 0
-            assert difference(_whole(loaded[name]), _whole(value)) == 0
+            assert difference(_full(copied[name]), _full(value)) == 0
+            assert difference(_full(loaded[name]), _full(value)) == 0
     held = sum(p.to_local().numel() for p in compiled.parameters() if isinstance(p, DTensor))
     assert held < sum(p.numel() for p in twin.parameters())
     doubled = {name: 2 * value for name, value in twin_state.items()}
     compiled.load_state_dict(doubled)
-    assert difference(_whole(compiled.get_parameter("inner.weight")), doubled["inner.weight"]) == 0
+    assert difference(_full(compiled.get_parameter("inner.weight")), doubled["inner.weight"]) == 0
     compiled.load_state_dict(state)  # DTensors go in as they came out: these are the parameters themselves
-    whole = _batch(0, 4)
-    own = tuple(part(t, [3, 1], dist.get_rank()) for t in whole)
+    full = _batch(0, 4)
+    own = tuple(part(t, [3, 1], dist.get_rank()) for t in full)
     with torch.no_grad():
         twin.load_state_dict(doubled)
-        assert difference(compiled(*own), twin(*whole)) <= 1e-12
+        assert difference(compiled(*own), twin(*full)) <= 1e-12
     before, small = copy.deepcopy(model.state_dict()), {name: torch.zeros(2) for name in doubled}
     for module in (compiled, model):
         with pytest.raises(InputError, match=r"inner.weight \[2\], expected \[9, 5\](\n.*)*\n  outer.weight"):
             module.load_state_dict({**small, "inner.bias": doubled["inner.bias"]})
-    assert all(difference(_whole(v), _whole(before[name])) == 0 for name, v in model.state_dict().items())
+    assert all(difference(_full(v), _full(before[name])) == 0 for name, v in model.state_dict().items())
     for net in (model, twin):  # whatever writes values: the model, one of its modules, torch's helpers
         net.load_state_dict(copy.deepcopy(twin_state), assign=True)
         net.get_submodule("outer").load_state_dict({"weight": doubled["outer.weight"]})
@@ -269,11 +269,11 @@ def _state() -> None:
         nn.utils.vector_to_parameters(net.get_parameter("inner.bias") * 5, [net.get_parameter("inner.bias")])
         net.get_parameter("one").data *= 7
     with torch.no_grad():
-        assert difference(compiled(*own), twin(*whole)) <= 1e-12
+        assert difference(compiled(*own), twin(*full)) <= 1e-12
     with pytest.raises(StateError, match=r"float32\[9\]` for a sharded parameter of torch.float64"):
         compiled.get_parameter("norm.weight").data = torch.ones(9, dtype=torch.float32)
     model.get_submodule("norm").weight = nn.Parameter(torch.ones(9))
-    with pytest.raises(StateError, match=r"norm.weight of the model is whole, where the .* before fxdp"):
+    with pytest.raises(StateError, match=r"norm.weight of the model is complete, where the .* before fxdp"):
         compiled(*own)
     with pytest.raises(StateError, match=r"before fxdp\.compile"):
         compiled.float()
@@ -285,8 +285,8 @@ def _state() -> None:
 def _copied_with_gradients() -> float:
     """The worst error of a copy's gradients, when it and its original have gone on."""
     model, twin = _same_start()
-    whole = _batch(0, 4)
-    own = tuple(part(t, [3, 1], dist.get_rank()) for t in whole)
+    full = _batch(0, 4)
+    own = tuple(part(t, [3, 1], dist.get_rank()) for t in full)
     with captured_once(KNOWN.setdefault(__name__, {})):
         compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
         compiled(*own).backward()
@@ -295,14 +295,14 @@ def _copied_with_gradients() -> float:
         for net in (compiled, copied):
             net(*own).backward()
     for _ in range(2):
-        twin(*whole).backward()
+        twin(*full).backward()
     errors = []
     for net in (compiled, copied):
         for a, b in zip(net.parameters(), twin.parameters(), strict=True):
             assert (a.grad is None) == (b.grad is None)
             # torch leaves a plain parameter's gradient out of its copy
             if a.grad is not None and b.grad is not None and (net is compiled or isinstance(a, DTensor)):
-                errors.append(difference(_whole(a.grad), b.grad))
+                errors.append(difference(_full(a.grad), b.grad))
     return max(errors)
 
 
@@ -324,7 +324,7 @@ def _given_before() -> None:
         compiled(own[0], target=own[1]).backward()
         F.mse_loss(twin(x), target).backward()
         assert twin.weight.grad is not None
-        assert difference(_whole(model.weight.grad), twin.weight.grad) <= 1e-12  # type: ignore[arg-type]
+        assert difference(_full(model.weight.grad), twin.weight.grad) <= 1e-12  # type: ignore[arg-type]
         assert len(seen) == steps
         assert seen[0] is model.weight is not weight
         assert model.weight.no_decay
@@ -369,7 +369,7 @@ def test_verify_runs_what_neighbours_gather(mesh: dict[str, int]) -> None:
     [
         ({"dp_shard": 2}, {}, "expected strategy='shard'"),
         ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
-        ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are dealt out along 'dp_shard'"),
+        ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are sharded along 'dp_shard'"),
         ({"pp": 2, "dp_shard": 2}, {"strategy": "shard", "gradients": "owner"}, "leave gradients= out"),
     ],
 )
@@ -387,12 +387,14 @@ def test_bytes_of_the_plan() -> None:
     sharded = {name: p for name, p in model.named_parameters() if p.dim()}
     padded = {name: -(-p.shape[0] // 2) * 2 * p[0].numel() * p.itemsize for name, p in sharded.items()}
     read = padded.keys() - {"unused"}
-    forward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "forward")
+    forward = sum(row.bytes for row in rows if row.op == "all_gather_shards" and row.phase == "forward")
     assert forward == sum(padded[name] for name in read)
     trained = read - {"frozen.weight", "frozen.bias"}
-    assert sum(row.bytes for row in rows if row.op == "scatter_rows") == sum(padded[name] for name in trained)
+    assert sum(row.bytes for row in rows if row.op == "reduce_scatter_shards") == sum(
+        padded[name] for name in trained
+    )
     biases = {"inner.bias", "frozen.bias"}  # no gradient depends on them
-    backward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "backward")
+    backward = sum(row.bytes for row in rows if row.op == "all_gather_shards" and row.phase == "backward")
     assert backward == sum(padded[name] for name in read - biases)
 
 

@@ -55,9 +55,9 @@ def _running_statistics(compute: str, splits: list[list[int]]) -> list[list[list
     compiled = fxdp.compile(model, compute=compute, activation_memory_budget=budget)
     found = []
     for split in splits:
-        whole = torch.randn(sum(split), 2, 5, 5) * 3 + 10
-        twin(whole)
-        compiled(whole.split(split)[dist.get_rank()])
+        full = torch.randn(sum(split), 2, 5, 5) * 3 + 10
+        twin(full)
+        compiled(full.split(split)[dist.get_rank()])
         for buffer, wanted in zip(model.buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(buffer, wanted)
         found.append([b.double().tolist() for b in model.buffers()])

@@ -25,6 +25,7 @@ from tests.exactness.models import (
     BY_HAND,
     Mlp,
     Tokens,
+    counterpart_of,
     gradient_errors,
     know_by_hand,
     known,
@@ -33,7 +34,6 @@ from tests.exactness.models import (
     part,
     step_both,
     token_batch,
-    twin_of,
 )  # fmt: skip
 from tests.rank_pool import RankPool
 
@@ -44,8 +44,8 @@ def _knowing(ranks: RankPool) -> None:
     ranks.prepare(know_by_hand)
 
 
-def _cut(whole: tuple[Tensor, ...], split: list[int]) -> tuple[Tensor, ...]:
-    return tuple(part(t, split, dist.get_rank()) for t in whole)
+def _cut(full: tuple[Tensor, ...], split: list[int]) -> tuple[Tensor, ...]:
+    return tuple(part(t, split, dist.get_rank()) for t in full)
 
 
 @contextlib.contextmanager
@@ -67,15 +67,15 @@ def _parameter_error(model: nn.Module, twin: nn.Module) -> float:
 def _train(name: str, split: list[int]) -> float:
     torch.set_default_dtype(torch.float64)
     model = BY_HAND[name][0]()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     with known(name):
         compiled = fxdp.compile(model, compute="eager")
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
         for step in range(3):
             torch.manual_seed(step)
-            whole = BY_HAND[name][1](sum(split))
+            full = BY_HAND[name][1](sum(split))
             norms = []
-            inputs = (_cut(whole, split), whole)
+            inputs = (_cut(full, split), full)
             for net, optimizer, given in zip((compiled, twin), optimizers, inputs, strict=True):
                 loss_of(net(*given)).backward()
                 norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1))
@@ -98,15 +98,15 @@ def _accumulate(splits: list[list[int]]) -> list[float]:
     """Micro-batches of different sizes; the user divides as on one device."""
     torch.set_default_dtype(torch.float64)
     model = Tokens()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     with known("tokens"):
         compiled = fxdp.compile(model, compute="eager")
         for number, split in enumerate(splits):
             with one_seed():
                 torch.manual_seed(number)
-                whole = token_batch(sum(split))
-            (compiled(*_cut(whole, split)) / len(splits)).backward()
-            (twin(*whole) / len(splits)).backward()
+                full = token_batch(sum(split))
+            (compiled(*_cut(full, split)) / len(splits)).backward()
+            (twin(*full) / len(splits)).backward()
         errors = gradient_errors(model, twin)
         assert compiled._programs.compiled <= 2
         return errors
@@ -123,12 +123,12 @@ def _several_losses_before_backward(split: list[int]) -> list[float]:
     """Two forwards, then one backward through both."""
     torch.set_default_dtype(torch.float64)
     model = Mlp()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     with known("mlp"):
         compiled = fxdp.compile(model, compute="eager")
         batches = [BY_HAND["mlp"][1](sum(split)) for _ in range(2)]
-        sum(loss_of(compiled(*_cut(whole, split))) for whole in batches).backward()  # type: ignore[union-attr]
-        sum(loss_of(twin(*whole)) for whole in batches).backward()  # type: ignore[union-attr]
+        sum(loss_of(compiled(*_cut(full, split))) for full in batches).backward()  # type: ignore[union-attr]
+        sum(loss_of(twin(*full)) for full in batches).backward()  # type: ignore[union-attr]
         return [*gradient_errors(model, twin), _parameter_error(model, twin)]
 
 
@@ -160,14 +160,14 @@ def _switch_all(splits: list[list[int]]) -> list[float]:
 def _switch(split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Moody()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager")
     errors = []
 
     def step(train: bool, grad: bool) -> None:
-        whole = torch.randn(sum(split), 6)
-        mine = part(whole, split, dist.get_rank())
-        out, expected = compiled(mine), twin(whole)
+        full = torch.randn(sum(split), 6)
+        mine = part(full, split, dist.get_rank())
+        out, expected = compiled(mine), twin(full)
         assert out["training"] == train
         assert out["loss"].requires_grad == grad
         errors.append(difference(out["loss"].detach(), expected["loss"].detach()))
@@ -210,16 +210,16 @@ def test_train_eval_no_grad_inference(ranks: RankPool) -> None:
 def _many_sizes(batches: list[list[int]], lengths: list[int]) -> tuple[float, int]:
     torch.set_default_dtype(torch.float64)
     model = Tokens()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     with known("tokens"):
         compiled = fxdp.compile(model, compute="eager")
         worst = 0.0
         for split, length in zip(batches, lengths, strict=True):
             with one_seed():
-                whole = token_batch(sum(split), length)
+                full = token_batch(sum(split), length)
             compiled.zero_grad()
             twin.zero_grad()
-            loss, expected = compiled(*_cut(whole, split)), twin(*whole)
+            loss, expected = compiled(*_cut(full, split)), twin(*full)
             loss.backward()
             expected.backward()
             worst = max(worst, difference(loss.detach(), expected.detach()), *gradient_errors(model, twin))
@@ -256,22 +256,22 @@ class Sometimes(nn.Module):
 def _sometimes(split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Sometimes()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager")
     errors = []
     for deep in (False, True, False):
         compiled.zero_grad()
         twin.zero_grad()
-        whole = torch.randn(sum(split), 6)
-        compiled(part(whole, split, dist.get_rank()), deep).backward()
-        twin(whole, deep).backward()
+        full = torch.randn(sum(split), 6)
+        compiled(part(full, split, dist.get_rank()), deep).backward()
+        twin(full, deep).backward()
         errors += gradient_errors(model, twin)
     model.always.requires_grad_(False)
     twin.always.requires_grad_(False)
     compiled.zero_grad()
     twin.zero_grad()
-    compiled(part(whole, split, dist.get_rank()), True).backward()
-    twin(whole, True).backward()
+    compiled(part(full, split, dist.get_rank()), True).backward()
+    twin(full, True).backward()
     return errors + gradient_errors(model, twin)
 
 
@@ -287,7 +287,7 @@ def _loss_outside(split: list[int]) -> tuple[list[float], list[str]]:
     """DDP's average: the mean over ranks of the ranks' own losses."""
     torch.set_default_dtype(torch.float64)
     model = nn.Linear(6, 5)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager")
     x, y = torch.randn(sum(split), 6), torch.randint(0, 5, (sum(split),))
     records: list[str] = []
@@ -323,13 +323,13 @@ def _one_rank() -> list[str]:
     for name in ("mlp", "two_tower", "lstm", "dlrm"):
         build, inputs, dims = BY_HAND[name]
         model = build()
-        twin = twin_of(model)
+        twin = counterpart_of(model)
         compiled = fxdp.compile(model, batch_dims=dims, compute="eager")
         for size in (4, 5):
-            whole = inputs(size)
-            assert step_both(compiled, twin, (whole, {}), dims, [size], 0) == 0.0
+            full = inputs(size)
+            assert step_both(compiled, twin, (full, {}), dims, [size], 0) == 0.0
         with counting() as debug:
-            loss_of(compiled(*whole)).backward()
+            loss_of(compiled(*full)).backward()
         assert debug.get_total_counts() == 0
         assert compiled.plan.communication == ()
         found += [str(n.target) for n in compiled.program.graph.nodes if n.target in functions]

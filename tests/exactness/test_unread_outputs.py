@@ -57,7 +57,7 @@ def _loss(outputs: Any, read: str) -> Tensor:
     return sum((v for v, name in zip(values, ("out", "aux"), strict=True) if name in read), torch.zeros(()))
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
@@ -84,7 +84,7 @@ def _train(kind: type[_Heads], steps: Sequence[Sequence[str]], **options: Any) -
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-        pairs = zip(map(_whole, model.parameters()), map(_whole, twin.parameters()), strict=True)
+        pairs = zip(map(_full, model.parameters()), map(_full, twin.parameters()), strict=True)
         far += [difference(p, q) for p, q in pairs]
     return max(far)
 
@@ -102,7 +102,7 @@ def _fed() -> float:
 
 
 def _differ() -> str:
-    """Ranks that read other outputs of the whole batch than one another."""
+    """Ranks that read other outputs of the global batch than one another."""
     model = fxdp.compile(_Scalars(), compute="eager")
     try:
         for read in ("out aux", ("out", "out aux")[dist.get_rank()], "out aux"):
@@ -112,7 +112,7 @@ def _differ() -> str:
     return "no error"
 
 
-def _left_out() -> str:
+def _undefined_gradients() -> str:
     """A rank that leaves out a backward in which the other asks it."""
     model = fxdp.compile(_Heads(), compute="eager")
     try:
@@ -140,7 +140,7 @@ def _all() -> dict[str, Any]:
         found["scalars"] = _train(_Scalars, alike)
         stages = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
         found["stages"] = _train(_Scalars, [("out",)] * 3, mesh=stages, microbatches=2)
-        found["left out"] = _left_out()
+        found["left out"] = _undefined_gradients()
     return found
 
 

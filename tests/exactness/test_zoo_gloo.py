@@ -12,7 +12,7 @@ import torch.distributed as dist
 import fxdp
 from tests.capture import zoo
 from tests.captures import KNOWN, capture_ahead, captured_once
-from tests.exactness.models import BY_HAND, know_by_hand, known, one_seed, step_both, twin_of
+from tests.exactness.models import BY_HAND, counterpart_of, know_by_hand, known, one_seed, step_both
 from tests.fallbacks import no_fallback
 from tests.rank_pool import RankPool
 
@@ -24,7 +24,7 @@ TRANSFORMERS = {
     2: ("bert", "t5", "vit", "resnet", "mixtral"),
     4: ("gpt2", "llama", "resnet"),
 }
-"""Each on several ranks, where nothing is sent only two; resnet, whose statistics are of the whole batch,
+"""Each on several ranks, where nothing is sent only two; resnet, whose statistics are of the global batch,
 on all. Every node of each is compared on four ranks in `tests/capture/test_zoo.py`."""
 
 
@@ -58,7 +58,7 @@ def _run_transformers(
     errors = {}
     for name in names:
         model = zoo.make(name)
-        twin = twin_of(model)
+        twin = counterpart_of(model)
         patches = zoo.keep_float64() if keep else contextlib.nullcontext()
         with no_fallback(), patches, captured_once(KNOWN.setdefault((name, keep), {})):
             compiled = fxdp.compile(model, compute=compute)
@@ -76,14 +76,14 @@ def _run_by_hand(names: tuple[str, ...], compute: str, splits: list[list[int]]) 
     for name in names:
         build, inputs, dims = BY_HAND[name]
         model = build()
-        twin = twin_of(model)
+        twin = counterpart_of(model)
         compiled = fxdp.compile(model, batch_dims=dims, compute=compute)
         errors[name] = 0.0
         with no_fallback(), known(name):
             for split in splits:
                 with one_seed():
-                    whole = inputs(sum(split))
-                errors[name] = max(errors[name], step_both(compiled, twin, (whole, {}), dims, split, rank))
+                    full = inputs(sum(split))
+                errors[name] = max(errors[name], step_both(compiled, twin, (full, {}), dims, split, rank))
     return errors
 
 

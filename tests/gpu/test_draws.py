@@ -1,4 +1,4 @@
-"""`rng="single-device"` on two GPU ranks: the numbers that eager draws on one GPU for the whole batch."""
+"""`rng="single-device"` on two GPU ranks: the numbers that eager draws on one GPU for the global batch."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
         errors = []
         for split in ([3, 2], [2, 4]):
             torch.manual_seed(1)
-            whole = torch.randn(sum(split), 6, 8, device="cuda", dtype=dtype)
+            full = torch.randn(sum(split), 6, 8, device="cuda", dtype=dtype)
             losses = []
-            for module, x in ((compiled, whole.split(split)[dist.get_rank()].clone()), (twin, whole)):
+            for module, x in ((compiled, full.split(split)[dist.get_rank()].clone()), (twin, full)):
                 module.zero_grad()
                 torch.manual_seed(2)
                 with no_fallback():

@@ -21,7 +21,6 @@ from tests.limits import SOON_S
 pytestmark = ON_GPUS
 
 
-
 def _train(how: str) -> str:
     """What rank 0 is told; rank 1 ends before the third step, rank 0 has begun it."""
     torch.manual_seed(0)

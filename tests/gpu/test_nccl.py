@@ -1,4 +1,4 @@
-"""Several ranks by NCCL equal one device on the whole batch; one GPU is enough, which they share then."""
+"""Several ranks by NCCL equal one device on the global batch; one GPU is enough, which they share then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training loop on GPU ranks beside one device on the whole batch, in float64."""
+"""A training loop on GPU ranks beside one device on the global batch, in float64."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def train(name: str, axes: tuple[str, ...], split: list[int], options: dict[str,
         worst = worst_gradient = 0.0
         for step in range(5):
             torch.manual_seed(step)
-            whole = tuple(t.to(device) for t in batch_of(sum(split)))
-            own = tuple(t.split(split)[place] for t in whole)
+            full = tuple(t.to(device) for t in batch_of(sum(split)))
+            own = tuple(t.split(split)[place] for t in full)
             for _ in range(2 if step == 1 else 1):
                 torch.manual_seed(100 + step)
                 loss = compiled(*own)
                 loss.backward()
                 torch.manual_seed(100 + step)
-                expected = twin(*whole)
+                expected = twin(*full)
                 expected.backward()
                 worst = max(worst, float((loss - expected).detach().abs()))
             worst_gradient = max(worst_gradient, _gradient_error(compiled, twin))
@@ -131,7 +131,7 @@ def train(name: str, axes: tuple[str, ...], split: list[int], options: dict[str,
                 optimizer.zero_grad()
             split = split[::-1] if step >= 1 else split
     pairs = zip(compiled.state_dict().items(), twin.state_dict().items(), strict=True)
-    errors = [difference(_whole(a).double(), b.double()) for (_, a), (_, b) in pairs]
+    errors = [difference(_full(a).double(), b.double()) for (_, a), (_, b) in pairs]
     return worst, max(worst_gradient, *errors)
 
 
@@ -140,9 +140,9 @@ def _gradient_error(compiled: nn.Module, twin: nn.Module) -> float:
     for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None and theirs.grad is not None:
-            worst = max(worst, float((_whole(ours.grad) - theirs.grad).abs().max()))
+            worst = max(worst, float((_full(ours.grad) - theirs.grad).abs().max()))
     return worst
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

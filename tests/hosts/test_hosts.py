@@ -64,13 +64,13 @@ class _Run:
         read = [json.loads(text) for text in told]
         return {rank: (at - self.ended, text) for rank, (at, text) in zip(ranks, read, strict=True)}
 
-    def _written(self, ending: str, limit_s: float, ranks: Sequence[int] = ()) -> list[str]:
-        files = [self.folder / f"{rank}.{ending}" for rank in ranks or range(self.world)]
+    def _written(self, departure: str, limit_s: float, ranks: Sequence[int] = ()) -> list[str]:
+        files = [self.folder / f"{rank}.{departure}" for rank in ranks or range(self.world)]
         end = time.monotonic() + limit_s
         while not all(file.exists() and file.stat().st_size for file in files):
-            if time.monotonic() > end or (ending == "json" and self.machines.failed):
+            if time.monotonic() > end or (departure == "json" and self.machines.failed):
                 said = [file.read_text(errors="replace")[-3000:] for file in self.folder.glob("output*")]
-                pytest.fail(f"no {ending} of all ranks within {limit_s:g} s:\n" + "\n".join(said))
+                pytest.fail(f"no {departure} of all ranks within {limit_s:g} s:\n" + "\n".join(said))
             time.sleep(0.05)
         return [file.read_text() for file in files]
 
@@ -123,7 +123,7 @@ def test_three_hosts_with_ipv6_only(three: _Started) -> None:
 
 
 def test_hosts_of_one_rank_each_sum_by_gloo(three: _Started) -> None:
-    assert all(set(seen["carriers"]) <= {"gloo", "messages"} for seen in three[1])
+    assert all(set(seen["transports"]) <= {"gloo", "messages"} for seen in three[1])
 
 
 def test_what_is_less_to_send_over_the_measured_link_is_gathered(three: _Started, two: _Started) -> None:
@@ -163,7 +163,9 @@ def test_rows_of_parameters_lie_on_several_hosts(two: _Started) -> None:
 def test_memory_is_shared_by_those_who_share_it(two: _Started) -> None:
     """Two of four ranks are on each host: not between all four, but by two, and within stages of one host."""
     assert [seen["memory"] for seen in two[1]] == [False] * 4
-    assert all("memory and gloo" in seen["carriers"] and "gloo" not in seen["carriers"] for seen in two[1])
+    assert all(
+        "memory and gloo" in seen["transports"] and "gloo" not in seen["transports"] for seen in two[1]
+    )
     assert [seen["memory of a stage"] for seen in two[1]] == [True] * 4
 
 

@@ -31,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.ranks.links import Links, live_links
+from fxdp.ranks.comms import Comms, live_comms
 from tests.captures import traced_once
 from tests.hosts.machines import enter
 from tests.rank_host import know_capture
@@ -101,8 +101,8 @@ def _train(path: str, *options: str) -> None:
     compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager", link_gbit=link)
     step = _steps_of(compiled, [part.tensor_split(world)[rank] for part in batch()])
     losses = [step() for _ in range(STEPS)]
-    carriers = sorted({row.by for row in compiled.plan.communication if row.gradient})
-    found = _seen(*live_links(), losses=losses, process=os.getpid(), carriers=carriers)
+    transports = sorted({row.by for row in compiled.plan.communication if row.gradient})
+    found = _seen(*live_comms(), losses=losses, process=os.getpid(), transports=transports)
     found["gathered"] = [row.cause for row in compiled.plan.communication if row.op == "all_gather"]
     if "stages" in options:
         found["memory of a stage"] = _memory_of_a_stage()
@@ -134,7 +134,7 @@ def _steps_of(compiled: nn.Module, part: Sequence[Tensor]) -> Callable[[], float
 
 
 def _sharded_losses() -> dict[str, list[float]]:
-    """Rows over all ranks, with parts of whole values left to a host's, and over those of a host."""
+    """Rows over all ranks, with parts of full values left to a host's, and over those of a host."""
     rank, world = dist.get_rank(), dist.get_world_size()
     over_all = init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
     of_a_host = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
@@ -154,13 +154,13 @@ def _sharded_losses() -> dict[str, list[float]]:
     return found
 
 
-def _seen(links: Links, **more: Any) -> dict[str, Any]:
+def _seen(comms: Comms, **more: Any) -> dict[str, Any]:
     """Over which addresses this rank talks, and how."""
     return {
-        "control": sorted(peer.connection.getpeername()[0] for peer in links.control.peers),
-        "gloo": sorted({there for item in links._sockets for there, _ in (item.here, item.there)}),
-        "memory": links.memory is not None,
-        "seconds per byte": None if links.cost is None else links.cost.per_byte,
+        "control": sorted(peer.connection.getpeername()[0] for peer in comms.control.peers),
+        "gloo": sorted({there for item in comms._sockets for there, _ in (item.here, item.there)}),
+        "memory": comms.memory is not None,
+        "seconds per byte": None if comms.cost is None else comms.cost.per_byte,
         **more,
     }
 
@@ -172,7 +172,7 @@ def _memory_of_a_stage() -> bool:
     staged = fxdp.compile(model, mesh, loss_fn=F.cross_entropy, microbatches=2, compute="eager")
     x, y = (part.tensor_split(2)[mesh.get_local_rank("dp")] for part in batch())
     staged(x, target=y).backward()
-    return any(links.memory is not None for links in live_links())
+    return any(comms.memory is not None for comms in live_comms())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import transformers as hf
 TOKENS = 40
 CLASSES = 3
 
-Rows = list[dict[str, Any]]
+ParamShard = list[dict[str, Any]]
 
 
 def tokenizer() -> Any:
@@ -131,7 +131,7 @@ def _padded(values: Sequence[Sequence[Any]], fill: Any) -> torch.Tensor:
     return torch.tensor([[*x, *[fill] * (longest - len(x))] for x in values])
 
 
-def collate_speech(features: Rows) -> dict[str, torch.Tensor]:
+def collate_speech(features: ParamShard) -> dict[str, torch.Tensor]:
     """Pads sounds and their words apart, as in the guides for CTC."""
     sounds = [row["input_values"] for row in features]
     mask = _padded([[1] * len(sound) for sound in sounds], 0)
@@ -143,13 +143,13 @@ def collate_speech(features: Rows) -> dict[str, torch.Tensor]:
     }
 
 
-def collate_dictation(features: Rows) -> dict[str, torch.Tensor]:
+def collate_dictation(features: ParamShard) -> dict[str, torch.Tensor]:
     """Pads words, as in the guides for Whisper; all sounds are 30 seconds."""
     sounds = torch.stack([row["input_features"] for row in features])
     return {"input_features": sounds, "labels": _padded([row["labels"] for row in features], -100)}
 
 
-def collate_pairs(features: Rows) -> dict[str, Any]:
+def collate_pairs(features: ParamShard) -> dict[str, Any]:
     """Images with their texts, as in the example for CLIP."""
     pixels = torch.stack([row["pixel_values"] for row in features])
     texts = {key: _padded([row[key] for row in features], 0) for key in ("input_ids", "attention_mask")}

@@ -15,7 +15,7 @@ from torch import nn
 from tests.integrations.head_samples import (
     CLASSES,
     TOKENS,
-    Rows,
+    ParamShard,
     accuracy,
     asked,
     chosen,
@@ -142,7 +142,7 @@ class Head:
         made: nn.Module = kind(kind.config_class(**self.config))
         return made
 
-    def samples(self) -> Rows:
+    def samples(self) -> ParamShard:
         """What it learns from."""
         draw = random.Random(0)
         return [self.rows(draw, i) for i in range(self.count)]

@@ -25,8 +25,8 @@ Pair = namedtuple("Pair", ["x", "y"])
 def test_parts_are_one_devices_batches(count: int, size: int, world: int, split: bool, drop: bool) -> None:
     batches = BatchSampler(range(count), size, drop_last=drop)
     own = [BatchParts(batches, rank, world, split) for rank in range(world)]
-    whole = size if split else size * world
-    expected = list(BatchSampler(range(count), whole, drop_last=drop))
+    full = size if split else size * world
+    expected = list(BatchSampler(range(count), full, drop_last=drop))
     parts = list(zip(*own, strict=True))
     assert [[i for part in batch for i in part] for batch in parts] == expected
     assert all(len(one) == len(expected) for one in own)

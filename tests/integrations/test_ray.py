@@ -80,7 +80,7 @@ def test_workers_print_the_numbers_of_one_device(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[train]'")
     from ray.train import RunConfig
 
-    def note(loss: Tensor, model: nn.Module) -> None:
+    def meta(loss: Tensor, model: nn.Module) -> None:
         import ray.train
 
         rank = ray.train.get_context().get_world_rank()
@@ -88,7 +88,7 @@ def test_workers_print_the_numbers_of_one_device(tmp_path: Path) -> None:
         if not (tmp_path / f"refused-{rank}").exists():
             (tmp_path / f"refused-{rank}").write_text(_wrapped())
 
-    names: dict[str, Any] = {"make": _made, "note": note, "twice": _twice}
+    names: dict[str, Any] = {"make": _made, "note": meta, "twice": _twice}
     names["run_config"] = RunConfig(storage_path=str(tmp_path / "runs"))
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

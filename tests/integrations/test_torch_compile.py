@@ -21,7 +21,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fxdp.capture.dynamo.dynamo_frame import frame_under_way
+from fxdp.capture.dynamo.dynamo_frame import frame_in_flight
 from fxdp.capture.dynamo.dynamo_graph import read_graph
 from fxdp.capture.dynamo.dynamo_inputs import batch_dim
 from fxdp.errors import AgreementError, InputError
@@ -309,11 +309,11 @@ def test_a_refusal_lists_every_break_with_its_line_and_reason() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(InputError) as caught:
         _compiled(model, fullgraph=False)(torch.randn(5, 4))
-    first, second, third, left_out = re.findall(r"\n  (.*)", str(caught.value))
+    first, second, third, undefined_gradients = re.findall(r"\n  (.*)", str(caught.value))
     assert re.search(r"^graph 1 of 3 .*`if h.sum\(\) > 0:`: Python decides on a tensor's value$", first)
     assert re.search(r"^graph 2 of 3 .*`torch._dynamo.graph_break\(\)`: Call to", second)
     assert re.search(r"^graph 3 of 3 .*`h = h \* h.mean\(\).item\(\)`: Unsupported Tensor.item", third)
-    assert re.search(r"^no graph of scaled \(.*: graph break in loop$", left_out)
+    assert re.search(r"^no graph of scaled \(.*: graph break in loop$", undefined_gradients)
     assert all(map(torch.equal, model.state_dict().values(), before.values()))
     assert model.calls == 0
 
@@ -432,7 +432,7 @@ def test_sizes_are_read_in_the_same_order_on_all_ranks() -> None:
     lines: list[str] = []
 
     def noting(gm: fx.GraphModule, _: Any) -> Any:
-        frame = frame_under_way(graph_breaks=False)
+        frame = frame_in_flight(graph_breaks=False)
         lines[:] = read_graph(gm, frame, lambda given: batch_dim(given, None, frame)).graph.lines
         return gm
 

@@ -14,7 +14,7 @@ import fxdp
 from fxdp.ir.dtensor_specs import data_mesh, set_specs, spec_of
 from fxdp.ir.mesh import mesh_of
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Input, Output, Parameter
+from fxdp.ir.signature import Input, Output, Parameter
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
@@ -91,5 +91,5 @@ def test_a_compiled_module_hands_its_graph_out_and_runs_on_as_before(mesh: Devic
     assert [n.meta["spec"].shape for n in nodes if n.name == "addmm"] == [(5, 2)]
     assert [n.name for n in compiled.plan.graph.graph.nodes] == [n.name for n in nodes]
     assert not any("spec" in n.meta for n in compiled.program.graph.nodes)
-    assert compiled._served is not None
-    assert not any("spec" in n.meta for n in compiled._served.program.causes.graph.nodes)
+    assert compiled._cache_entry is not None
+    assert not any("spec" in n.meta for n in compiled._cache_entry.program.causes.graph.nodes)

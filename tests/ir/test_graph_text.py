@@ -5,12 +5,12 @@ import operator
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.graph_text import graph_text, node_text, target_text, type_text
-from fxdp.ir.notes import Cause, Site
+from fxdp.ir.metadata import Cause, Location
 from fxdp.ir.placements import P, R, S
+from fxdp.ir.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.sizes import B
-from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.types import ScalarType, TensorType
 from tests.graphs import Sketch, text
 
@@ -56,12 +56,12 @@ def test_calls() -> None:
     first = g.call(operator.getitem, best, 0, type="f32[B]", at=S(0))
     third = g.call(aten.div.Tensor, first, 1 / 3, type="f32[B]", at=S(0), reads=(S(0),))
     total = g.call(aten.sum.default, third, type="f32[]", at=P, reads=(S(0),))
-    cause = Cause("output", "total", Site("/home/me/model.py", 3), "output 0")
-    pending = g.call(conversions.all_reduce, total, "sum", type="f32[]", at=R, reads=(P,), cause=cause)
+    cause = Cause("output", "total", Location("/home/me/model.py", 3), "output 0")
+    pending = g.call(redistributions.all_reduce, total, "sum", type="f32[]", at=R, reads=(P,), cause=cause)
     full = g.call(aten.full.default, [size, 4], 0.5, type="f32[B, 4]", at=R)
     full.kwargs = {"dtype": torch.float32, "pin_memory": None}
     gm = g.returns(
-        {Output(0): g.call(conversions.wait, pending, type="f32[]", at=R, reads=(R,)), Output(1): full}
+        {Output(0): g.call(redistributions.wait, pending, type="f32[]", at=R, reads=(R,)), Output(1): full}
     )
     assert_expected_inline(
         text(gm),
@@ -107,7 +107,7 @@ def test_types() -> None:
 def test_targets() -> None:
     assert target_text(aten.mm.default) == "aten.mm"
     assert target_text(aten.sum.dim_IntList) == "aten.sum.dim_IntList"
-    assert target_text(conversions.all_gather) == "all_gather"
+    assert target_text(redistributions.all_gather) == "all_gather"
 
 
 def test_equal_programs_have_equal_text() -> None:

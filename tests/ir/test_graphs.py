@@ -18,7 +18,7 @@ from fxdp.ir.graphs import (
     no_collection,
     reachable,
 )
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 
 aten = torch.ops.aten
 
@@ -45,12 +45,12 @@ def test_what_a_node_needs_and_what_it_serves() -> None:
 
 def test_a_copy_has_notes_of_its_own() -> None:
     gm, n = diamond()
-    note(n["a"]).backward = True
+    meta(n["a"]).backward = True
     copied = copy_graph(gm)
     (a,) = copied.graph.find_nodes(op="call_function", target=aten.relu.default)
-    assert note(a).backward
-    note(a).backward = False
-    assert note(n["a"]).backward
+    assert meta(a).backward
+    meta(a).backward = False
+    assert meta(n["a"]).backward
 
 
 def test_unused_calls_are_erased_with_what_they_alone_read() -> None:

@@ -34,10 +34,10 @@ def test_coordinates_and_the_ranks_along_an_axis() -> None:
 
 
 def test_neighbours_along_the_shard_axis_regather() -> None:
-    one = replace(mesh_of({"dp_shard": 6}, "cpu", index=4), regathers=3)
+    one = replace(mesh_of({"dp_shard": 6}, "cpu", index=4), post_forward_size=3)
     assert one.along(REGATHER) == ((0, 1, 2), (3, 4, 5))
     assert (one.size_along(REGATHER), one.place_along(REGATHER), one.place_along(None)) == (3, 1, 4)
-    two = replace(mesh_of({"dp_replicate": 2, "dp_shard": 4}, "cpu", index=7), regathers=2)
+    two = replace(mesh_of({"dp_replicate": 2, "dp_shard": 4}, "cpu", index=7), post_forward_size=2)
     assert two.along(REGATHER) == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert (two.place_along("dp_shard"), two.place_along(REGATHER)) == (3, 1)
 

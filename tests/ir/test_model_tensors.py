@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fxdp.errors import InputError
-from fxdp.ir.model_tensors import held, is_sharded, slot_values
+from fxdp.ir.model_tensors import is_sharded, local_of, signature_values
 from fxdp.ir.placements import R
-from fxdp.ir.slots import Buffer, Constant, Output, Parameter
-from fxdp.module.changes import Held
+from fxdp.ir.signature import Buffer, Constant, Output, Parameter
+from fxdp.module.changes import TensorGuards
 from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.oracle.one_device import input_values
 from fxdp.ranks import agreement
@@ -51,23 +51,23 @@ def _shard(tensor: Any) -> Tensor:
 
 
 def test_held(model: Any) -> None:
-    assert held(model.bias) is model.bias
-    assert held(model.weight) is held(model.weight) is _shard(model.weight)
-    assert not isinstance(held(model.weight), DTensor)
+    assert local_of(model.bias) is model.bias
+    assert local_of(model.weight) is local_of(model.weight) is _shard(model.weight)
+    assert not isinstance(local_of(model.weight), DTensor)
     assert (is_sharded(model.weight), is_sharded(model.bias)) == (True, False)
 
 
 def _graph() -> Any:
     g = Sketch()
     w = g.add(Parameter("weight"), "f32[4, 3]", R)
-    for slot in (Parameter("bias"), Buffer("scale"), Constant("c"), Constant("rows")):
-        g.add(slot, "f32[4]", R)
+    for spec in (Parameter("bias"), Buffer("scale"), Constant("c"), Constant("rows")):
+        g.add(spec, "f32[4]", R)
     return g.returns({Output(0): g.call(aten.relu.default, w, type="f32[4, 3]", at=R)})
 
 
 def test_programs_are_bound_to_shards(model: Any) -> None:
     constant = torch.ones(4)
-    values = slot_values(_graph().graph, model, {"c": constant})
+    values = signature_values(_graph().graph, model, {"c": constant})
     assert list(values) == [Parameter("weight"), Parameter("bias"), Buffer("scale"), Constant("c")]
     assert values[Parameter("weight")] is _shard(model.weight)
     assert values[Parameter("bias")] is model.bias
@@ -84,7 +84,7 @@ def test_the_oracle_reads_shards(model: Any) -> None:
 
 
 def test_a_replaced_shard_is_noticed(model: Any) -> None:
-    watched = Held(model)
+    watched = TensorGuards(model)
     assert watched.unchanged()
     assert watched.changes() == []
     _shard(model.weight).mul_(2)
@@ -94,7 +94,7 @@ def test_a_replaced_shard_is_noticed(model: Any) -> None:
     assert watched.changes() == ["weight"]
 
 
-@pytest.mark.parametrize("how", [lambda p: p, held], ids=["DTensors", "shards"])
+@pytest.mark.parametrize("how", [lambda p: p, local_of], ids=["DTensors", "shards"])
 def test_an_optimizer_may_step_on_dtensors_or_on_shards(model: Any, how: Any) -> None:
     watch = OptimizerWatch(model)
     watch._check(torch.optim.SGD([how(model.weight)]))
@@ -114,7 +114,7 @@ def test_ranks_compare_whole_shapes_and_exchange_shards(model: Any, monkeypatch:
         sent.extend(row.zero_() for row in rows)
 
     monkeypatch.setattr(agreement, "broadcast_coalesced", from_rank_0)
-    ranks: Any = SimpleNamespace(links=SimpleNamespace(whole_group=object(), rank=1))
+    ranks: Any = SimpleNamespace(comms=SimpleNamespace(world_group=object(), rank=1))
     agreement.broadcast_tensors(ranks, [model.weight, model.bias])
     assert type(sent[0]) is Tensor
     assert [row.numel() for row in sent] == [4 * 12, 4 * 4]

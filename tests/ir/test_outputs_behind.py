@@ -4,7 +4,7 @@ import torch
 
 from fxdp.ir.outputs_behind import outputs_behind
 from fxdp.ir.placements import R
-from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.signature import Gradient, Input, Output, Parameter, Tangent
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""A backward in two halves computes what the whole one does, and nothing twice.
+"""A backward in two halves computes what the entire one does, and nothing twice.
 
 Results of a backward that go into buffers: products while they are computed, all else by an addition.
 """
@@ -36,14 +36,14 @@ def test_two_halves() -> None:
     torch.manual_seed(0)
     shapes = ((2, 3, 4, 4), (3, 3, 3, 3), (4,), (2, 3, 4, 4))
     values = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    whole = make_fx(_of_layers)(*values)
-    inputs, weights = split_backward(whole, (0,))
+    full = make_fx(_of_layers)(*values)
+    inputs, weights = split_backward(full, (0,))
 
     def calls(gm: torch.fx.GraphModule) -> list[str]:
         return [str(n.target) for n in gm.graph.nodes if "backward" in str(n.target)]
 
     of_x, *handed = inputs(*values)
-    wanted = whole(*values)
+    wanted = full(*values)
     assert all(isinstance(value, Tensor) for value in handed)
     torch.testing.assert_close((of_x, *weights(*handed)), wanted, rtol=1e-12, atol=1e-12)
     # layer norm's gives both at once; a convolution's is split

@@ -6,10 +6,10 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.ir.placements import R, S
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.eager import lower_eager
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from tests.graphs import Sketch, text, type_of
 
 aten = torch.ops.aten
@@ -39,10 +39,10 @@ def _shown(gm: fx.GraphModule | None) -> str:
 
 
 def test_the_forward_hands_on_what_the_backward_reads() -> None:
-    halves = lower_eager(_scaled())
-    assert (halves.outputs, halves.trains) == (1, True)
+    pair = lower_eager(_scaled())
+    assert (pair.outputs, pair.trains) == (1, True)
     assert_expected_inline(
-        _shown(halves.forward_graph),
+        _shown(pair.forward_graph),
         """\
 mesh(dp=2)
   %w: f32[] {dp=R} = param(w)
@@ -72,11 +72,13 @@ mesh(dp=2)
     )
 
 
-def _step(halves: Halves, *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    results = halves.forward(list(inputs))
-    outputs, saved = list(results[: halves.outputs]), results[halves.outputs :]
-    backward = halves.backward(frozenset())
-    ordered = [saved[i] for i in halves.saved_order]
+def _step(
+    pair: ForwardBackward, *inputs: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    results = pair.forward(list(inputs))
+    outputs, saved = list(results[: pair.outputs]), results[pair.outputs :]
+    backward = pair.backward(frozenset())
+    ordered = [saved[i] for i in pair.saved_order]
     return outputs, list(backward.run([*ordered, torch.ones_like(outputs[0])]))
 
 
@@ -93,24 +95,24 @@ def test_the_backward_sees_the_buffer_as_it_was(read_old: bool) -> None:
 def test_without_gradients_there_is_no_backward() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
-    halves = lower_eager(g.returns({Output(0): g.call(aten.relu.default, x, type="f32[B]", at=S(0))}))
-    assert not halves.trains
-    assert halves.forward([torch.tensor([-1.0, 1.0])])[0].tolist() == [0.0, 1.0]
+    pair = lower_eager(g.returns({Output(0): g.call(aten.relu.default, x, type="f32[B]", at=S(0))}))
+    assert not pair.trains
+    assert pair.forward([torch.tensor([-1.0, 1.0])])[0].tolist() == [0.0, 1.0]
 
 
 def test_values_are_freed_as_the_forward_runs() -> None:
-    halves = lower_eager(_scaled())
+    pair = lower_eager(_scaled())
     inputs = [torch.tensor(3.0), torch.tensor(2.0), torch.tensor(0.0), torch.ones(2)]
-    halves.forward(inputs)
+    pair.forward(inputs)
     assert inputs == []
 
 
 def test_backward_ops_without_a_tangent_wait_for_the_backward() -> None:
     """A mask that only the backward reads is not computed by a forward that may have none."""
-    halves = lower_eager(_scaled(read_old=True))
-    assert "again" not in [n.name for n in halves.forward_graph.graph.nodes]
-    assert halves.backward_graph is not None
-    assert "again" in [n.name for n in halves.backward_graph.graph.nodes]
+    pair = lower_eager(_scaled(read_old=True))
+    assert "again" not in [n.name for n in pair.forward_graph.graph.nodes]
+    assert pair.backward_graph is not None
+    assert "again" in [n.name for n in pair.backward_graph.graph.nodes]
 
 
 def test_the_loss_alone_has_a_tangent_as_a_rule() -> None:

@@ -74,7 +74,7 @@ class Branching(nn.Module):
 
 
 class Tied(nn.Module):
-    """A parameter in two graphs, and Python between them with a value that is whole on each rank."""
+    """A parameter in two graphs, and Python between them with a value that is complete on each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_it_trains_as_one_device(ranks: RankPool, name: str) -> None:
         assert report.endswith("graph 2 of 2 ends with Printed.forward")
 
 
-class Outside(nn.Module):
+class ExternalState(nn.Module):
     """What Python must not do outside of all graphs: read a parameter, or give each rank its own mean."""
 
     def __init__(self, where: str) -> None:
@@ -235,7 +235,7 @@ class Outside(nn.Module):
 def _refused(where: str) -> str:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Outside(where).double()
+    model = ExternalState(where).double()
     compiled = torch.compile(model, backend=backend, options=OPTIONS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     own = slice(0, 3) if dist.get_rank() == 0 else slice(3, 7)
@@ -294,7 +294,7 @@ def _compiled(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"microbatches": 2}, "there is no microbatches=: it is for whole calls"),
+        ({"microbatches": 2}, "there is no microbatches=: it is for entire calls"),
         ({"pad": 0}, "there is no pad="),
         ({"graph_breaks": 1}, "graph_breaks is 1, expected True or False"),
         ({"graph_break": True}, "there is no option 'graph_break'; did you mean 'graph_breaks'"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.module.cache import Recent
+from fxdp.module.cache import LRU
 
 
 class Net(nn.Module):
@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.fc(x).pow(power).mean()
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "staged"])
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["full", "staged"])
 def test_programs_of_the_kinds_called_last_are_kept(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
@@ -52,7 +52,7 @@ def test_values_that_change_at_each_call_are_named(caplog: pytest.LogCaptureFixt
 
 
 def test_what_was_used_last_is_kept() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LRU[str, int] = LRU(2)
     recent["a"], recent["b"] = 1, 2
     assert recent.get("a") == 1
     recent["c"] = 3

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.ir.tensor_difference import difference
-from tests.exactness.models import gradient_errors, twin_of
+from tests.exactness.models import counterpart_of, gradient_errors
 from tests.rank_pool import RankPool
 
 
@@ -58,13 +58,13 @@ def _worst(compiled: fxdp.CompiledModule, twin: nn.Module) -> float:
     return max(difference(*(loss.detach() for loss in losses)), *gradient_errors(compiled._model, twin))
 
 
-@pytest.mark.parametrize("options", [{}, {"stages": 2, "microbatches": 2}], ids=["whole", "staged"])
+@pytest.mark.parametrize("options", [{}, {"stages": 2, "microbatches": 2}], ids=["full", "staged"])
 @pytest.mark.parametrize("replace", [_assign, _parameter, _buffer, _module, _strides])
 def test_what_was_replaced_is_used(
     replace: Callable[[Any], None], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Net().double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager", **options)
     x = torch.randn(5, 6, dtype=torch.float64)
     before = compiled(x).item()

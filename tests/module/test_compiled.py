@@ -64,6 +64,6 @@ def test_gradients_under_no_sync_are_one_devices(ranks: RankPool) -> None:
     for gradients in ranks.run(2, _accumulated, parts):
         for own, parameter in zip(gradients, model.parameters(), strict=True):
             torch.testing.assert_close(own, parameter.grad, rtol=1e-12, atol=1e-14)
-    whole = torch.randn(5, 3).double()
-    outputs = ranks.run(2, _evaluated, [whole[:4], whole[4:]])
-    torch.testing.assert_close(torch.cat(outputs), _net().eval()(whole).detach())
+    full = torch.randn(5, 3).double()
+    outputs = ranks.run(2, _evaluated, [full[:4], full[4:]])
+    torch.testing.assert_close(torch.cat(outputs), _net().eval()(full).detach())

@@ -138,8 +138,8 @@ def test_tensors_are_whole_a_module_at_a_time() -> None:
     seen: list[StorageWeakRef] = []
     alive = []
 
-    def keep(_: Tensor, whole: Tensor) -> None:
-        seen.append(StorageWeakRef(whole.untyped_storage()))
+    def keep(_: Tensor, full: Tensor) -> None:
+        seen.append(StorageWeakRef(full.untyped_storage()))
         alive.append(sum(not storage.expired() for storage in seen))
 
     assert initialise(model, {p: torch.zeros(p.shape) for p in model.parameters()}, keep) == []

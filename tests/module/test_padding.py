@@ -40,7 +40,7 @@ def _batch(step: int, sizes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor
     return [(x, x.roll(-1, 1)) for x in ids]
 
 
-def _whole(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _full(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     longest = max(x.shape[1] for x, _ in parts if len(x))
     ids = [F.pad(x[:, :longest], (0, longest - min(longest, x.shape[1]))) for x, _ in parts]
     labels = [F.pad(y[:, :longest], (0, longest - min(longest, y.shape[1])), value=-100) for _, y in parts]
@@ -56,8 +56,8 @@ def _steps(sizes: list[list[tuple[int, int]]]) -> tuple[float, int]:
     for step, own in enumerate(sizes):
         parts = _batch(step, own)
         loss, logits = compiled(*parts[dist.get_rank()])
-        expected, _ = twin(*_whole(parts))
-        assert logits.shape[1] == _whole(parts)[0].shape[1], "outputs have the common length"
+        expected, _ = twin(*_full(parts))
+        assert logits.shape[1] == _full(parts)[0].shape[1], "outputs have the common length"
         model.zero_grad()
         twin.zero_grad()
         loss.backward()

@@ -32,12 +32,12 @@ def _train(options: dict[str, Any], drop: float) -> float | str:
     optimizers = [torch.optim.AdamW(net.parameters(), 1e-2) for net in (compiled, twin)]
     errors = []
     for split in ([3, 3], [4, 1], [1, 5]):
-        whole = torch.randn(sum(split), 4), torch.randn(sum(split), 4)
+        full = torch.randn(sum(split), 4), torch.randn(sum(split), 4)
         try:
-            loss = compiled(*(part(t, split, rank) for t in whole))
+            loss = compiled(*(part(t, split, rank) for t in full))
         except AgreementError as error:
             return str(error)
-        expected = twin(*whole)
+        expected = twin(*full)
         for value, optimizer in ((loss, optimizers[0]), (expected, optimizers[1])):
             value.backward()
             optimizer.step()

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.module.owner_step import dealt_owners
+from fxdp.module.owner_update import assigned_owners
 from tests.rank_pool import RankPool
 
 Maker = Callable[[Any], optim.Optimizer]
@@ -127,23 +127,23 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _rows(parameter: Tensor, whole: Tensor) -> Tensor:
+def _rows(parameter: Tensor, full: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
-        return whole
+        return full
     axis = parameter.device_mesh.ndim - 1
-    each = -(-len(whole) // parameter.device_mesh.size(axis))
+    each = -(-len(full) // parameter.device_mesh.size(axis))
     first = each * parameter.device_mesh.get_local_rank(axis)
-    return whole[first : first + each]
+    return full[first : first + each]
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _worst(one: Any, other: Any) -> float:
     """The largest difference of two parameters' or optimizers' values."""
     pairs = [*zip(one, other, strict=True)]
-    return max((float((_whole(a) - b).detach().abs().max()) for a, b in pairs), default=0.0)
+    return max((float((_full(a) - b).detach().abs().max()) for a, b in pairs), default=0.0)
 
 
 def _states(optimizer: optim.Optimizer) -> list[Tensor]:
@@ -177,8 +177,8 @@ def test_every_optimizer_equals_one_device(ranks: RankPool, world: int) -> None:
 def _batches() -> list[tuple[Tensor, Tensor]]:
     """The batch of each step, and this rank's part."""
     generator = torch.Generator().manual_seed(3)
-    wholes = [torch.randn(5, 5, generator=generator, dtype=torch.float64) for _ in range(4)]
-    return [(whole, whole[:3] if dist.get_rank() == 0 else whole[3:]) for whole in wholes]
+    fulls = [torch.randn(5, 5, generator=generator, dtype=torch.float64) for _ in range(4)]
+    return [(full, full[:3] if dist.get_rank() == 0 else full[3:]) for full in fulls]
 
 
 def _loop(make: Maker, strategy: str) -> tuple[float, float]:
@@ -190,8 +190,8 @@ def _loop(make: Maker, strategy: str) -> tuple[float, float]:
     averages = [AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for net in nets]
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in nets]
     seen = []
-    for whole, own in _batches():
-        for i, (net, x) in enumerate(zip(nets, (own, whole), strict=True)):
+    for full, own in _batches():
+        for i, (net, x) in enumerate(zip(nets, (own, full), strict=True)):
             scalers[i].scale(net(x)).backward()
             scalers[i].unscale_(optimizers[i])
             nn.utils.clip_grad_norm_(net.parameters(), 0.1)
@@ -201,7 +201,7 @@ def _loop(make: Maker, strategy: str) -> tuple[float, float]:
             schedulers[i].step()
             averages[i].update_parameters(net)
     with torch.no_grad():
-        for average, x in zip(averages, (own, whole), strict=True):
+        for average, x in zip(averages, (own, full), strict=True):
             seen.append(average(x))
     assert scalers[0].get_scale() == scalers[1].get_scale() == 32.0
     assert float((seen[0] - seen[1]).abs()) <= 1e-12
@@ -230,8 +230,8 @@ def _side_by_side(make: Maker) -> float:
     compiled = _shard(copy.deepcopy(twin))
     optimizers = [make(net.parameters()) for net in (compiled, twin)]
     for step in range(3):
-        whole = torch.randn(5, 32, generator=torch.Generator().manual_seed(step))
-        for net, x in ((compiled, whole[:3] if dist.get_rank() == 0 else whole[3:]), (twin, whole)):
+        full = torch.randn(5, 32, generator=torch.Generator().manual_seed(step))
+        for net, x in ((compiled, full[:3] if dist.get_rank() == 0 else full[3:]), (twin, full)):
             net(x).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -314,7 +314,7 @@ def _made_before() -> tuple[float, float]:
 
 
 def _resumed(make: Maker) -> float:
-    """State goes through torch's checkpoints, and through whole values of one device."""
+    """State goes through torch's checkpoints, and through full values of one device."""
     compiled, twin = _shard(_model()), _model()
     optimizer, expected = make(compiled.parameters()), make(twin.parameters())
     _give_gradients(compiled, twin, 0, all_of_them=True)
@@ -391,6 +391,6 @@ def test_what_is_around_a_step(ranks: RankPool) -> None:
 
 
 def test_owners_have_alike_much() -> None:
-    assert dealt_owners([3, 9, 4, 1, 5], 2) == [0, 0, 1, 1, 1]
-    assert dealt_owners([], 2) == []
-    assert dealt_owners([1, 1], 4) == [0, 1]
+    assert assigned_owners([3, 9, 4, 1, 5], 2) == [0, 0, 1, 1, 1]
+    assert assigned_owners([], 2) == []
+    assert assigned_owners([1, 1], 4) == [0, 1]

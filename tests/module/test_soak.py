@@ -45,7 +45,7 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def held(compiled: fxdp.CompiledModule) -> dict[str, Any]:
+def local_of(compiled: fxdp.CompiledModule) -> dict[str, Any]:
     """What this process holds: memory in KiB, descriptors, threads, programs, objects."""
     gc.collect()
     return {
@@ -79,16 +79,16 @@ def soaked(stages: bool, steps: int) -> list[dict[str, Any]]:
                 compiled.eval()(x, y)
             compiled.train()
         if step in (steps // 4, steps // 2, steps):
-            found.append(held(compiled))
+            found.append(local_of(compiled))
     return found
 
 
 @pytest.mark.parametrize("stages", [False, True])
 def test_nothing_grows(ranks: RankPool, stages: bool) -> None:
-    for quarter, half, whole in ranks.run(2, soaked, stages, 240):
-        opened = whole["descriptors"].items() - quarter["descriptors"].items()
+    for quarter, half, full in ranks.run(2, soaked, stages, 240):
+        opened = full["descriptors"].items() - quarter["descriptors"].items()
         assert not opened
-        assert whole["threads"] <= quarter["threads"]  # what the task before left may still end meanwhile
-        assert whole["programs"] == quarter["programs"]
-        assert whole["memory"] - half["memory"] < 2048
-        assert whole["objects"] - half["objects"] < 200
+        assert full["threads"] <= quarter["threads"]  # what the task before left may still end meanwhile
+        assert full["programs"] == quarter["programs"]
+        assert full["memory"] - half["memory"] < 2048
+        assert full["objects"] - half["objects"] < 200

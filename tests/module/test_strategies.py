@@ -29,15 +29,15 @@ def _compiled(model: nn.Module, strategy: str, limit: int | None) -> fxdp.Compil
 def _train(limit: int | None) -> str:
     """Two steps beside one device; an optimizer is made before the first. The strategy, in words."""
     torch.manual_seed(0)
-    model, whole = Layers(), (torch.randn(5, 32), torch.randint(8, (5,)))
+    model, full = Layers(), (torch.randn(5, 32), torch.randint(8, (5,)))
     twin = copy.deepcopy(model)
     compiled = _compiled(model, "auto", limit)
-    own = tuple(part(t, [3, 2], dist.get_rank()) for t in whole)
+    own = tuple(part(t, [3, 2], dist.get_rank()) for t in full)
     optimizers = [torch.optim.AdamW(net.parameters(), 1e-2) for net in (compiled, twin)]
     for _ in range(2):
         with torch.no_grad():
             compiled(own[0], target=own[1])
-        losses = compiled(own[0], target=own[1]), nn.functional.cross_entropy(twin(whole[0]), whole[1])
+        losses = compiled(own[0], target=own[1]), nn.functional.cross_entropy(twin(full[0]), full[1])
         assert difference(*(loss.detach() for loss in losses)) <= 1e-12
         for loss, optimizer in zip(losses, optimizers, strict=True):
             loss.backward()
@@ -72,7 +72,7 @@ def _runs() -> None:
         static = 4 * sum(p.nbytes for p in Layers().parameters())
         tight = (peaks["kept"] + peaks["shard"]) // 2
         assert tight < static < peaks["replicate"]
-        assert _train(peaks["replicate"] - 1).startswith("optimizer, ")  # dealt out at the first call
+        assert _train(peaks["replicate"] - 1).startswith("optimizer, ")  # sharded at the first call
         assert _train(tight).startswith("shard, the last ")  # and before it
         text = _refused("auto", peaks["shard"] // 2)
         for words in ("shard: at most", "parameter 0.weight: ", "expected some ", "ranks along which"):

@@ -54,12 +54,12 @@ def _backward(*models: nn.Module) -> None:
         model(x[2 * dist.get_rank() :][:2] if compiled else x).square().mean().backward()
 
 
-def _whole(value: Tensor) -> Tensor:
+def _full(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _worst(some: Any, others: Any) -> float:
-    return max(float((_whole(a) - b).detach().abs().max()) for a, b in zip(some, others, strict=True))
+    return max(float((_full(a) - b).detach().abs().max()) for a, b in zip(some, others, strict=True))
 
 
 def _is_followed() -> None:
@@ -72,18 +72,18 @@ def _is_followed() -> None:
     new = list(compiled.parameters())
     assert {type(p) for p in old} == {SupersededParameter}
     assert all(isinstance(p, nn.Parameter) and p.shape == q.shape for p, q in zip(old, new, strict=True))
-    assert bool((_whole(old[0].grad) == 1).all()), "a gradient comes along"
+    assert bool((_full(old[0].grad) == 1).all()), "a gradient comes along"
     old[0].grad = None
     assert new[0].grad is None
     _backward(compiled)
     assert all(p.grad is q.grad is not None for p, q in zip(old, new, strict=True))
     norms = [nn.utils.clip_grad_norm_(params, 0.1) for params in (old, twin.parameters())]
-    assert float((_whole(norms[0]) - norms[1]).abs()) < 1e-12
+    assert float((_full(norms[0]) - norms[1]).abs()) < 1e-12
     assert _worst([p.grad for p in new], [p.grad for p in twin.parameters()]) < 1e-12
     old[1].requires_grad_(False)
     assert not new[1].requires_grad
     old[1].data = torch.arange(5.0, dtype=torch.float64)
-    assert _whole(new[1]).tolist() == [0, 1, 2, 3, 4]
+    assert _full(new[1]).tolist() == [0, 1, 2, 3, 4]
     copied = copy.deepcopy(old[0])
     assert type(copied) is DTensor
     assert copied is not new[0]
@@ -142,12 +142,12 @@ def _saves(folder: Path) -> tuple[list[bool], list[bool]]:
     expected = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
     compiled = _sharded(model)
     fxdp.save(folder / "run", compiled, optimizer)
-    same = [bool((_whole(optimizer.state[p]["exp_avg"]) == e).all()) for p, e in _pairs(compiled, expected)]
+    same = [bool((_full(optimizer.state[p]["exp_avg"]) == e).all()) for p, e in _pairs(compiled, expected)]
     fresh = _model()
     other = optim.Adam(fresh.parameters())
     again = _sharded(fresh)
     fxdp.load(folder / "run", again, other)
-    loaded = [bool((_whole(other.state[p]["exp_avg"]) == e).all()) for p, e in _pairs(again, expected)]
+    loaded = [bool((_full(other.state[p]["exp_avg"]) == e).all()) for p, e in _pairs(again, expected)]
     third = _model()
     last = optim.Adam(third.parameters())
     assert len(get_optimizer_state_dict(_sharded(third), last)["state"]) == 2

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import AgreementError
-from fxdp.module.values import Told, Values, digest_of, liftable
+from fxdp.module.values import RecompileLog, Values, digest_of, liftable
 from tests.exactness.cases import in_fours
 from tests.exactness.models import part
 from tests.rank_pool import RankPool
@@ -312,7 +312,7 @@ def test_liftable_are_numbers_of_one_type() -> None:
     own = {"a": ("float", 0.5), "b": ("int", 2), "c": ("float", 2.0), "d": ("bool", True), "e": ("int", 3)}
     other = {**own, "a": ("float", 0.25), "b": ("float", 1.0), "d": ("bool", False), "e": ("int", 4)}
     assert liftable(own, other, Values()) == {"a", "e"}
-    assert liftable(own, other, Values(deciding={"a"}, lifted={"e"})) == set()
+    assert liftable(own, other, Values(deciding={"a"}, dynamic_inputs={"e"})) == set()
 
 
 def test_digests_tell_numbers_apart() -> None:
@@ -323,5 +323,5 @@ def test_digests_tell_numbers_apart() -> None:
 
 
 def test_nothing_is_told_of_a_choice_of_two(caplog: pytest.LogCaptureFixture) -> None:
-    Told().compiled({"causal": ("bool", True)}, [{"causal": ("bool", False)}])
+    RecompileLog().compiled({"causal": ("bool", True)}, [{"causal": ("bool", False)}])
     assert not [r for r in caplog.records if r.name == "fxdp"]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.ir.model_tensors import whole_of
+from fxdp.ir.model_tensors import full_value
 from tests.rank_pool import RankPool
 
 
@@ -98,10 +98,10 @@ def _read_and_written(rows: int) -> None:
                 value[:, 0] = 0.25
         numbers = [weight.grad.norm().item(), weight.abs().max().item(), float(weight.detach().argmin())]
         numbers += [float(nn.utils.clip_grad_norm_([weight], 0.1, norm_type=float("inf")))]
-        values, weight.grad = [whole_of(weight.detach()), whole_of(weight.grad)], None
+        values, weight.grad = [full_value(weight.detach()), full_value(weight.grad)], None
         penalty = F.mse_loss(weight, weight.detach() * 0.5) + weight[0].square().sum()
-        whole_of(penalty).backward()
-        found.append((torch.tensor(numbers), *values, whole_of(weight.grad)))
+        full_value(penalty).backward()
+        found.append((torch.tensor(numbers), *values, full_value(weight.grad)))
     for mine, expected in zip(*found, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
 

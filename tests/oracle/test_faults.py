@@ -166,9 +166,9 @@ CASES = {
 
 
 def _rule_of(op: str) -> str:
-    """The rule that places an op; conversions have none."""
+    """The rule that places an op; redistributions have none."""
     rules = {target_text(target): registry[target].name for target in registry.targets()}
-    return rules.get(op, "convert")
+    return rules.get(op, "redistribute")
 
 
 def _verify(case: Case) -> fxdp.Report:
@@ -186,7 +186,7 @@ def test_the_fault_is_located(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not report.ok
     assert fault is not None, str(report)
     assert f" = {case.op}(" in fault.text, str(report)
-    assert case.code in fault.site.code, str(report)
+    assert case.code in fault.location.code, str(report)
     assert (fault.rule, fault.placement) == (_rule_of(case.op), case.placement), str(report)
     assert case.says in fault.what, str(report)
     assert all(operand.error is None or operand.error <= 1e-9 for operand in fault.operands)

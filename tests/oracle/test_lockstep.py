@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from fxdp.ir.tensor_difference import difference
 from fxdp.options import Options
 from fxdp.oracle.lockstep import LockStep
@@ -82,8 +82,8 @@ def test_the_first_wrong_node_is_named() -> None:
 
 def test_a_wrong_shape_names_the_rank() -> None:
     gm = _sum()
-    note(next(n for n in gm.graph.nodes if n.op == "call_function")).placement = S(0)
-    note(next(n for n in gm.graph.nodes if n.op == "call_function")).type = note(
+    meta(next(n for n in gm.graph.nodes if n.op == "call_function")).placement = S(0)
+    meta(next(n for n in gm.graph.nodes if n.op == "call_function")).type = meta(
         next(iter(gm.graph.nodes))
     ).type
     runner = LockStep(gm, _sum(), SPLIT)

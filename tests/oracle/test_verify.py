@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.captured import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Mutation
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Buffer, Mutation
 from fxdp.oracle import verified_capture
 from fxdp.oracle.splits import default_splits
 
@@ -119,8 +119,8 @@ class Casts(nn.Module):
 def test_casts_inside_the_model_are_named_and_count_1e_6() -> None:
     report = verify(Casts(), X, mesh={"dp": 2})
     assert report.ok
-    (site,) = report.casts
-    assert "y.float().pow(2)" in site.code
+    (location,) = report.casts
+    assert "y.float().pow(2)" in location.code
     allowed = {row.result: row.tolerance for row in report.splits[0].results}
     assert (allowed["output 0"], allowed["output 1"]) == (1e-9, 1e-6)
     assert "1e-6 is equal there" in str(report)
@@ -295,9 +295,9 @@ def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.
         found = captured_as_it_is(*args, **kwargs)
         output = found.gm.graph.output_node()
         values: Any = output.args[0]
-        rows = zip(note(output).results, values, strict=True)
-        kept = [(slot, v) for slot, v in rows if slot != Mutation(Buffer("1.running_mean"))]
-        note(output).results = tuple(slot for slot, _ in kept)
+        rows = zip(meta(output).results, values, strict=True)
+        kept = [(spec, v) for spec, v in rows if spec != Mutation(Buffer("1.running_mean"))]
+        meta(output).results = tuple(spec for spec, _ in kept)
         output.args = (tuple(v for _, v in kept),)
         return found
 

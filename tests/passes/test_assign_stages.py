@@ -6,9 +6,9 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from fxdp.errors import StageError
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.placements import R, S
-from fxdp.ir.slots import Input, Output, Parameter
+from fxdp.ir.signature import Input, Output, Parameter
 from fxdp.passes.assign_stages import AssignStages
 from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after
@@ -51,9 +51,9 @@ class Tied(nn.Module):
 def test_a_tied_gradient_is_summed_after_the_last_micro_batch() -> None:
     gm = staged(Tied(), torch.randn(4, 4), stages=("b",), microbatches=2)
 
-    late = [n for n in gm.graph.nodes if note(n).once and n.target is aten.add.Tensor]
+    late = [n for n in gm.graph.nodes if meta(n).once and n.target is aten.add.Tensor]
     assert len(late) == 1  # the two halves of a.weight's gradient, one from each stage
-    assert {note(a).stage for a in late[0].all_input_nodes} == {0, 1}
+    assert {meta(a).stage for a in late[0].all_input_nodes} == {0, 1}
 
 
 def test_more_stages_than_places_to_cut() -> None:
@@ -66,7 +66,7 @@ def test_no_cut_between_an_op_and_its_several_results() -> None:
     norms = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
     assert len(norms) == 3  # beside skips that are open
     for node in norms:
-        assert {note(user).stage for user in node.users} == {note(node).stage}
+        assert {meta(user).stage for user in node.users} == {meta(node).stage}
 
 
 def test_unknown_names_have_near_matches() -> None:

@@ -6,10 +6,10 @@ import torch
 from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.ir.notes import note
-from fxdp.ir.ops.whole_draws import twin
+from fxdp.ir.metadata import meta
+from fxdp.ir.ops.full_batch_draws import twin
 from fxdp.ir.placements import R, S
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from tests.graphs import Sketch, after, mesh
 
@@ -37,7 +37,7 @@ mesh(dp=2)
   return output 0=%mm_default, gradient param(w)=%mm_default_1
 """,
     )
-    assert note(gm.graph.output_node()).operands == (S(0), R)
+    assert meta(gm.graph.output_node()).operands == (S(0), R)
 
 
 def test_one_rank_replicates_everything() -> None:
@@ -96,12 +96,12 @@ def test_an_op_without_a_rule_runs_replicated() -> None:
     first = g.call(operator.getitem, det, 0, type="f32[]")
     gm = g.returns({Output(0): first})
     BatchDimAnalyzer((0,)).run(gm, mesh())
-    assert note(det).operands == (R,)
-    assert note(det).reason is not None
+    assert meta(det).operands == (R,)
+    assert meta(det).reason is not None
 
 
 def test_random_values_shard_also_where_one_device_draws() -> None:
-    """Then by the op that draws the whole batch's numbers and keeps the rank's."""
+    """Then by the op that draws the global batch's numbers and keeps the rank's."""
 
     def graph() -> tuple[Sketch, object]:
         g = Sketch()
@@ -114,8 +114,8 @@ def test_random_values_shard_also_where_one_device_draws() -> None:
         g, gm = graph()
         BatchDimAnalyzer((0,), single).run(gm, mesh())  # type: ignore[arg-type]
         noise = next(n for n in g.graph.nodes if n.target is aten.rand_like.default)
-        assert note(noise).placement == S(0)
-        target = note(noise).rewrite.target if note(noise).rewrite else None
+        assert meta(noise).placement == S(0)
+        target = meta(noise).rewrite.target if meta(noise).rewrite else None
         assert target == (twin(aten.rand_like.default) if single else None)
 
 
@@ -126,7 +126,7 @@ def test_a_new_buffer_is_wanted_whole() -> None:
     new = g.call(aten.add.Tensor, buffer, total, type="f32[]")
     gm = g.returns({Mutation(Buffer("count")): new})
     BatchDimAnalyzer((0,)).run(gm, mesh())
-    assert note(gm.graph.output_node()).operands == (R,)
+    assert meta(gm.graph.output_node()).operands == (R,)
 
 
 def test_reduce_once_where_a_chain_begins() -> None:

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.compiler.verifier import verify
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.notes import Cause, Site, note
+from fxdp.ir.metadata import Cause, Location, meta
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Gradient, Input, Output, Parameter, ResultSlot
+from fxdp.ir.signature import Gradient, Input, Output, OutputSpec, Parameter
 from fxdp.passes.bucket_gradients import BucketGradients, cut_into_buckets
 from tests.graphs import Sketch, after, mesh
 
@@ -48,17 +48,17 @@ class Gradients(Sketch):
     def __init__(self) -> None:
         super().__init__()
         self.x = self.add(Input(0, "x"), "f32[B, 2]", S(0))
-        self.results: dict[ResultSlot, torch.fx.Node] = {}
+        self.results: dict[OutputSpec, torch.fx.Node] = {}
 
     def reduced(self, name: str, type_: str, dims: list[int]) -> torch.fx.Node:
         value = self.call(
             aten.sum.dim_IntList, self.x, dims, type=type_, at=P, reads=(S(0),), name=name, backward=True
         )
-        cause = Cause("output", name, Site(), f"gradient of {name}")
+        cause = Cause("output", name, Location(), f"gradient of {name}")
         pending = self.call(
-            conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause, backward=True
+            redistributions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause, backward=True
         )
-        return self.call(conversions.wait, pending, type=type_, at=R, reads=(R,), backward=True)
+        return self.call(redistributions.wait, pending, type=type_, at=R, reads=(R,), backward=True)
 
     def gradient(self, name: str, type_: str, dims: list[int]) -> None:
         self.results[Gradient(Parameter(name))] = self.reduced(name, type_, dims)
@@ -131,7 +131,7 @@ def test_dtypes_do_not_mix() -> None:
     g.gradient("v", "bf16[2]", [0])
     gm = g.end()
     after(BucketGradients(), gm)
-    assert len([n for n in gm.graph.nodes if n.target is conversions.all_reduce]) == 2
+    assert len([n for n in gm.graph.nodes if n.target is redistributions.all_reduce]) == 2
 
 
 def test_a_gradient_without_elements_is_not_reduced() -> None:
@@ -181,7 +181,7 @@ def test_what_is_computed_from_a_reduced_gradient_moves_behind_the_wait() -> Non
     gm = g.end()
     after(BucketGradients(), gm)
     verify(gm, Level.LOCAL, "bucket-gradients")
-    causes = [note(n).cause for n in gm.graph.nodes if n.target is conversions.all_reduce]
+    causes = [meta(n).cause for n in gm.graph.nodes if n.target is redistributions.all_reduce]
     assert [c.text for c in causes if c] == ["2 gradients: gradient of w to v"]
 
 
@@ -191,7 +191,7 @@ def test_the_size_of_an_input_s_gradient_is_open() -> None:
     g.results[Gradient(Input(0, "x"))] = g.reduced("x", "f32[B]", [0])
     gm = g.end()
     after(BucketGradients(), gm)
-    waits = [n for n in gm.graph.nodes if n.target is conversions.wait]
+    waits = [n for n in gm.graph.nodes if n.target is redistributions.wait]
     assert len(waits) == 2
     verify(gm, Level.LOCAL, "bucket-gradients")
 
@@ -209,7 +209,7 @@ def test_over_a_network_buckets_are_as_its_speed_asks() -> None:
         g.gradient(name, "f32[128, 128]", [0])
     slow = replace(mesh(), link=LinkCost(1e-6, 1.0))
     gm = BucketGradients().run(g.end(), slow)
-    assert len(gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)) == 4
+    assert len(gm.graph.find_nodes(op="call_function", target=redistributions.all_reduce)) == 4
 
 
 def test_in_memory_there_are_two_buckets_where_one_would_be_there_with_all_activations() -> None:
@@ -218,7 +218,7 @@ def test_in_memory_there_are_two_buckets_where_one_would_be_there_with_all_activ
         for name in "abcd":
             g.gradient(name, f"f32[{rows}, 256]", [0])
         gm = BucketGradients().run(g.end(), replace(mesh(), shared_memory=True))
-        assert len(gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)) == buckets
+        assert len(gm.graph.find_nodes(op="call_function", target=redistributions.all_reduce)) == buckets
 
 
 @pytest.mark.parametrize("link", [None, LinkCost(1e-6, 1.0)])
@@ -234,8 +234,8 @@ def test_over_a_network_a_bucket_starts_after_the_sums_that_come_before_the_next
     g.results[Output(0)] = g.call(aten.neg.default, total, type="f32[2]", at=R, reads=(R,), backward=True)
     gm = BucketGradients().run(g.end(), replace(mesh(), link=link))
     verify(gm, Level.LOCAL, "bucket-gradients")
-    starts = gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)
-    order = [note(node).reason == "bucket" for node in starts]
+    starts = gm.graph.find_nodes(op="call_function", target=redistributions.all_reduce)
+    order = [meta(node).reason == "bucket" for node in starts]
     assert order == ([True, False] if work or link is None else [False, True])
     if order == [False, True]:
         assert next(iter(starts[0].users)) < starts[1]  # not only started: waited for

@@ -4,7 +4,7 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Gradient, Input, Parameter
+from fxdp.ir.signature import Gradient, Input, Parameter
 from fxdp.passes.cast_reductions import CastReductions
 from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
@@ -26,7 +26,9 @@ def casting(dtype: torch.dtype | None) -> str:
 
 
 def test_a_sum_in_the_narrow_dtype_comes_before_the_cast_and_its_cause_is_the_gradient() -> None:
-    assert_expected_inline(casting(torch.bfloat16), """\
+    assert_expected_inline(
+        casting(torch.bfloat16),
+        """\
 mesh(dp=2)
   %x: bf16[B, 4] {dp=S(0)} = input(x)
   %narrow: bf16[4] {dp=P(sum)} = aten.sum.dim_IntList(%x, [0])
@@ -39,11 +41,14 @@ mesh(dp=2)
   %wait_1: bf16[4] {dp=R} = wait(%all_reduce_1)
   %_to_copy_default_1: f32[4] {dp=R} = aten._to_copy(%wait_1, dtype=f32)
   return gradient param(cast)=%cast, gradient param(own)=%_to_copy_default_1
-""")
+""",
+    )
 
 
 def test_a_sum_in_the_parameters_dtype_comes_after_the_cast() -> None:
-    assert_expected_inline(casting(torch.float32), """\
+    assert_expected_inline(
+        casting(torch.float32),
+        """\
 mesh(dp=2)
   %x: bf16[B, 4] {dp=S(0)} = input(x)
   %narrow: bf16[4] {dp=P(sum)} = aten.sum.dim_IntList(%x, [0])
@@ -54,4 +59,5 @@ mesh(dp=2)
   %wait: f32[4] {dp=R} = wait(%all_reduce)
   %wait_1: f32[4] {dp=R} = wait(%all_reduce_1)
   return gradient param(cast)=%wait, gradient param(own)=%wait_1
-""")
+""",
+    )

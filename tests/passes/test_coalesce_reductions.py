@@ -5,11 +5,11 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.compiler.verifier import verify
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.level import Level
-from fxdp.ir.notes import Cause, Site
+from fxdp.ir.metadata import Cause, Location
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from tests.graphs import Sketch, after
 
@@ -27,11 +27,11 @@ class Sums(Sketch):
         value = self.call(
             aten.sum.dim_IntList, self.x, list(dims), type=type_, at=P, reads=(S(0),), name=name
         )
-        cause = Cause("output", name, Site(), name)
-        return self.call(conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause)
+        cause = Cause("output", name, Location(), name)
+        return self.call(redistributions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause)
 
     def wait(self, pending: fx.Node, type_: str = "f32[2]") -> fx.Node:
-        return self.call(conversions.wait, pending, type=type_, at=R, reads=(R,))
+        return self.call(redistributions.wait, pending, type=type_, at=R, reads=(R,))
 
 
 def test_sums_under_way_together_travel_together() -> None:

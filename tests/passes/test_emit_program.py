@@ -7,16 +7,16 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.compiler.verifier import verify
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.level import Level
-from fxdp.ir.notes import Cause, Site, note
+from fxdp.ir.metadata import Cause, Location, meta
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from fxdp.passes.emit_program import EmitProgram
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
-CAUSE = Cause("a", "b", Site())
+CAUSE = Cause("a", "b", Location())
 SIZES = (("B", 7), ("b", 3), ("offset", 0), ("b_max", 4))
 
 
@@ -24,17 +24,23 @@ def _gather() -> torch.fx.GraphModule:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B*6]", S(0))
-    pending = g.call(conversions.all_gather, x, 0, 1, 6, type="f32[B*6]", at=R, reads=(S(0),), cause=CAUSE)
-    return g.returns({Output(0): g.call(conversions.wait, pending, type="f32[B*6]", at=R, reads=(R,))}, (R,))
+    pending = g.call(
+        redistributions.all_gather, x, 0, 1, 6, type="f32[B*6]", at=R, reads=(S(0),), cause=CAUSE
+    )
+    return g.returns(
+        {Output(0): g.call(redistributions.wait, pending, type="f32[B*6]", at=R, reads=(R,))}, (R,)
+    )
 
 
 def _scatter() -> torch.fx.GraphModule:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B]", P)
-    pending = g.call(conversions.reduce_scatter, x, 0, 1, 1, type="f32[B]", at=S(0), reads=(P,), cause=CAUSE)
+    pending = g.call(
+        redistributions.reduce_scatter, x, 0, 1, 1, type="f32[B]", at=S(0), reads=(P,), cause=CAUSE
+    )
     return g.returns(
-        {Output(0): g.call(conversions.wait, pending, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),)
+        {Output(0): g.call(redistributions.wait, pending, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),)
     )
 
 
@@ -123,8 +129,8 @@ def test_shard_and_partial() -> None:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B]", R)
-    part = g.call(conversions.shard, x, 0, 1, type="f32[B]", at=S(0), reads=(R,))
-    term = g.call(conversions.partial, x, type="f32[B]", at=P, reads=(R,))
+    part = g.call(redistributions.shard, x, 0, 1, type="f32[B]", at=S(0), reads=(R,))
+    term = g.call(redistributions.partial, x, type="f32[B]", at=P, reads=(R,))
     gm = g.returns({Output(0): part, Output(1): term}, (S(0), P))
     assert_expected_inline(
         after(EmitProgram(SIZES), gm),
@@ -139,13 +145,13 @@ mesh(dp=2)
 
 
 def test_a_constant_of_the_model_called_rows_is_no_row_list() -> None:
-    from fxdp.ir.slots import Constant
+    from fxdp.ir.signature import Constant
 
     gm = _gather()
     first = next(iter(gm.graph.nodes))
     with gm.graph.inserting_before(first):
         mine = gm.graph.placeholder("rows")
-    note(mine).slot = Constant("rows")
+    meta(mine).spec = Constant("rows")
     after(EmitProgram(SIZES, even=False), gm)
     finish = next(n for n in gm.graph.nodes if n.name == "finish_all_gather")
     assert finish.args[2] is not mine

@@ -5,10 +5,10 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.errors import PlacementError
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Buffer as BufferSlot
-from fxdp.ir.slots import Gradient, Input, Mutation, Output, Parameter
+from fxdp.ir.signature import Buffer as BufferSlot
+from fxdp.ir.signature import Gradient, Input, Mutation, Output, Parameter
 from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 
@@ -113,7 +113,7 @@ def test_a_conversion_is_made_once_per_value() -> None:
 
 
 def test_one_value_in_two_placements() -> None:
-    """The outer product of a vector with itself reads it as a part and whole."""
+    """The outer product of a vector with itself reads it as a part and full."""
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
     gm = g.returns({Output(0): g.call(aten.outer.default, x, x, type="f32[B, B]", at=S(0), reads=(S(0), R))})
@@ -198,15 +198,15 @@ def test_causes_name_the_consumer_and_its_line() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
     total = g.call(aten.sum.default, x, type="f32[]", at=P, reads=(S(0),))
-    site = Site("model.py", 7, "total.exp()")
-    first = g.call(aten.exp.default, total, type="f32[]", at=R, reads=(R,), site=site)
+    location = Location("model.py", 7, "total.exp()")
+    first = g.call(aten.exp.default, total, type="f32[]", at=R, reads=(R,), location=location)
     other = g.call(aten.sum.default, x, type="f32[]", at=P, reads=(S(0),))
     third = g.call(aten.sum.default, x, type="f32[]", at=P, reads=(S(0),))
-    slots = {Output(0): first, Mutation(BufferSlot("count")): other, Gradient(Input(0, "x")): third}
-    gm = g.returns(slots, (R, R, R))
+    specs = {Output(0): first, Mutation(BufferSlot("count")): other, Gradient(Input(0, "x")): third}
+    gm = g.returns(specs, (R, R, R))
     InsertCollectives().run(gm, mesh())
-    causes = [note(n).cause for n in gm.graph.nodes if n.name.startswith("all_reduce")]
-    assert [(c.text, c.site.line) for c in causes if c] == [
+    causes = [meta(n).cause for n in gm.graph.nodes if n.name.startswith("all_reduce")]
+    assert [(c.text, c.location.line) for c in causes if c] == [
         ("aten.exp in `total.exp()`", 7),
         ("new value of count", 0),
         ("gradient of input x", 0),

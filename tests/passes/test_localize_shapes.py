@@ -7,10 +7,10 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.recipes import Rewrite
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from fxdp.passes.localize_shapes import LocalizeShapes
 from tests.graphs import Sketch, after
 
@@ -178,11 +178,11 @@ mesh(dp=2)
 def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B*s0]", R)
-    from fxdp.ir.notes import note
+    from fxdp.ir.metadata import meta
     from fxdp.ir.types import TensorType
 
-    s0 = note(x).type.shape[0].args[1] if isinstance(note(x).type, TensorType) else None  # type: ignore
-    cut = g.call(conversions.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))
+    s0 = meta(x).type.shape[0].args[1] if isinstance(meta(x).type, TensorType) else None  # type: ignore
+    cut = g.call(redistributions.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))
     gm = g.returns(
         {Output(0): g.call(aten.neg.default, cut, type="f32[B*s0]", at=S(0, s0), reads=(S(0, s0),))}
     )

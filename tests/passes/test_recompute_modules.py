@@ -6,9 +6,9 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.errors import InputError
-from fxdp.ir.notes import Site, note
+from fxdp.ir.metadata import Location, meta
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.signature import Gradient, Input, Output, Parameter, Tangent
 from fxdp.passes import RecomputeModules
 from tests.graphs import Sketch, after
 
@@ -23,8 +23,8 @@ def two_blocks() -> fx.GraphModule:
     tangent = g.add(Tangent(0), "f32[B, 4]", S(0))
     rows = {"type": "f32[B, 4]", "at": S(0)}
 
-    def place(block: str) -> dict[str, Site]:
-        return {"site": Site(module=f"blocks.{block}.act")}
+    def place(block: str) -> dict[str, Location]:
+        return {"location": Location(module=f"blocks.{block}.act")}
 
     h = g.call(aten.mm.default, x, w, reads=(S(0), R), name="h", **rows, **place("0"))
     mask = g.call(aten.rand_like.default, h, reads=(S(0),), name="mask", **rows, **place("0"))
@@ -45,7 +45,9 @@ def two_blocks() -> fx.GraphModule:
 
 def test_what_a_backward_reads_is_computed_again_from_what_is_saved() -> None:
     gm = two_blocks()
-    assert_expected_inline(after(RecomputeModules(("blocks.*",)), gm), """\
+    assert_expected_inline(
+        after(RecomputeModules(("blocks.*",)), gm),
+        """\
 mesh(dp=2)
   %w: f32[4, 4] {dp=R} = param(w)
   %x: f32[B, 4] {dp=S(0)} = input(x)
@@ -67,8 +69,9 @@ mesh(dp=2)
   %kept_1: f32[B, 4] {dp=S(0)} = aten.mul.Tensor(%a_1, %mask)
   %da: f32[B, 4] {dp=S(0)} = aten.mul.Tensor(%dt, %kept_1)
   return output 0=%z, gradient input(x)=%da
-""")
-    marks = {node.name: note(node).again for node in gm.graph.nodes if note(node).again}
+""",
+    )
+    marks = {node.name: meta(node).recompute for node in gm.graph.nodes if meta(node).recompute}
     assert {name for name, mark in marks.items() if mark == "saved"} == {"mask", "centred"}
     copied = {"h", "a", "kept", "y"}
     assert marks.keys() - {"mask", "centred"} == copied | {f"{name}_1" for name in copied}

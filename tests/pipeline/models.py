@@ -20,8 +20,8 @@ class Join(nn.Module):
         self.linear = nn.Linear(8, 5)
 
     def forward(self, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-        joined: Tensor = self.linear(third + first * second)
-        return joined
+        process_mesh: Tensor = self.linear(third + first * second)
+        return process_mesh
 
 
 class Skips(nn.Module):

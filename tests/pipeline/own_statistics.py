@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.pipeline.write.microbatches import microbatch_bounds
 from tests.captures import KNOWN, captured_once
-from tests.exactness.models import step_both, twin_of
+from tests.exactness.models import counterpart_of, step_both
 
 _Norm = nn.modules.batchnorm._BatchNorm
 
@@ -71,8 +71,8 @@ def by_parts(norm: _Norm, sizes: list[int], x: Tensor) -> Tensor:
             apart = part - part.mean(dims, keepdim=True)
             part = apart / (apart.square().mean(dims, keepdim=True) + norm.eps).sqrt()
         normed.append(part)
-    whole = torch.cat(normed)
-    return whole * norm.weight.view(wide) + norm.bias.view(wide) if norm.affine else whole
+    full = torch.cat(normed)
+    return full * norm.weight.view(wide) + norm.bias.view(wide) if norm.affine else full
 
 
 def set_parts(model: nn.Module, sizes: list[int]) -> None:
@@ -98,7 +98,7 @@ def error_of(run: Run) -> float:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Net(run.momentum).double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(
         model, mesh, batch_stats="microbatch", microbatches=run.microbatches, schedule=run.schedule,
         checkpoint=run.checkpoint, compute="eager",
@@ -106,8 +106,8 @@ def error_of(run: Run) -> float:
     worst = 0.0
     for split in run.batches:
         set_parts(twin, parts_of(split, run.microbatches))
-        whole: Any = ((), inputs(sum(split)))
-        worst = max(worst, step_both(compiled, twin, whole, None, split, compiled.mesh.rank))
+        full: Any = ((), inputs(sum(split)))
+        worst = max(worst, step_both(compiled, twin, full, None, split, compiled.mesh.rank))
     return worst
 
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import fxdp
 from tests.capture import zoo
 from tests.captures import KNOWN, capture_ahead, captured_once
-from tests.exactness.models import step_both, twin_of
+from tests.exactness.models import counterpart_of, step_both
 from tests.pipeline import models
 
 
@@ -54,15 +54,15 @@ def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
     if mesh is None and dist.get_world_size() > 1:
         mesh = init_device_mesh("cpu", (run.pp, run.dp), mesh_dim_names=("pp", "dp"))
     model = models.build(run.model)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     options = {k: v for k, v in asdict(run).items() if k not in ("model", "pp", "dp", "batches")}
     worst = 0.0
     with _patches(run.model):
         compiled = fxdp.compile(model, mesh, **options)
         place = compiled.mesh.rank
         for split in run.batches:
-            whole = models.inputs(run.model, sum(split))
-            worst = max(worst, step_both(compiled, twin, ((), whole), None, split, place))
+            full = models.inputs(run.model, sum(split))
+            worst = max(worst, step_both(compiled, twin, ((), full), None, split, place))
     return worst
 
 

@@ -1,4 +1,4 @@
-"""`batch_stats="microbatch"`: each micro-batch by its own, running statistics by the whole batch."""
+"""`batch_stats="microbatch"`: each micro-batch by its own, running statistics by the global batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from tests.exactness.models import twin_of, worst_error
+from tests.exactness.models import counterpart_of, worst_error
 from tests.pipeline.own_statistics import Net, Run, errors_of, inputs, set_parts
 from tests.rank_pool import RankPool
 
@@ -35,7 +35,7 @@ def test_one_rank(run: Run) -> None:
 def test_compiled_by_inductor() -> None:
     torch.manual_seed(0)
     norm, x = nn.BatchNorm1d(3).double(), torch.randn(4, 3, dtype=torch.float64)
-    twin = twin_of(norm)
+    twin = counterpart_of(norm)
     set_parts(twin, [2, 2])
     compiled = fxdp.compile(norm, loss_fn=_cubes, microbatches=2, batch_stats="microbatch")
     loss, expected = compiled(x, target=x), _cubes(twin(x), x)

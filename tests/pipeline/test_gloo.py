@@ -48,14 +48,14 @@ def _check(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
 
 FILES = {
     "first stage on the last rank": (2, "1F1,1B1,1F0,1B0\n0F1,0F0,0B1,0B0\n"),
-    "whole and halved backwards of one stage": (2, "0F0,0F1,0B0,0I1,0W1\n1F0,1I0,1F1,1W0,1B1\n"),
+    "entire and halved backwards of one stage": (2, "0F0,0F1,0B0,0I1,0W1\n1F0,1I0,1F1,1W0,1B1\n"),
     "a V of stages": (4, "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n"),
 }
 
 
 @pytest.mark.parametrize("compute", ["eager", "inductor"])
 def test_schedules_from_files(ranks: RankPool, tmp_path: Path, compute: str) -> None:
-    names = list(FILES) if compute == "eager" else ["whole and halved backwards of one stage"]
+    names = list(FILES) if compute == "eager" else ["entire and halved backwards of one stage"]
     runs = []
     for name in names:
         stages, order = FILES[name]

@@ -1,4 +1,4 @@
-"""Micro-batches on one rank: every loss has the denominator of the whole batch, or is refused."""
+"""Micro-batches on one rank: every loss has the denominator of the global batch, or is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import fxdp
 from fxdp.compiler.emit import Lowered, WantedPart, lower_part
 from tests.captures import captured_once
 from tests.exactness.cases import in_fours
-from tests.exactness.models import step_both, twin_of
+from tests.exactness.models import counterpart_of, step_both
 
 D = 5
 Loss = Callable[[Tensor, Tensor, nn.Module], Tensor]
@@ -51,7 +51,9 @@ EXACT: dict[str, Loss] = {
     "smooth l1": lambda z, y, m: F.smooth_l1_loss(z, y),
     "mse": lambda z, y, m: F.mse_loss(z, y),
     "ctc": lambda z, y, m: F.ctc_loss(
-        z.expand(3, -1, -1).log_softmax(-1), _labels(y).clamp(1)[:, None], torch.full_like(_labels(y), 3),
+        z.expand(3, -1, -1).log_softmax(-1),
+        _labels(y).clamp(1)[:, None],
+        torch.full_like(_labels(y), 3),
         torch.ones_like(_labels(y)),
     ),
     "mean over dims": lambda z, y, m: (z - y).square().mean(1).mean(),
@@ -97,7 +99,7 @@ def _inputs(batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _error(model: nn.Module, batches: tuple[int, ...], microbatches: int, **options: Any) -> float:
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, microbatches=microbatches, compute="eager", **options)
     return max(step_both(compiled, twin, (_inputs(n), {}), None, [n], 0) for n in batches)
 
@@ -121,13 +123,13 @@ class Metrics(Model):
 
 
 def test_metrics_beside_the_loss() -> None:
-    """Their gradients would need the whole loss in the midst; that of the last one is infinite."""
+    """Their gradients would need the full value loss in the midst; that of the last one is infinite."""
     assert _error(Metrics(EXACT["mse"]).double(), (7, 2), 3) <= 1e-12
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_or_exact(name: str) -> None:
-    """Such a loss needs the whole batch in the midst of the graph; a sum of it at the end is fine."""
+    """Such a loss needs the global batch in the midst of the graph; a sum of it at the end is fine."""
     model = Model(REFUSED[name]).double()
     with pytest.raises(fxdp.StageError, match=r"microbatches=3: .*\n(.|\n)*test_microbatches.py"):
         _error(model, (7,), 3)
@@ -160,7 +162,7 @@ class Centred(nn.Linear):
 
 
 class Shown(Model):
-    """Shows values that only the whole batch has, at the end of the first stage and of the last."""
+    """Shows values that only the global batch has, at the end of the first stage and of the last."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         hidden = self.first(x).tanh()
@@ -181,7 +183,7 @@ def test_outputs_of_the_whole_batch() -> None:
 
 
 def test_evaluation_of_a_loss_over_all_pairs() -> None:
-    """Without a backward nobody waits for it; a layer after it would run whole in the end, and is refused."""
+    """Without a backward nobody waits for it; a layer after it would run at the end, and is refused."""
     contrastive, centred = Model(REFUSED["contrastive"]).double(), Model(REFUSED["centred"]).double()
     for model in (contrastive, centred):
         compiled = fxdp.compile(model, microbatches=3, stages=3, compute="eager")
@@ -268,7 +270,7 @@ def test_a_mask_of_all_samples_is_one_for_all_micro_batches() -> None:
 
 
 class LateMasks(nn.Module):
-    """Shows two values of the whole batch, of two stages, with noise."""
+    """Shows two values of the global batch, of two stages, with noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +314,7 @@ def test_a_scaled_loss(microbatches: int) -> None:
 
 
 class Weighted(Model):
-    """Learns how much each of two losses weighs: the weights' gradients are losses of the whole batch."""
+    """Learns how much each of two losses weighs: the weights' gradients are losses of the global batch."""
 
     def __init__(self) -> None:
         super().__init__(EXACT["mse"])
@@ -349,7 +351,7 @@ def test_many_sizes_are_lowered_twice_at_most(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("fxdp.compiler.lowered_parts.lower_part", counted)
     model = Model(EXACT["mse"]).double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, microbatches=2, compute="eager")
     for batch in (8, 7, 5, 4, 3, 9, 11):
         assert step_both(compiled, twin, (_inputs(batch), {}), None, [batch], 0) <= 1e-12

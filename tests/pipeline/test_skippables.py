@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.skip import Namespace, pop, skippable, stash
-from tests.exactness.models import step_both, twin_of
+from tests.exactness.models import counterpart_of, step_both
 
 
 @skippable(stash=["a"])
@@ -124,11 +124,11 @@ class Net(nn.Module):
 @pytest.mark.parametrize("name", _MODELS)
 def test_skippables(name: str, schedule: str) -> None:
     model = Net(_MODELS[name]()).double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(
         model, stages=3, microbatches=3, schedule=schedule, compute="eager", checkpoint="except_last"
     )
     for size in (5, 2):
-        whole = torch.randn(size, 6, dtype=torch.float64), torch.randint(0, 5, (size,))
-        assert step_both(compiled, twin, (whole, {}), None, [size], 0) <= 1e-12
+        full = torch.randn(size, 6, dtype=torch.float64), torch.randint(0, 5, (size,))
+        assert step_both(compiled, twin, (full, {}), None, [size], 0) <= 1e-12
     assert list(compiled.state_dict()) == list(twin.state_dict())

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.ir.tensor_difference import difference
 from tests.captures import KNOWN, capture_ahead, captured_once
-from tests.exactness.models import gradient_errors, part, twin_of, worst_error
+from tests.exactness.models import counterpart_of, gradient_errors, part, worst_error
 from tests.rank_pool import RankPool
 
 
@@ -70,8 +70,8 @@ def _mesh(pp: int) -> Any:
     return init_device_mesh("cpu", (pp, dist.get_world_size() // pp), mesh_dim_names=("pp", "dp"))
 
 
-def _own(whole: dict[str, Any], split: tuple[int, ...], rank: int) -> dict[str, Any]:
-    return {name: part(value, split, rank) for name, value in whole.items()}
+def _own(full: dict[str, Any], split: tuple[int, ...], rank: int) -> dict[str, Any]:
+    return {name: part(value, split, rank) for name, value in full.items()}
 
 
 # ---- several steps of one loop ----
@@ -88,14 +88,14 @@ def _loop(options: dict[str, Any], batches: tuple[tuple[int, ...], ...]) -> tupl
     """Train with AdamW and clipping, with validation in between; the worst error, and the final state."""
     torch.set_default_dtype(torch.float64)
     model = Everything()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(2), compute="eager", batch_dims=((), _DIMS), **options)
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
     rank, errors = compiled.mesh.rank, []
     for step, split in enumerate(batches):
         torch.manual_seed(step)
-        whole = _batch(sum(split))
-        given = [(compiled, _own(whole, split, rank)), (twin, whole)]
+        full = _batch(sum(split))
+        given = [(compiled, _own(full, split, rank)), (twin, full)]
         outputs = [net(**own, **_shared()) for net, own in given]
         for output in outputs:
             (output["loss"] * 0.5).backward()
@@ -117,8 +117,8 @@ def _loop(options: dict[str, Any], batches: tuple[tuple[int, ...], ...]) -> tupl
 
 def _validate(compiled: fxdp.CompiledModule, twin: nn.Module, split: tuple[int, ...]) -> float:
     """The worst error of all outputs in evaluation mode."""
-    whole = _batch(sum(split))
-    given = [(compiled, _own(whole, split, compiled.mesh.rank)), (twin, whole)]
+    full = _batch(sum(split))
+    given = [(compiled, _own(full, split, compiled.mesh.rank)), (twin, full)]
     for net, _ in given:
         net.zero_grad()
         net.eval()
@@ -176,7 +176,7 @@ class Sums(nn.Module):
 def _input_gradients() -> float:
     torch.set_default_dtype(torch.float64)
     model, x, w = Sums(), torch.randn(5, 5), torch.randn(5)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(
         model, _mesh(2), microbatches=3, schedule="zero-bubble", compute="eager", stages=["last"],
         batch_dims=((0, None), {}),
@@ -213,7 +213,7 @@ class Gates(nn.Module):
 
 def _shared_gates() -> float:
     model, x = Gates().double(), torch.randn(4, 5, dtype=torch.float64)
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(2), microbatches=2, stages=["last"], compute="eager")
     torch.manual_seed(dist.get_rank())  # as of ranks that drew other numbers before
     loss, gates = compiled(x)

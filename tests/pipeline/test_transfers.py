@@ -17,7 +17,7 @@ import fxdp
 from fxdp.ir.tensor_difference import difference
 from fxdp.runtime import p2p
 from tests.captures import KNOWN, captured_once
-from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
+from tests.exactness.models import Tokens, counterpart_of, gradient_errors, step_both, token_batch
 from tests.pipeline.models import Skips, skips
 from tests.rank_pool import RankPool
 
@@ -58,8 +58,8 @@ def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, in
         compiled(**skips(batch))["loss"].backward()
     planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
     graph = compiled.program.graph
-    ways = ("send_forward", "send_backward")
-    sends = [node for way in ways for node in graph.find_nodes(op="call_module", target=way)]
+    branches = ("send_forward", "send_backward")
+    sends = [node for way in branches for node in graph.find_nodes(op="call_module", target=way)]
     often = Counter((node.args[0], node.args[1]) for node in sends)
     return sum(sent), planned, max(often.values())
 
@@ -103,7 +103,7 @@ def _once() -> list[tuple[float, dict[str, int], int, int]]:
     for schedule, checkpoint in (("1f1b", "never"), ("zero-bubble", "always"), ("gpipe", "never")):
         torch.manual_seed(0)
         model, x = Biased(), torch.randn(7, 6)
-        twin = twin_of(model)
+        twin = counterpart_of(model)
         compiled = fxdp.compile(
             model, _mesh(3), stages=["b", "c"], microbatches=4, schedule=schedule, compute="eager",
             checkpoint=checkpoint,
@@ -156,7 +156,7 @@ def _types() -> float:
     for schedule in ("1f1b", "zero-bubble"):
         torch.manual_seed(0)
         model, x = Types(), torch.randn(5, 4)
-        twin = twin_of(model)
+        twin = counterpart_of(model)
         compiled = fxdp.compile(
             model, _mesh(3), stages=["b", "c"], microbatches=2, schedule=schedule, compute="eager"
         )
@@ -179,12 +179,12 @@ def _owned() -> tuple[list[str], float]:
     """The parameters of which this rank has a gradient, and the worst error among them."""
     torch.manual_seed(0)
     model = Skips().double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
-    whole = {k: v.double() if v.is_floating_point() else v for k, v in skips(6).items()}
-    own = {k: v[3 * compiled.mesh.rank :][:3] for k, v in whole.items()}
+    full = {k: v.double() if v.is_floating_point() else v for k, v in skips(6).items()}
+    own = {k: v[3 * compiled.mesh.rank :][:3] for k, v in full.items()}
     (compiled(**own)["loss"] * 2).backward()
-    (twin(**whole)["loss"] * 2).backward()
+    (twin(**full)["loss"] * 2).backward()
     names = [name for name, p in model.named_parameters() if p.grad is not None]
     for name, parameter in twin.named_parameters():
         if name not in names:
@@ -207,7 +207,7 @@ def _tied() -> float:
     """The worst error of the losses of three steps, each on what the one before left in the tied weight."""
     torch.manual_seed(0)
     model = Tokens().double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
     optimizers = [torch.optim.SGD(net.parameters(), 1.0) for net in (compiled, twin)]
     errors = []
@@ -266,10 +266,10 @@ def _meshes() -> list[float]:
         for names in (("dp", "pp"), ("pp", "dp_replicate"), ("dp_replicate", "pp")):
             torch.manual_seed(0)
             model = Skips().double()
-            twin = twin_of(model)
+            twin = counterpart_of(model)
             compiled = fxdp.compile(model, _mesh(2, names), microbatches=2, compute="eager")
-            whole = {k: v.double() if v.is_floating_point() else v for k, v in skips(7).items()}
-            errors.append(step_both(compiled, twin, ((), whole), None, [5, 2], compiled.mesh.rank))
+            full = {k: v.double() if v.is_floating_point() else v for k, v in skips(7).items()}
+            errors.append(step_both(compiled, twin, ((), full), None, [5, 2], compiled.mesh.rank))
     return errors
 
 
@@ -294,7 +294,7 @@ def _accumulated() -> float:
     """Two batches of different sizes, the second with its loss and its targets of one value."""
     torch.set_default_dtype(torch.float64)
     model = Net()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     loss = nn.functional.cross_entropy
     compiled = fxdp.compile(model, _mesh(2), loss_fn=loss, microbatches=3, compute="eager")
     for number, batch in enumerate((5, 4)):

@@ -6,7 +6,7 @@ import torch
 from fxdp.ir.placements import P, Placement, R, S
 from fxdp.ir.sizes import B
 from fxdp.ir.types import TensorType, type_bytes
-from fxdp.placing.chooser import choose, conversion_cost
+from fxdp.placing.chooser import choose, redistribution_cost
 from fxdp.rules.registry import Alternative, Op, Operand
 
 aten = torch.ops.aten
@@ -24,11 +24,11 @@ N = 1000
     ],
 )  # fmt: skip
 def test_bytes_of_a_conversion(have: tuple[Placement, ...], want: Placement | None, cost: float) -> None:
-    assert conversion_cost(have, want, N) == pytest.approx(cost, abs=0.01)
+    assert redistribution_cost(have, want, N) == pytest.approx(cost, abs=0.01)
 
 
 def test_a_local_step_is_cheaper_than_any_byte_but_not_free() -> None:
-    assert 0 < conversion_cost((R,), S(0), N) < conversion_cost((S(0),), R, 1)
+    assert 0 < redistribution_cost((R,), S(0), N) < redistribution_cost((S(0),), R, 1)
 
 
 def test_bytes_of_a_type() -> None:

@@ -1,4 +1,4 @@
-"""One device's numbers on a GPU: attention that draws is whole both ways, dropout begins where it would."""
+"""One device's numbers on a GPU: attention that draws is gathered, dropout begins where it would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import PlacementError
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from tests.exactness.cases import Model
 from tests.fallbacks import no_fallback
 from tests.lockstep import compiled
@@ -38,21 +38,21 @@ def _placed(body: Callable[..., Tensor], **options: Any) -> dict[str, str]:
     for node in local.gm.graph.nodes:
         if "efficient_attention" in str(node.target):
             kind = "backward" if "backward" in str(node.target) else "forward"
-            placed[kind] = ", ".join(map(str, note(node).placement))
+            placed[kind] = ", ".join(map(str, meta(node).placement))
     return placed
 
 
 @pytest.mark.parametrize(
-    ("probability", "rng", "whole"),
+    ("probability", "rng", "full"),
     [(0.1, "single-device", True), (0.1, "sharded", False), (0.0, "single-device", False)],
 )
 def test_attention_draws_its_mask_again_for_the_batch_it_drew_it_for(
-    probability: float, rng: str, whole: bool
+    probability: float, rng: str, full: bool
 ) -> None:
     found = _placed(_attention(probability), rng=rng)
     assert found == {
-        "forward": "R, R, R, R" if whole else "S(0), S(0), R, R",
-        "backward": "R, R, R, None" if whole else "S(0), S(0), S(0), None",
+        "forward": "R, R, R, R" if full else "S(0), S(0), R, R",
+        "backward": "R, R, R, None" if full else "S(0), S(0), S(0), None",
     }
 
 

@@ -8,26 +8,26 @@ import torch
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects
 from fxdp.ranks.failure import guard, refusing
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.mesh_init import init_mesh
 from tests.rank_pool import RankPool
 
 
 def test_one_rank_needs_no_process_group() -> None:
-    joined = resolve_mesh(None, "cpu")
-    assert Agreement(joined).exchange([3, -4]) == [(3, -4)]
-    assert gather_objects(joined, "x") == ["x"]
-    agree(joined, ["a"], "models")
-    broadcast_tensors(joined, [torch.ones(2)])
+    process_mesh = init_mesh(None, "cpu")
+    assert Agreement(process_mesh).exchange([3, -4]) == [(3, -4)]
+    assert gather_objects(process_mesh, "x") == ["x"]
+    agree(process_mesh, ["a"], "models")
+    broadcast_tensors(process_mesh, [torch.ones(2)])
 
 
 def _exchange() -> list[Any]:
-    joined = resolve_mesh(None, "cpu")
-    agreement = Agreement(joined)
-    results: list[Any] = [agreement.exchange([joined.mesh.rank, 2**62, -1])]
-    agreement.start([7] * joined.mesh.rank)
+    process_mesh = init_mesh(None, "cpu")
+    agreement = Agreement(process_mesh)
+    results: list[Any] = [agreement.exchange([process_mesh.mesh.rank, 2**62, -1])]
+    agreement.start([7] * process_mesh.mesh.rank)
     results.append(agreement.finish())
     results += [agreement.exchange([step]) for step in range(100)][-1:]
-    big = gather_objects(joined, bytes([joined.mesh.rank]) * 5_000_000)
+    big = gather_objects(process_mesh, bytes([process_mesh.mesh.rank]) * 5_000_000)
     results.append([(len(item), item[0]) for item in big])
     return results
 
@@ -43,11 +43,11 @@ def test_exchange(ranks: RankPool, world_size: int) -> None:
 
 
 def _disagree(cases: list[list[list[str]]]) -> list[str]:
-    joined = resolve_mesh(None, "cpu")
+    process_mesh = init_mesh(None, "cpu")
     messages = []
     for case in cases:
         try:
-            agree(joined, case[joined.mesh.rank], "models")
+            agree(process_mesh, case[process_mesh.mesh.rank], "models")
             messages.append("agreed")
         except AgreementError as error:
             messages.append(str(error).splitlines()[0])
@@ -89,17 +89,17 @@ def _tensors(rank: int) -> list[torch.Tensor]:
 
 
 def _broadcast(bucket_bytes: int) -> bool:
-    joined = resolve_mesh(None, "cpu")
-    mine, reference = _tensors(joined.mesh.rank), _tensors(0)
+    process_mesh = init_mesh(None, "cpu")
+    mine, reference = _tensors(process_mesh.mesh.rank), _tensors(0)
     addresses = [tensor.data_ptr() for tensor in mine]
-    broadcast_tensors(joined, mine, bucket_bytes)
+    broadcast_tensors(process_mesh, mine, bucket_bytes)
     assert addresses == [tensor.data_ptr() for tensor in mine]
     assert mine[1].requires_grad
     assert mine[1].grad_fn is None
     for got, expected in zip(mine, reference, strict=True):
         assert torch.equal(got, expected), (got, expected)
     versions = [tensor._version for tensor in mine]
-    broadcast_tensors(joined, mine, bucket_bytes)
+    broadcast_tensors(process_mesh, mine, bucket_bytes)
     assert versions == [tensor._version for tensor in mine]
     return True
 
@@ -109,22 +109,22 @@ def test_broadcast_tensors(ranks: RankPool, bucket_bytes: int) -> None:
     assert ranks.run(2, _broadcast, bucket_bytes) == [True, True]
 
 
-def _call(agreement: Agreement, joined: Any, batch: int) -> Any:
+def _call(agreement: Agreement, process_mesh: Any, batch: int) -> Any:
     """What a compiled module does at a call: checks, exchange, program."""
-    with guard(joined):
-        with refusing(joined):
+    with guard(process_mesh):
+        with refusing(process_mesh):
             if batch < 0:
-                raise ValueError(f"batch {batch} on rank {joined.mesh.rank}")
+                raise ValueError(f"batch {batch} on rank {process_mesh.mesh.rank}")
         return sum(value for (value,) in agreement.exchange([batch]))
 
 
 def _refuse() -> list[Any]:
-    joined = resolve_mesh(None, "cpu")
-    agreement = Agreement(joined)
+    process_mesh = init_mesh(None, "cpu")
+    agreement = Agreement(process_mesh)
     results = []
     for batches in ([1, 2], [1, -2], [3, 4], [-1, -2], [5, 6], [-7, 8], [-7, 8], [1, 1]):
         try:
-            results.append(_call(agreement, joined, batches[joined.mesh.rank]))
+            results.append(_call(agreement, process_mesh, batches[process_mesh.mesh.rank]))
         except (ValueError, RankFailedError) as error:
             results.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
     return results

@@ -12,30 +12,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import fxdp.ranks.links.interrupt
-import fxdp.ranks.links.watch
+import fxdp.ranks.comms.interrupt
+import fxdp.ranks.comms.watch
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import convert, describe, guard, report_errors
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.mesh_init import init_mesh
+from fxdp.ranks.process_mesh import ProcessMesh
 from tests.limits import HANG_S, SOON_S, scaled
 from tests.rank_pool import Outcome, RankPool
 
 
-def _wait(joined: Joined, where: str) -> None:
+def _wait(process_mesh: ProcessMesh, where: str) -> None:
     """Wait for the other ranks inside a compiled call, in one of the places where that can happen."""
-    with guard(joined):
+    with guard(process_mesh):
         if where == "exchange":
-            Agreement(joined).exchange([1])
+            Agreement(process_mesh).exchange([1])
         if where in ("functional", "messages"):
-            name = joined.mesh.group("messages") if where == "messages" else joined.mesh.group()
+            name = process_mesh.mesh.group("messages") if where == "messages" else process_mesh.mesh.group()
             for _ in range(2):
                 pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", name)
                 torch.ops._c10d_functional.wait_tensor(pending)
         if where == "reduce":
-            work = dist.all_reduce(torch.ones(4), group=joined.links.find("reduce"), async_op=True)
+            work = dist.all_reduce(torch.ones(4), group=process_mesh.comms.find("reduce"), async_op=True)
             assert work is not None
             work.wait()
         if where == "asleep":
@@ -44,7 +44,7 @@ def _wait(joined: Joined, where: str) -> None:
             dist.recv(torch.ones(1), src=1)
         if where == "python":
             time.sleep(scaled(1.0))
-            Agreement(joined).exchange([1])
+            Agreement(process_mesh).exchange([1])
 
 
 def _sleep_and_tidy_up() -> None:
@@ -57,10 +57,10 @@ def _sleep_and_tidy_up() -> None:
         print("tidied up")
 
 
-def _fail(joined: Joined, how: str) -> None:
+def _fail(process_mesh: ProcessMesh, how: str) -> None:
     if how == "raises inside":
-        with guard(joined):
-            pending = dist.all_reduce(torch.ones(1000), group=joined.links.find("data"), async_op=True)  # noqa: F841
+        with guard(process_mesh):
+            pending = dist.all_reduce(torch.ones(1000), group=process_mesh.comms.find("data"), async_op=True)  # noqa: F841
             raise ValueError("the reason")
     if how == "raises outside":
         raise ValueError("the reason")
@@ -70,12 +70,12 @@ def _fail(joined: Joined, how: str) -> None:
         raise KeyboardInterrupt
     if how == "catches it and stays":
         try:
-            _fail(joined, "raises inside")
+            _fail(process_mesh, "raises inside")
         except ValueError:
             time.sleep(scaled(1.5))
     if how == "raises and stays":
         with contextlib.suppress(ValueError):
-            _fail(joined, "raises inside")
+            _fail(process_mesh, "raises inside")
         time.sleep(scaled(4.0))
     if how == "is terminated":  # while it waits in C++, where Python handles no signal
         threading.Timer(scaled(0.3), os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -84,17 +84,17 @@ def _fail(joined: Joined, how: str) -> None:
 
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
-    joined = resolve_mesh(None, "cpu")
-    fxdp.ranks.links.interrupt._AGAIN_S = scaled(0.5)
-    fxdp.ranks.links.watch._GRACE_S = scaled(0.5)
-    fxdp.ranks.links.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
+    process_mesh = init_mesh(None, "cpu")
+    fxdp.ranks.comms.interrupt._AGAIN_S = scaled(0.5)
+    fxdp.ranks.comms.watch._GRACE_S = scaled(0.5)
+    fxdp.ranks.comms.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
     for _ in range(3):
-        _wait(joined, "functional")
-    if joined.mesh.rank == guilty:
+        _wait(process_mesh, "functional")
+    if process_mesh.mesh.rank == guilty:
         time.sleep(scaled(0.3))
-        _fail(joined, how)
+        _fail(process_mesh, how)
         return
-    _wait(joined, where)
+    _wait(process_mesh, where)
     raise AssertionError("this rank was not stopped")
 
 
@@ -165,7 +165,7 @@ def _raise_before_compile() -> None:
     if dist.get_rank() == 1:
         time.sleep(scaled(0.5))
         raise ValueError("no data here")
-    resolve_mesh(None, "cpu")
+    init_mesh(None, "cpu")
 
 
 def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None:
@@ -175,11 +175,11 @@ def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
-    fxdp.ranks.links.watch._CAUSE_S = scaled(1.0)
-    joined = resolve_mesh(None, "cpu")
-    _wait(joined, "functional")
-    if joined.mesh.rank == 0:
-        _wait(joined, "exchange")
+    fxdp.ranks.comms.watch._CAUSE_S = scaled(1.0)
+    process_mesh = init_mesh(None, "cpu")
+    _wait(process_mesh, "functional")
+    if process_mesh.mesh.rank == 0:
+        _wait(process_mesh, "exchange")
 
 
 def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
@@ -190,15 +190,15 @@ def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
 
 
 def _leave(begun: bool) -> None:
-    fxdp.ranks.links.watch._LEAVE_S = scaled(0.5)
-    joined = resolve_mesh(None, "cpu")
-    assert joined.links is not None
-    if joined.mesh.rank == 1 and not begun:
+    fxdp.ranks.comms.watch._LEAVE_S = scaled(0.5)
+    process_mesh = init_mesh(None, "cpu")
+    assert process_mesh.comms is not None
+    if process_mesh.mesh.rank == 1 and not begun:
         return
-    with guard(joined):
-        joined.links.history.begin_call(1, 1)
+    with guard(process_mesh):
+        process_mesh.comms.sequence_log.begin_call(1, 1)
         end = time.monotonic() + scaled(4.0)
-        while joined.mesh.rank == 0 and time.monotonic() < end:
+        while process_mesh.mesh.rank == 0 and time.monotonic() < end:
             pass
 
 
@@ -212,13 +212,13 @@ def test_a_rank_that_left_is_missed_only_in_what_it_has_not_begun(ranks: RankPoo
 
 
 def _same_error() -> list[str]:
-    joined = resolve_mesh(None, "cpu")
+    process_mesh = init_mesh(None, "cpu")
     messages = []
     for _ in range(2):
         try:
-            with guard(joined):
-                Agreement(joined).exchange([1])
-                raise ValueError(f"bad batch of rank {joined.mesh.rank}")
+            with guard(process_mesh):
+                Agreement(process_mesh).exchange([1])
+                raise ValueError(f"bad batch of rank {process_mesh.mesh.rank}")
         except (ValueError, StateError, RankFailedError) as error:
             messages.append(f"{type(error).__name__}: {error}")
     return messages
@@ -234,15 +234,15 @@ def _go_on() -> list[int]:
     """A failed call that every rank catches; then the model is compiled again."""
     lengths = []
     for _ in range(2):
-        joined = resolve_mesh(None, "cpu")
+        process_mesh = init_mesh(None, "cpu")
         try:
-            with guard(joined):
-                Agreement(joined).exchange([1])
-                if joined.mesh.rank == 0:
+            with guard(process_mesh):
+                Agreement(process_mesh).exchange([1])
+                if process_mesh.mesh.rank == 0:
                     raise ValueError("half-way")
-                _wait(joined, "reduce")
+                _wait(process_mesh, "reduce")
         except (ValueError, RankFailedError):
-            lengths.append(len(Agreement(resolve_mesh(None, "cpu")).exchange([1])))
+            lengths.append(len(Agreement(init_mesh(None, "cpu")).exchange([1])))
     return lengths
 
 
@@ -251,12 +251,12 @@ def test_compile_again_after_a_failure(ranks: RankPool) -> None:
 
 
 def _report() -> Any:
-    joined = resolve_mesh(None, "cpu")
+    process_mesh = init_mesh(None, "cpu")
     try:
-        if joined.mesh.rank == 0:
+        if process_mesh.mesh.rank == 0:
             with report_errors():
                 raise KeyError("in the user's loop")
-        _wait(joined, "exchange")
+        _wait(process_mesh, "exchange")
     except (KeyError, RankFailedError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return "no error"
@@ -269,14 +269,14 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> tuple[str, float]:
-    fxdp.ranks.links.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
-    joined = resolve_mesh(None, "cpu")
+    fxdp.ranks.comms.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
+    process_mesh = init_mesh(None, "cpu")
     begin = time.monotonic()
     if dist.get_rank() == 1:
         time.sleep(scaled(3.0))
         return "slept", 0.0
     try:
-        _wait(joined, "exchange")
+        _wait(process_mesh, "exchange")
     except RankFailedError as error:
         return str(error), time.monotonic() - begin
     return "no error", 0.0
@@ -299,15 +299,15 @@ def test_describe_has_message_and_frames() -> None:
 
 
 def test_guard_without_ranks_leaves_errors_alone() -> None:
-    with pytest.raises(ValueError, match="mine"), guard(resolve_mesh(None, "cpu")):
+    with pytest.raises(ValueError, match="mine"), guard(init_mesh(None, "cpu")):
         raise ValueError("mine")
 
 
 def test_of_two_ranks_the_other_one_is_late() -> None:
     control = SimpleNamespace(names=["4", "7 (host b)"])
-    links: Any = SimpleNamespace(
-        cause=lambda: None, late=lambda: None, ending=None, ranks=(4, 7), rank=0, control=control
+    comms: Any = SimpleNamespace(
+        cause=lambda: None, late=lambda: None, departure=None, ranks=(4, 7), rank=0, control=control
     )
-    late = str(convert(links, RuntimeError("gloo: Timed out waiting 6000ms for recv operation")))
+    late = str(convert(comms, RuntimeError("gloo: Timed out waiting 6000ms for recv operation")))
     assert late.startswith("rank 7 (host b) did not come to a collective in time")
-    assert "all ranks seem to be alive: broken" in str(convert(links, RuntimeError("broken")))
+    assert "all ranks seem to be alive: broken" in str(convert(comms, RuntimeError("broken")))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fxdp.ranks import hooks
-from fxdp.ranks.links.interrupt import Caller
+from fxdp.ranks.comms.interrupt import Caller
 from fxdp.torch_compat import replace_for_good
 from tests.limits import HANG_S
 
@@ -22,7 +22,7 @@ from tests.limits import HANG_S
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What other ranks would hear."""
     said: list[str] = []
-    monkeypatch.setattr(hooks, "tell_all", lambda error: said.append(str(error)))
+    monkeypatch.setattr(hooks, "broadcast_all", lambda error: said.append(str(error)))
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(f"shown {error}"))
     monkeypatch.setattr(threading, "excepthook", lambda args: said.append(f"shown {args.exc_value}"))
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -44,24 +44,24 @@ def test_hook_is_chained_once(told: list[str]) -> None:
 def test_a_replaced_hook_is_made_up_for_at_exit(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     hooks.install_hook()
     monkeypatch.setattr(sys, "last_value", ValueError("x"), raising=False)
-    hooks._tell_uncaught()
+    hooks._broadcast_uncaught()
     assert told == ["x"]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # an error of a cell does not end a notebook
-    hooks._tell_uncaught()
+    hooks._broadcast_uncaught()
     assert told == ["x"]
 
 
 def test_an_error_in_a_thread_is_told_if_the_thread_trains(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links: Any = SimpleNamespace(caller=Caller())
-    monkeypatch.setattr(hooks, "speaking_links", lambda: [links])
+    comms: Any = SimpleNamespace(caller=Caller())
+    monkeypatch.setattr(hooks, "speaking_comms", lambda: [comms])
     hooks.install_hook()
 
     def run(trains: bool) -> None:
         if trains:
-            links.caller.enter()
-            links.caller.leave()
+            comms.caller.enter()
+            comms.caller.leave()
         raise ValueError(f"trains {trains}")
 
     for trains in (False, True):

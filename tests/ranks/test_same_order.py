@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.ranks.links.history import History, differing
+from fxdp.ranks.comms.sequence_log import SequenceLog, differing
 from tests.captures import captured_once
 from tests.limits import SOON_S
 from tests.rank_pool import RankPool
@@ -84,7 +84,7 @@ def _by_gloo(rank: int) -> None:
         del os.environ["FXDP_SHARED_MEMORY"]
 
 
-def _left_out(rank: int, **options: Any) -> None:
+def _undefined_gradients(rank: int, **options: Any) -> None:
     model = _compiled(**options)
     _loss(model).backward()
     loss = _loss(model)
@@ -95,7 +95,7 @@ def _left_out(rank: int, **options: Any) -> None:
 
 def _left_out_in_stages(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
-    _left_out(rank, mesh=mesh, microbatches=2)
+    _undefined_gradients(rank, mesh=mesh, microbatches=2)
 
 
 def _meant(_: int) -> None:
@@ -112,7 +112,7 @@ def _meant(_: int) -> None:
 
 
 def _faults() -> dict[str, str]:
-    actions = (_meant, _two_modules, _two_calls, _by_gloo, _left_out, _left_out_in_stages, _meant)
+    actions = (_meant, _two_modules, _two_calls, _by_gloo, _undefined_gradients, _left_out_in_stages, _meant)
     with captured_once():
         return {action.__name__: _said(action) for action in actions}
 
@@ -165,18 +165,18 @@ def test_a_rank_that_leaves_out_a_backward_in_stages(said: list[dict[str, str]])
         assert "start again from the last checkpoint" in words
 
 
-def _history(*moments: int) -> tuple[int, ...]:
+def _sequence_log(*moments: int) -> tuple[int, ...]:
     """Of one module: positive for calls, negative for their backwards."""
-    history = History()
-    number = history.add_module("Net")
+    sequence_log = SequenceLog()
+    number = sequence_log.add_module("Net")
     begun: dict[int, int] = {}
     for moment in moments:
         if moment > 0:
-            history.begin_call(number, moment)
-            begun[moment] = history.now
+            sequence_log.begin_call(number, moment)
+            begun[moment] = sequence_log.now
         else:
-            history.begin_backward(begun[-moment])
-    return history.recent()
+            sequence_log.begin_backward(begun[-moment])
+    return sequence_log.recent()
 
 
 @pytest.mark.parametrize(
@@ -189,25 +189,25 @@ def _history(*moments: int) -> tuple[int, ...]:
     ],
 )
 def test_where_orders_part(one: tuple[int, ...], other: tuple[int, ...], parts: int | None) -> None:
-    found = differing([_history(*one), _history(*other)])
+    found = differing([_sequence_log(*one), _sequence_log(*other)])
     if parts is None:
         assert found is None
     else:
-        assert found == {0: _history(*one)[parts + 1], 1: _history(*other)[parts + 1]}
+        assert found == {0: _sequence_log(*one)[parts + 1], 1: _sequence_log(*other)[parts + 1]}
 
 
 def test_a_moment_in_words() -> None:
-    history = History()
-    number = history.add_module("Net")
-    history.begin_call(number, 3)
-    call = history.now
-    assert history.words(call).startswith("call 3 of Net (called at ")
-    history.leave_out(1 << 61 | 4)
-    (_, *moments) = history.recent()
-    assert (history.now, moments[-1] < 0, History.is_backward(moments[-1])) == (call, True, False)
-    assert history.words(moments[-1]) == "a backward of a loss that does not read output 2, 61"
-    history.begin_backward(call)
-    assert history.words(history.now).startswith("the backward of call 3 of Net (called at ")
-    assert history.words(0) == "no call of a compiled module"
-    history.add_module("Net")
-    assert "Net (the compiled module number 1)" in history.words(call)
+    sequence_log = SequenceLog()
+    number = sequence_log.add_module("Net")
+    sequence_log.begin_call(number, 3)
+    call = sequence_log.now
+    assert sequence_log.words(call).startswith("call 3 of Net (called at ")
+    sequence_log.leave_out(1 << 61 | 4)
+    (_, *moments) = sequence_log.recent()
+    assert (sequence_log.now, moments[-1] < 0, SequenceLog.is_backward(moments[-1])) == (call, True, False)
+    assert sequence_log.words(moments[-1]) == "a backward of a loss that does not read output 2, 61"
+    sequence_log.begin_backward(call)
+    assert sequence_log.words(sequence_log.now).startswith("the backward of call 3 of Net (called at ")
+    assert sequence_log.words(0) == "no call of a compiled module"
+    sequence_log.add_module("Net")
+    assert "Net (the compiled module number 1)" in sequence_log.words(call)

@@ -32,7 +32,6 @@ class Net(nn.Module):
         return F.cross_entropy(self.last(self.first(x)), y)
 
 
-
 def _said(action: Callable[[], Any]) -> str:
     """The traceback of an action's error, and its notes."""
     try:
@@ -89,11 +88,11 @@ def _two_threads() -> str:
         thread.start()
         thread.join()
 
-    links = compiled._joined.links
-    assert links is not None
-    explain, links.control.start = links.control.start, lambda data: (hook(), explain(data))[1]  # type: ignore[method-assign]
+    comms = compiled._process_mesh.comms
+    assert comms is not None
+    explain, comms.control.start = comms.control.start, lambda data: (hook(), explain(data))[1]  # type: ignore[method-assign]
     compiled(torch.ones(4, 4), y)
-    links.control.start = explain  # type: ignore[method-assign]
+    comms.control.start = explain  # type: ignore[method-assign]
     compiled(torch.ones(4, 4), y).backward()
     return found[0]
 

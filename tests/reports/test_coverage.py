@@ -16,7 +16,7 @@ import fxdp
 from fxdp.reports.coverage import Coverage
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-WHOLE = "gathered, runs whole"
+FULL = "gathered, runs replicated"
 
 
 class Net(nn.Module):
@@ -88,12 +88,12 @@ def test_what_splits_is_not_listed() -> None:
     ("net", "op", "what", "phase", "cause", "remedy", "code"),
     [
         (Pairs, "aten.mm", "gathered", "forward", "pairs every sample", "contrastive", "self.fc(x) @"),
-        (Sorted, "aten.sort", WHOLE, "forward", "along the batch", "within a sample", ".sort(0)"),
-        (Masked, "aten.index.Tensor", WHOLE, "forward", "only the data", "torch.where", "[x[:, 0]"),
-        (Shuffled, "aten.index.Tensor", WHOLE, "forward", "any sample's row", "torch.arange", "randperm"),
-        (Shuffled, "aten.index_put", WHOLE, "backward", "any sample's row", "torch.arange", "randperm"),
-        (Whole, "aten.slice.Tensor", WHOLE, "forward", "by their number", "neighbours", "[:-1]"),
-        (Unknown, "fxdp_test.unruled", WHOLE, "forward", "no placement rule", "register_rule", "unruled("),
+        (Sorted, "aten.sort", FULL, "forward", "along the batch", "within a sample", ".sort(0)"),
+        (Masked, "aten.index.Tensor", FULL, "forward", "only the data", "torch.where", "[x[:, 0]"),
+        (Shuffled, "aten.index.Tensor", FULL, "forward", "any sample's row", "torch.arange", "randperm"),
+        (Shuffled, "aten.index_put", FULL, "backward", "any sample's row", "torch.arange", "randperm"),
+        (Whole, "aten.slice.Tensor", FULL, "forward", "by their number", "neighbours", "[:-1]"),
+        (Unknown, "fxdp_test.unruled", FULL, "forward", "no placement rule", "register_rule", "unruled("),
     ],
 )  # fmt: skip
 def test_a_row_says_what_where_why_and_what_to_do(
@@ -104,8 +104,8 @@ def test_a_row_says_what_where_why_and_what_to_do(
     row = rows[op, what, phase]
     assert cause in row.cause
     assert remedy in row.remedy
-    assert code in row.site.code
-    assert row.site.file.endswith("test_coverage.py")
+    assert code in row.location.code
+    assert row.location.file.endswith("test_coverage.py")
     assert row.bytes > 0
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 import fxdp
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.types import TensorType
 
 
@@ -101,17 +101,17 @@ def _graph(**options: Any) -> tuple[fxdp.Plan, dict[str, fx.Node]]:
 
 def test_each_placed_tensor_has_a_spec_without_a_process_group() -> None:
     _, nodes = _graph(mesh={"dp_replicate": 2, "dp": 3})
-    placed = [n for n in nodes.values() if n.op != "output" and isinstance(note(n).type, TensorType)]
+    placed = [n for n in nodes.values() if n.op != "output" and isinstance(meta(n).type, TensorType)]
     assert all(isinstance(n.meta["spec"], DTensorSpec) for n in placed)
     weight, x = nodes["_0_weight"].meta["spec"], nodes["input_1"].meta["spec"]
     assert (weight.placements, weight.shape) == ((Replicate(), Replicate()), (8, 4))
     assert (x.placements, x.shape) == ((Shard(0), Shard(0)), (36, 4))
     assert x.mesh.mesh_dim_names == ("dp_replicate", "dp")
-    assert note(nodes["input_1"]).placement == fxdp.S(0)
-    (reduced,) = [n for n in placed if note(n).cause and note(n).cause.text == "gradient of 0.weight"]
+    assert meta(nodes["input_1"]).placement == fxdp.S(0)
+    (reduced,) = [n for n in placed if meta(n).cause and meta(n).cause.text == "gradient of 0.weight"]
     assert reduced.all_input_nodes[0].meta["spec"].placements == (Partial(), Partial())
-    assert note(reduced.all_input_nodes[0]).placement == fxdp.P
-    assert note(reduced).placement == fxdp.R
+    assert meta(reduced.all_input_nodes[0]).placement == fxdp.P
+    assert meta(reduced).placement == fxdp.R
 
 
 def test_the_graph_is_a_copy_that_shows_whole_shapes_and_the_models_code() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import fxdp
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.reports.by_line import folded, place, starred
 from fxdp.reports.sheet import Shown
 from tests.reports.plan_data.test_collectives import Pairs, Tagger, _inputs, normed
@@ -191,5 +191,5 @@ def test_words_of_places() -> None:
     assert folded("gradient of 0.weight") == "gradient of *.weight"
     assert folded("fc1.weight2") == "fc1.weight2"
     assert starred(["gradient of h.0.1.bias", "gradient of h.7.1.bias"]) == "gradient of h.*.1.bias"
-    assert place(Site(str(Path.cwd() / ".venv" / "site-packages" / "a" / "b.py"), 7)) == "a/b.py:7"
-    assert place(Site(f"/a/site-packages/{'long/' * 20}model.py", 1234)).endswith("/model.py:1234")
+    assert place(Location(str(Path.cwd() / ".venv" / "site-packages" / "a" / "b.py"), 7)) == "a/b.py:7"
+    assert place(Location(f"/a/site-packages/{'long/' * 20}model.py", 1234)).endswith("/model.py:1234")

@@ -27,8 +27,8 @@ def scaled_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Te
     return grad * weight, (grad * x).sum(0)
 
 
-@torch.library.custom_op("fxdp_tests::joined", mutates_args=())
-def joined(parts: list[Tensor]) -> Tensor:
+@torch.library.custom_op("fxdp_tests::process_mesh", mutates_args=())
+def process_mesh(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
@@ -44,7 +44,7 @@ X, WEIGHT, SHIFT = fxdp.Sample("B", 3), fxdp.Sample(3), fxdp.Sample(3)
 @pytest.fixture(autouse=True)
 def _no_rules_are_left() -> Iterator[None]:
     yield
-    registry.remove(OPS.scaled, OPS.scaled_backward, OPS.joined)
+    registry.remove(OPS.scaled, OPS.scaled_backward, OPS.process_mesh)
 
 
 def test_labels() -> None:
@@ -79,12 +79,12 @@ def test_pointwise() -> None:
 
 
 def test_a_rule_as_a_function() -> None:
-    @fxdp.register_rule(OPS.joined.default)
+    @fxdp.register_rule(OPS.process_mesh.default)
     def joined_rows(op: Op) -> Iterator[Alternative]:
         yield op.alternative({o.index: S(0) for o in op.operands}, S(0, len(op.operands)))
 
-    assert registry[OPS.joined.default].name == "joined_rows"
-    assert fxdp.check_rule(joined, [X, X]) == ("S(0), S(0) -> S(0, 2)",)
+    assert registry[OPS.process_mesh.default].name == "joined_rows"
+    assert fxdp.check_rule(process_mesh, [X, X]) == ("S(0), S(0) -> S(0, 2)",)
 
 
 def test_a_wrong_rule_is_caught() -> None:
@@ -111,7 +111,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
         {"labels": "nn, 1, _ -> m_"},
         r"'nn' is not one letter.*'1' is not.*the results have \['m'\]",
     ),
-    ((joined,), {"labels": "n_ -> n_"}, "takes lists of tensors"),
+    ((process_mesh,), {"labels": "n_ -> n_"}, "takes lists of tensors"),
     ((scaled,), {"labels": "n_, _, _ -> n_", "pointwise": True}, "expected one of them"),
     ((scaled,), {"pointwise": True, "linear_in": ["grad"]}, r"no argument \['grad'\]"),
     ((scaled,), {"linear_in": ["x"]}, "goes with labels or pointwise"),

@@ -30,7 +30,7 @@ def cases(target: OpOverload, draws: int) -> Iterator[Case]:
     for seed in range(draws):
         drawn = SAMPLES[name(target)](Draw(seed))
         splits = Random(seed).sample(SPLITS[:3], 1) + Random(seed).sample(SPLITS[3:], 1)
-        options = {**drawn.options, "splits": splits, "stand_in": STAND_INS.get(name(target))}
+        options = {**drawn.options, "splits": splits, "placeholder_for": STAND_INS.get(name(target))}
         yield Case(target, drawn.args, dict(drawn.kwargs), **options)
 
 

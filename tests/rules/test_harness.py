@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.placements import P, Placement, R, S
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.registry import Alternative
 from tests.rules.harness import Case, RuleError, T, case, placements_of, shown, spelled

@@ -1,7 +1,7 @@
 """Faults seeded into every rule that splits anything: nearly all are caught, and which are not is known.
 
 A fault replaces one placement of a right alternative: another dim, another block count, a partial result
-claimed whole, a whole one partial; and, for each sum over ranks, its average. Faults in operands are seeded
+claimed full, an entire one partial; and, for each sum over ranks, its average. Faults in operands are seeded
 where the kernels check their operands' sizes: elsewhere a wrong operand is read beyond its end.
 """
 
@@ -50,7 +50,7 @@ def differs(case: Case, right: Alternative, fault: Alternative) -> bool:
     """Whether the values can tell: random, constant and empty results cannot, nor can a maximum of equals."""
     if case.random:
         return False
-    _, expected = case.whole(BATCH)
+    _, expected = case.full(BATCH)
     changed = [
         i
         for i, (a, b) in enumerate(zip(right.outputs, fault.outputs, strict=True))
@@ -80,13 +80,13 @@ def test_nearly_all_faults_are_caught() -> None:
 
 
 def _average(values: Sequence[torch.Tensor], placement: Placement, sizes: Sequence[int]) -> torch.Tensor:
-    whole = parts.combine(values, placement, sizes)
-    return whole / len(values) if placement == Partial("sum") else whole
+    full = parts.combine(values, placement, sizes)
+    return full / len(values) if placement == Partial("sum") else full
 
 
 def _sums(case: Case) -> Iterator[Alternative]:
     """Alternatives with a sum over ranks that an average would change."""
-    _, expected = case.whole(BATCH)
+    _, expected = case.full(BATCH)
     for alternative in case.alternatives():
         for value, placement in zip(expected, alternative.outputs, strict=True):
             if placement == Partial("sum") and bool((value != 0).any()):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fxdp.errors import StateError
 from fxdp.ir.placements import R, S
-from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering.eager import lower_eager
-from fxdp.runtime.bound import Bound
+from fxdp.runtime.bound import BoundProgram
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ class Scaled:
         )
         self.w, self.count = torch.tensor(3.0, requires_grad=True), torch.tensor(0.0)
         values = {Parameter("w"): self.w, Buffer("count"): self.count}
-        self.program = Bound.bind(gm, lower_eager(gm), values, world=world, rank=0, seeded=seeded)
+        self.program = BoundProgram.bind(gm, lower_eager(gm), values, world=world, rank=0, seeded=seeded)
 
     def __call__(self, *x: float) -> tuple[Tensor, ...]:
         return tuple(self.program.run([torch.tensor(x)], {}, None))
@@ -116,7 +116,7 @@ def test_a_strided_input_that_the_model_changes_is_changed() -> None:
     x = g.add(Input(0, "x"), "f32[B]", S(0))
     more = g.call(aten.add.Tensor, x, 1, type="f32[B]", at=S(0), reads=(S(0),))
     gm = g.returns({Output(0): more, Mutation(Input(0, "x")): more})
-    program = Bound.bind(gm, lower_eager(gm), {}, world=1, rank=0, seeded=False)
+    program = BoundProgram.bind(gm, lower_eager(gm), {}, world=1, rank=0, seeded=False)
     memory = torch.zeros(4)
     for _ in range(2):
         program.run([memory[::2]], {}, None)
@@ -132,7 +132,7 @@ def test_a_result_that_is_a_view_may_be_changed_in_place() -> None:
     grad = g.call(aten.mul.Tensor, w, tangent, type="f32[2]", at=R, reads=(R, R), backward=True)
     gm = g.returns({Output(0): loss, Gradient(Parameter("w")): grad})
     weight = torch.ones(2, requires_grad=True)
-    program = Bound.bind(gm, lower_eager(gm), {Parameter("w"): weight}, world=1, rank=0, seeded=False)
+    program = BoundProgram.bind(gm, lower_eager(gm), {Parameter("w"): weight}, world=1, rank=0, seeded=False)
     (found,) = program.run([], {}, None)
     found /= 4
     found.backward()
@@ -154,16 +154,16 @@ def test_sizes_and_rows_have_their_places() -> None:
     taken = g.call(aten.index_select.default, x, 0, rows, type="f32[B]", at=S(0), reads=(S(0), R))
     y = g.call(aten.div.Tensor, taken, size, type="f32[B]", at=S(0), reads=(S(0),))
     gm = g.returns({Output(0): y})
-    program = Bound.bind(gm, lower_eager(gm), {}, world=2, rank=1, seeded=False)
+    program = BoundProgram.bind(gm, lower_eager(gm), {}, world=2, rank=1, seeded=False)
     (result,) = program.run([torch.tensor([1.0, 2.0, 4.0])], {"B": 2}, torch.tensor([2, 0]))
     assert result.tolist() == [2.0, 0.5]
 
 
-def _noise(rank: int) -> Bound:
+def _noise(rank: int) -> BoundProgram:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
     gm = g.returns({Output(0): g.call(aten.rand_like.default, x, type="f32[B]", at=S(0), reads=(None,))})
-    return Bound.bind(gm, lower_eager(gm), {}, world=2, rank=rank, seeded=True)
+    return BoundProgram.bind(gm, lower_eager(gm), {}, world=2, rank=rank, seeded=True)
 
 
 def test_ranks_draw_differently_and_reproducibly() -> None:

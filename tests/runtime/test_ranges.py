@@ -44,8 +44,8 @@ class Net(nn.Module):
 def _profiles() -> tuple[list[str], list[str], list[str], list[str]]:
     torch.manual_seed(0)
     x = torch.randn(4, 4)
-    whole = fxdp.compile(Net(norm=True), compute="eager")
-    first = _recorded(whole, x)
+    full = fxdp.compile(Net(norm=True), compute="eager")
+    first = _recorded(full, x)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
     staged = fxdp.compile(Net(norm=False), mesh, compute="eager", microbatches=2)
     second = _recorded(staged, x)
@@ -60,17 +60,17 @@ def _profiles() -> tuple[list[str], list[str], list[str], list[str]]:
         c10d.wait_tensor(start_sum([value, value], group))
     found.events().extend(packed.events())
     third = [event.name for event in found.events() if not any(word in event.name for word in _TORCHS)]
-    return first, [row.key for row in whole.plan.collectives()], second, third
+    return first, [row.key for row in full.plan.collectives()], second, third
 
 
 def test_ranges_are_named_as_the_plan_names_what_runs(ranks: RankPool) -> None:
-    (whole, keys, first, by_hand), (_, _, second, _) = ranks.run(2, _profiles)
-    started = [name.partition(":")[0] for name in whole if name.startswith("all_reduce")]
+    (full, keys, first, by_hand), (_, _, second, _) = ranks.run(2, _profiles)
+    started = [name.partition(":")[0] for name in full if name.startswith("all_reduce")]
     assert started == keys
-    assert whole[0] == "forward"
-    assert "backward" in whole
-    assert f"{keys[-1]}: 4 gradients: gradient of second.bias to first.weight" in whole
-    assert [name for name in whole if name.startswith("wait for")] == [f"wait for {key}" for key in keys]
+    assert full[0] == "forward"
+    assert "backward" in full
+    assert f"{keys[-1]}: 4 gradients: gradient of second.bias to first.weight" in full
+    assert [name for name in full if name.startswith("wait for")] == [f"wait for {key}" for key in keys]
     assert {"forward_0_mb0", "forward_0_mb1", "backward_0_mb1"} <= set(first)
     assert {"forward_1_mb0", "input_gradient_1_mb1", "weight_gradient_1_mb1"} <= set(second)
     assert any(name.startswith("send_") and name.endswith("mb1_to1") for name in first)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 
 from fxdp.ir.placements import R, S
-from fxdp.ir.slots import Constant, Crossing, Input, Output, Parameter, Tangent
-from fxdp.runtime.template import TangentSlot, Template
+from fxdp.ir.signature import Constant, Input, Output, Parameter, StageValue, Tangent
+from fxdp.runtime.template import CallFrame, TangentSpec
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
 
 
-def _template(weight: torch.Tensor) -> Template:
+def _template(weight: torch.Tensor) -> CallFrame:
     g = Sketch()
     w, rows = g.add(Parameter("w"), "f32[]", R), g.add(Constant("<rows>"), "i64[B]", R)
-    x, h = g.add(Input(1, "x"), "f32[B]", S(0)), g.add(Crossing("h"), "f32[B]", S(0))
-    size, back = g.size("B"), g.add(Crossing("g", backward=True), "f32[B]", S(0))
+    x, h = g.add(Input(1, "x"), "f32[B]", S(0)), g.add(StageValue("h"), "f32[B]", S(0))
+    size, back = g.size("B"), g.add(StageValue("g", backward=True), "f32[B]", S(0))
     g.add(Tangent(0), "f32[B]", S(0))
     y = g.call(aten.mul.Tensor, w, x, type="f32[B]", at=S(0), reads=(R, S(0)))
     for other in (rows, h, size, back):
         assert other is not None
-    return Template.of(g.returns({Output(0): y}), {Parameter("w"): weight})
+    return CallFrame.of(g.returns({Output(0): y}), {Parameter("w"): weight})
 
 
 def test_each_slot_has_its_place() -> None:
@@ -30,7 +30,7 @@ def test_each_slot_has_its_place() -> None:
     inputs = (torch.empty(0), x)
     values = template.filled(inputs, {"B": 2}, rows, {"h": h})
     assert sorted(map(id, values)) == sorted(map(id, [weight, rows, x, h, 2]))
-    assert template.tangents == ("g", TangentSlot(0, torch.float32, sharded=True))
+    assert template.tangents == ("g", TangentSpec(0, torch.float32, sharded=True))
 
 
 def test_what_is_fixed_for_all_calls_of_one_size_is_filled_in_once() -> None:

@@ -210,16 +210,16 @@ def unet() -> list[nn.Sequential]:
 def test_gradients_equal_those_of_a_plain_sequential(recompute: bool) -> None:
     torch.manual_seed(0)
     partitions = [part.double() for part in unet()]
-    whole = nn.Sequential(*partitions)
+    full = nn.Sequential(*partitions)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    wanted = torch.autograd.grad(whole(x).pow(2).sum(), [x, *whole.parameters()])
+    wanted = torch.autograd.grad(full(x).pow(2).sum(), [x, *full.parameters()])
     tracker = SkipTrackerThroughPortals(inspect_skip_layout(partitions))
     y = run_with(tracker, partitions, x, recompute)
     held = [portal.tensor is not None for portal in tracker.portals.values()]
     assert held == [recompute]  # until the recomputation, or not even until the backward
     y.pow(2).sum().backward()
     assert not any(portal.tensor is not None for portal in tracker.portals.values())
-    for found, value in zip([x, *whole.parameters()], wanted, strict=True):
+    for found, value in zip([x, *full.parameters()], wanted, strict=True):
         torch.testing.assert_close(found.grad, value, rtol=1e-12, atol=1e-12)
 
 
@@ -230,11 +230,11 @@ class Cut(nn.Module):
 
 def test_a_cut_main_path_loses_no_gradient() -> None:
     partitions = [nn.Sequential(nn.Linear(2, 2), Stash()), nn.Sequential(Cut(), nn.Linear(2, 2), Pop())]
-    whole = nn.Sequential(*partitions)
+    full = nn.Sequential(*partitions)
     x = torch.randn(3, 2)
-    wanted = torch.autograd.grad(whole(x).pow(2).sum(), list(whole.parameters()))
+    wanted = torch.autograd.grad(full(x).pow(2).sum(), list(full.parameters()))
     run(partitions, x, recompute=False).pow(2).sum().backward()
-    for parameter, value in zip(whole.parameters(), wanted, strict=True):
+    for parameter, value in zip(full.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
 

@@ -14,7 +14,7 @@ from fxdp.capture.patches import autograd_functions
 from fxdp.errors import TorchMismatchError
 from fxdp.torch_compat import exporting, torch_mismatch, why_not_compiled
 
-quick_fakes = sys.modules["fxdp.torch_compat.quick_fakes"]  # the room's name is the function's
+memoized_fakes = sys.modules["fxdp.torch_compat.memoized_fakes"]  # the room's name is the function's
 
 
 class _Twice(torch.autograd.Function):
@@ -42,9 +42,7 @@ def _planned() -> TorchMismatchError:
     with pytest.raises(TorchMismatchError) as caught:
         fxdp.plan(_Own(), (torch.ones(4, 3),))
     text = str(caught.value)
-    assert text.startswith(
-        f"fxdp does not fit torch {torch.__version__} (proven with 2.11 to 2.15): "
-    )
+    assert text.startswith(f"fxdp does not fit torch {torch.__version__} (proven with 2.11 to 2.15): ")
     assert text.endswith("The model is not at fault: please report it, with what `fxdp doctor` prints")
     assert "rewrite this line" not in text
     return caught.value
@@ -52,7 +50,7 @@ def _planned() -> TorchMismatchError:
 
 def test_torch_calls_what_stands_in_its_place_in_another_way() -> None:
     """As torch 2.15 did, with an argument less; the last frame is the caller's."""
-    made = quick_fakes._Copies(lambda *given: given).method()
+    made = memoized_fakes._Copies(lambda *given: given).method()
     try:
         made(1)
     except TypeError as error:

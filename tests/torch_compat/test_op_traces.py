@@ -70,7 +70,7 @@ def test_traces_are_those_of_ops_that_are_run() -> None:
         raise NotImplementedError("traced, and not compiled")
 
     with (
-        mock.patch("fxdp.lowering.inductor.kept_halves.lower_inductor", seen),
+        mock.patch("fxdp.lowering.inductor.cached_pair.lower_inductor", seen),
         mock.patch.dict("os.environ", {"FXDP_CACHE": "0"}),
     ):
         compiled = fxdp.compile(_Layers())

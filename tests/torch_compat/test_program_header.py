@@ -38,4 +38,3 @@ def test_kernels_are_inductor_s() -> None:
     assert same is _align
     for name in (*program_header._OWN_KERNELS, "bias_addmm"):
         assert getattr(extern_kernels, name) is getattr(inductors, name), name
-

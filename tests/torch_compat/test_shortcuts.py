@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.joint import kept_joint
+from fxdp.capture.joint import cached_joint
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.errors import MeshError
 from fxdp.torch_compat import releases, shortcut_table
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 
 NAMES = [known.name for known in shortcuts()]
 _INDUCTORS = (
-    "cold_start", "kept_halves", "kept_libraries", "kernel_units", "op_traces", "program_header",
-    "quick_dtypes", "quick_indices", "repeated_layers", "unwatched", "vector_instructions",
+    "cold_start", "cached_pair", "cached_libraries", "translation_units", "op_traces", "program_header",
+    "memoized_dtypes", "memoized_indices", "repeated_layers", "without_profiling", "vector_instructions",
 )  # fmt: skip
 """Those without which a capture is the same, so that a program is compiled by Inductor to see it."""
 
@@ -129,12 +129,12 @@ def test_without_one_inductor_s_code_computes_the_same(name: str, monkeypatch: p
 
 
 @pytest.mark.usefixtures("on_disk")
-@pytest.mark.parametrize("name", ["kept_joint", "quick_trees"])
+@pytest.mark.parametrize("name", ["cached_joint", "memoized_trees"])
 def test_what_is_kept_on_disk_is_not_for_who_leaves_something_out(
     name: str, eager: tuple[str, list[Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = mock.Mock(side_effect=symbolic_joint)
-    monkeypatch.setattr(kept_joint, "symbolic_joint", made)
+    monkeypatch.setattr(cached_joint, "symbolic_joint", made)
     for setting, times in (("on", 1), ("on", 1), (f"-{name}", 2)):
         monkeypatch.setenv("FXDP_SHORTCUTS", setting)
         assert fxdp.plan(_model(9), (_tokens(),), mesh={"dp": 2}, strategy="shard").text == eager[0]
@@ -182,7 +182,7 @@ def test_a_name_that_is_gone_turns_one_off() -> None:
     for owner, name in (("torch.fx", "gone"), ("torch.gone", "recompile"), ("torch.fx:Gone", "recompile")):
         one = TorchName(owner, name, ("()",))
         assert one.form() is None
-        assert why_off(replace(_known("unwatched"), names=(one,))) == f"{one.path} is gone"
+        assert why_off(replace(_known("without_profiling"), names=(one,))) == f"{one.path} is gone"
     assert replace(one, earlier="torch.fx:GraphModule").form() == "(self)"
 
 
@@ -190,7 +190,7 @@ def test_what_replaces_torch_leaves_it_alone_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shortcut that is off is not entered, and one line at debug level says why, once."""
-    unfit = replace(_known("quick_trees"), name="unfit", names=(TorchName("torch.fx", "gone", ()),))
+    unfit = replace(_known("memoized_trees"), name="unfit", names=(TorchName("torch.fx", "gone", ()),))
     monkeypatch.setattr(sys.modules[is_on.__module__], "SHORTCUTS", (*shortcut_table.SHORTCUTS, unfit))
     entered: list[str] = []
 
@@ -224,7 +224,7 @@ def test_a_torch_that_nobody_proved_turns_all_off(version: str, monkeypatch: pyt
 @pytest.mark.parametrize("version", ["2.11.0", "2.14.1", "2.15.0"])
 def test_what_torch_does_itself_is_left_to_it(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "installed", lambda: version)
-    why = why_off(replace(_known("quick_dtypes"), names=()))
+    why = why_off(replace(_known("memoized_dtypes"), names=()))
     assert why == ("torch saves this time itself since 2.15" if version == "2.15.0" else None)
 
 
@@ -233,7 +233,7 @@ def test_what_torch_does_itself_is_left_to_it(version: str, monkeypatch: pytest.
     [
         ("FXDP_LAYERS", {"repeated_layers"}),
         ("FXDP_COLD_START", {"cold_start"}),
-        ("FXDP_CACHE", {"kept_joint", "kept_halves", "kept_libraries"}),
+        ("FXDP_CACHE", {"cached_joint", "cached_pair", "cached_libraries"}),
     ],
 )
 def test_older_settings_are_the_same_switches(
@@ -247,8 +247,10 @@ def test_older_settings_are_the_same_switches(
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXDP_SHORTCUTS", "-quick_fakes,-quick_lunch")
-    with pytest.raises(MeshError, match=r"FXDP_SHORTCUTS names quick_lunch; expected .*quick_fakes, quick_"):
+    monkeypatch.setenv("FXDP_SHORTCUTS", "-memoized_fakes,-quick_lunch")
+    with pytest.raises(
+        MeshError, match=r"FXDP_SHORTCUTS names quick_lunch; expected .*memoized_fakes, memoized_"
+    ):
         fxdp.plan(nn.Linear(2, 2), (torch.ones(2, 2),))
 
 

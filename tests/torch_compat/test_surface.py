@@ -50,8 +50,8 @@ def test_what_fxdp_names_is_there(other: str, found: Surface) -> None:
 def _lacking(other: str, found: Surface) -> Iterator[tuple[str, str]]:
     for table, paths in (("names", named().names), ("ops", named().ops)):
         for path, place in paths.items():
-            whole = shortened(path) if table == "names" else path
-            if whole not in found[table] if other == HERE else absent(other, NEAREST, table, whole):
+            full = shortened(path) if table == "names" else path
+            if full not in found[table] if other == HERE else absent(other, NEAREST, table, full):
                 yield path, place
 
 

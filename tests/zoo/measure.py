@@ -16,11 +16,11 @@ from fxdp.compiler.program import Program
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
+from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_nan
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
-from fxdp.oracle.ways import on_way, ways_at
 from fxdp.reports.plan import replicated_ops
 from fxdp.reports.plan_data.collective_rows import communication
 from tests.capture.zoo import keep_float64
@@ -54,7 +54,7 @@ class Measured:
     growing: tuple[str, ...] = ()
     """Those whose bytes grow with the batch: activations that travel."""
     fallbacks: list[str] = field(default_factory=list)
-    """Ops that run on the whole batch on every rank."""
+    """Ops that run on the global batch on every rank."""
     static: bool = False
     """The model fixed its batch size: the graph was fitted from several."""
 
@@ -117,12 +117,12 @@ def _capture_at(
     captures: list[Captured], model: nn.Module, inputs: dict[str, Any], options: Options, batch: int
 ) -> int:
     """Which capture is good at a batch; one more is made where the model's code branches on its size."""
-    whole = ((), inputs)
+    full = ((), inputs)
     for index, found in enumerate(captures):
-        holds = not broken_conditions(found, whole, batch)
-        if holds and on_way(found, ways_at(found, model, whole, options, batch, SEED)):
+        holds = not broken_conditions(found, full, batch)
+        if holds and on_branch(found, branches_at(found, model, full, options, batch, SEED)):
             return index
-    captures.append(capture_at(model, whole, options, batch, SEED))
+    captures.append(capture_at(model, full, options, batch, SEED))
     return len(captures) - 1
 
 

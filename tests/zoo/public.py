@@ -39,9 +39,7 @@ class WithLoss(nn.Module):
         return scalars[0] if scalars else torch.stack([v.square().mean() for v in values[:3]]).sum()
 
 
-def public_error(
-    entry: Entry, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS
-) -> float:
+def public_error(entry: Entry, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS) -> float:
     """The largest relative error of loss, gradients and buffers of this rank, beside one eager device.
 
     Dropout draws one device's numbers. Runs on each rank of a process group.
@@ -66,10 +64,10 @@ def inputs_of(entry: Entry, batch: int, seed: int = 1) -> dict[str, Any]:
         torch.set_default_dtype(before)
 
 
-def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence[int]) -> float:
-    own = own_inputs(compiled, whole, split, dist.get_rank())
+def _step(compiled: Any, twin: nn.Module, full: dict[str, Any], split: Sequence[int]) -> float:
+    own = own_inputs(compiled, full, split, dist.get_rank())
     losses = []
-    for module, inputs in ((compiled, own), (twin, whole)):
+    for module, inputs in ((compiled, own), (twin, full)):
         module.zero_grad()
         torch.manual_seed(2)
         loss = module(**inputs)
@@ -82,10 +80,10 @@ def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence
     return max(errors)
 
 
-def own_inputs(compiled: Any, whole: dict[str, Any], split: Sequence[int], rank: int) -> dict[str, Any]:
+def own_inputs(compiled: Any, full: dict[str, Any], split: Sequence[int], rank: int) -> dict[str, Any]:
     """A rank's part of each tensor that has a batch dim; all else as it is."""
     reader = CallReader(compiled._model, compiled._options.batch_dims, "cpu")
-    dims = iter(reader.read((), whole).batch_dims)
+    dims = iter(reader.read((), full).batch_dims)
 
     def own(leaf: Any) -> Any:
         dim = next(dims) if isinstance(leaf, Tensor) else None
@@ -94,4 +92,4 @@ def own_inputs(compiled: Any, whole: dict[str, Any], split: Sequence[int], rank:
         inner = leaf.shape[dim] // sum(split)
         return part(leaf, [n * inner for n in split], rank, dim).clone()
 
-    return pytree.tree_map(own, whole)  # type: ignore[no-any-return]
+    return pytree.tree_map(own, full)  # type: ignore[no-any-return]

@@ -73,7 +73,7 @@ class Trained:
 
 
 def train(name: str, way: str, steps: int = STEPS) -> Trained:
-    """Train the model on this rank and, as a whole, on one device; float64, dropout as one device draws it.
+    """Train the model on this rank and, as one, on one device; float64, dropout as one device draws it.
 
     Where that cannot be, it is in evaluation mode. Its own casts to float32 are left out. Runs on each rank
     of a process group.
@@ -91,9 +91,9 @@ def train(name: str, way: str, steps: int = STEPS) -> Trained:
         found, losses = Trained(), []
         for step in range(steps):
             split = chosen.splits[step % len(chosen.splits)]
-            whole = inputs_of(CATALOGUE[name], sum(split), seed=step)
-            own = own_inputs(compiled, whole, split, _data_rank(mesh))
-            for module, inputs, optimizer in zip((compiled, twin), (own, whole), optimizers, strict=True):
+            full = inputs_of(CATALOGUE[name], sum(split), seed=step)
+            own = own_inputs(compiled, full, split, _data_rank(mesh))
+            for module, inputs, optimizer in zip((compiled, twin), (own, full), optimizers, strict=True):
                 torch.manual_seed(step)
                 loss = module(**inputs)
                 loss.backward()
@@ -133,5 +133,5 @@ def _errors(compiled: nn.Module, twin: nn.Module) -> Iterator[float]:
     own: dict[str, Tensor] = {**dict(compiled.named_parameters()), **dict(compiled.named_buffers())}
     assert own.keys() == others.keys()
     for name, value in own.items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        yield difference(whole.detach(), others[name].detach(), 1e-2)
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        yield difference(full.detach(), others[name].detach(), 1e-2)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fxdp.compiler import emit
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor.cold_start import ColdStart
 from fxdp.module.programs import Programs
 from fxdp.torch_compat import begin_autograd
@@ -34,15 +34,15 @@ from tests.zoo.public import SPLITS, WithLoss, inputs_of, public_error
 @contextlib.contextmanager
 def lowered_in_turn(folder: Path) -> Iterator[None]:
     """Inside, ranks of this folder lower one after the other, not half by half at once."""
-    own = emit.lower_kept
+    own = emit.lower_cached
 
-    def alone(*args: Any, **options: Any) -> Halves:
+    def alone(*args: Any, **options: Any) -> ForwardBackward:
         with (folder / "lowering").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
             return own(*args, **options)
 
     with (
-        mock.patch.object(emit, "lower_kept", alone),
+        mock.patch.object(emit, "lower_cached", alone),
         mock.patch("fxdp.compiler.lowered_parts.start_of", side_effect=lambda *_: ColdStart()),
     ):
         yield

@@ -54,7 +54,7 @@ EXACT: dict[str, Callable[[], Made]] = {
     "autoencoder_kl": lambda: (pictures.Gaussian(), (_images(),)),
     "autoencoder_tiny": lambda: (pictures.Tiny(), (_images(),)),
     "raft_small": lambda: (pictures.Flow(), (_images(), _images(), _images())),
-    "swin_v2": lambda: (pictures.Windows(), (_rows(4, 4, 4),)),
+    "swin_v2": lambda: (pictures.Regions(), (_rows(4, 4, 4),)),
     "zeroed slice of a copy": lambda: (pictures.PartlyZero(), (_rows(),)),
     "vgg_bn": lambda: (pictures.Deep(), (_images(), _classes())),
     "res2net": lambda: (pictures.Scales(), (_images(6), _classes())),

@@ -136,7 +136,7 @@ class Flow(nn.Module):
         return (self.moves(torch.cat([one, looked.permute(0, 3, 1, 2)], 1)) - flow).abs().mean()
 
 
-class Windows(nn.Module):
+class Regions(nn.Module):
     """torchvision's Swin v2: shifted windows, attention by cosines, no bias of the keys."""
 
     def __init__(self) -> None:
@@ -157,8 +157,8 @@ class Windows(nn.Module):
         near = 16 * self.table(self.near)[self.which].view(4, 4, 2).permute(2, 0, 1).sigmoid()
         scores = scores * self.scale.clamp(max=math.log(100.0)).exp() + near
         out = self.out((scores.softmax(-1) @ rows[2]).transpose(1, 2).reshape(cut.shape))
-        whole = out.view(count, 2, 2, 2, 2, 4).transpose(2, 3).reshape(x.shape).roll((1, 1), (1, 2))
-        return (x + whole).square().mean()
+        full = out.view(count, 2, 2, 2, 2, 4).transpose(2, 3).reshape(x.shape).roll((1, 1), (1, 2))
+        return (x + full).square().mean()
 
 
 class PartlyZero(nn.Module):

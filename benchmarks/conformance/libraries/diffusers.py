@@ -148,9 +148,7 @@ def _at_rows(value: Any, own: int, rows: Tensor) -> Any:
     """A tensor, or a list of one for each sample, with these of its samples."""
     if isinstance(value, list) and len(value) == own and all(isinstance(x, Tensor) for x in value):
         return [_spread(value[row]) for row in rows]
-    return pytree.tree_map_only(
-        Tensor, lambda x: _spread(x[rows]) if x.dim() and len(x) == own else x, value
-    )
+    return pytree.tree_map_only(Tensor, lambda x: _spread(x[rows]) if x.dim() and len(x) == own else x, value)
 
 
 def _spread(x: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def share(library: str, count: int) -> list[str]:
     measured = rows(library)
     able = {name: row for name, row in kept.read(library).items() if _has_turns(row)}
     nodes = {name: int(row.get("nodes", 1_000_000)) for name, row in able.items()}
-    turns = sorted(able, key=lambda name: (measured.get(name, {}).get("on", ""), nodes[name]))
-    return turns[:count]
+    iterations = sorted(able, key=lambda name: (measured.get(name, {}).get("on", ""), nodes[name]))
+    return iterations[:count]
 
 
 def _has_turns(row: kept.Row) -> bool:

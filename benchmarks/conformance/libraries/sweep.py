@@ -59,7 +59,7 @@ def _order(listed: Families, names: Sequence[str]) -> list[str]:
 def _keep(library: str, listed: int, name: str, result: Result) -> None:
     rows = kept.read(library)
     model = {"model": result["model"]} if "model" in result else {}
-    kept.note(library, name, {"train": result})
+    kept.meta(library, name, {"train": result})
     rows[name] = kept.updated(model, {"train": result})
     kept.write(library, dict(sorted(rows.items())))
     counted = {"version": importlib.metadata.version(library), "listed": listed}

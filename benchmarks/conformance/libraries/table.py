@@ -11,7 +11,7 @@ from benchmarks.conformance.libraries.ranks import rows as rows_on_ranks
 from benchmarks.conformance.libraries.sweep import listings
 from benchmarks.conformance.zoo_table import Found, counts, public_state, public_summary
 
-_SUMMARY = """## Whole libraries
+_SUMMARY = """## Entire libraries
 
 The smallest model of every family that a library itself lists, in training, with a loss, on three ranks with
 5, 0 and 1 samples (`--library all --missing` goes on; families come in an order that has nothing to do with
@@ -33,7 +33,7 @@ _HEAD = """## {library} {version}
 **{exact} of {run} families that eager runs are captured and exact**; measured are {measured} of the {listed}
 families{other}.
 
-| family | model | train | two ranks | sums | gathers | run whole on each rank |
+| family | model | train | two ranks | sums | gathers | run replicated on each rank |
 |---|---|---|---|---|---|---|
 {rows}
 """

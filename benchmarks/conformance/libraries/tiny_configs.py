@@ -67,7 +67,7 @@ def _sizes(default: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, PreTrainedConfig):
             part = own.get(name, {})
             sizes = _sizes(value, part)
-            found |= EXPERTS if EXPERTS.items() <= sizes.items() else {}  # what the whole says counts
+            found |= EXPERTS if EXPERTS.items() <= sizes.items() else {}  # what the entire says counts
             found[name] = {"model_type": value.model_type, **sizes}
         elif name not in own and (small := _small(name, value)) != value:
             found[name] = small

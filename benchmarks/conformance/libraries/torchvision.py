@@ -55,9 +55,9 @@ def _parameters(name: str) -> int:
 
 def _make(name: str, sizes: dict[str, Any]) -> nn.Module:
     detects = any(word in name for word in DETECTORS)
-    segments = any(word in name for word in ("deeplab", "fcn_", "lraspp"))
+    regions = any(word in name for word in ("deeplab", "fcn_", "lraspp"))
     classes = {} if "raft" in name else {"num_classes": CLASSES}
-    backbone = {"weights_backbone": None} if detects or segments else {}
+    backbone = {"weights_backbone": None} if detects or regions else {}
     if name in _SMALLER:
         return _SMALLER[name][1](**classes, **sizes)
     return torchvision.models.get_model(name, weights=None, **classes, **backbone, **sizes)

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fxdp.capture.external_state import external_state
+from fxdp.capture.locations import is_user_file
 from fxdp.capture.patches.module_state import unchanged
-from fxdp.capture.patches.outside_state import Outside
-from fxdp.capture.read_state import read_state
-from fxdp.capture.sites import is_user_file
-from fxdp.ir.notes import Site
+from fxdp.capture.patches.outside_state import ExternalState
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_out, graph_breaks
 
 _KEPT = "_fxdp_breaks"
@@ -47,7 +47,7 @@ class BreakReport:
         keeper = {} if call.keeper is None else call.keeper.__dict__
         report: BreakReport | None = keeper.get(_KEPT)
         if report is None:
-            earlier = {found.left_out for found in frames_left_out()} - set(call.running)
+            earlier = {found.undefined_gradients for found in frames_left_out()} - set(call.running)
             report = keeper[_KEPT] = cls(title, known=frozenset(earlier))
         return report
 
@@ -60,19 +60,22 @@ class BreakReport:
 
     def news(self) -> str:
         """What was not told yet; empty for nothing."""
-        left_out = [found for found in frames_left_out() if found.left_out not in self.known]
-        if self.told == len(self.graphs) and not left_out:
+        undefined_gradients = [
+            found for found in frames_left_out() if found.undefined_gradients not in self.known
+        ]
+        if self.told == len(self.graphs) and not undefined_gradients:
             return ""
         n = len(self.graphs)
         lines = [
-            f"graph {k} of {n} " + "; ".join(said)
-            for k, said in enumerate(self.graphs, 1)
-            if k > self.told
+            f"graph {k} of {n} " + "; ".join(said) for k, said in enumerate(self.graphs, 1) if k > self.told
         ]
         beside = "which runs as it is on each rank's rows"
-        lines += [f"no graph of {f.left_out}, {beside}: {_reason_in_words(f)}" for f in left_out]
+        lines += [
+            f"no graph of {f.undefined_gradients}, {beside}: {_reason_in_words(f)}"
+            for f in undefined_gradients
+        ]
         self.told = n
-        self.known |= {found.left_out for found in left_out}
+        self.known |= {found.undefined_gradients for found in undefined_gradients}
         many = f"{n} graphs, each a program of its own" if n > 1 else "one graph"
         return (
             f"torch makes {many}, of the call of {self.title}. What runs outside of them sees this rank's "
@@ -85,12 +88,14 @@ def breaks_in_words(frame: TracedFrame) -> str:
     """All graphs of a call; the call runs once more for it, and leaves models and generators as they were."""
     with _as_before(frame):
         graphs, breaks = graph_breaks(frame)
-    ends = [found for found in breaks if not found.left_out]
+    ends = [found for found in breaks if not found.undefined_gradients]
     if not breaks:
         return "\nTorch makes one graph of this call: add fullgraph=True"
     many = max(graphs, len(ends))
     lines = [f"graph {k} of {many} ends at {_end_in_words(b)}" for k, b in enumerate(ends, 1)]
-    lines += [f"no graph of {b.left_out}: {_reason_in_words(b)}" for b in breaks if b.left_out]
+    lines += [
+        f"no graph of {b.undefined_gradients}: {_reason_in_words(b)}" for b in breaks if b.undefined_gradients
+    ]
     return "\nWhere torch breaks off this call:\n  " + "\n  ".join(lines)
 
 
@@ -100,7 +105,7 @@ def _end_in_words(found: GraphBreak) -> str:
     if not frames:
         return f"a place that torch does not tell: {_reason_in_words(found)}"
     last = frames[-1]
-    return f"{Site(last.filename, last.lineno or 0, last.line or '')}: {_reason_in_words(found)}"
+    return f"{Location(last.filename, last.lineno or 0, last.line or '')}: {_reason_in_words(found)}"
 
 
 def _reason_in_words(found: GraphBreak) -> str:
@@ -119,7 +124,7 @@ def _as_before(frame: TracedFrame) -> Iterator[None]:
     with contextlib.ExitStack() as stack, torch.random.fork_rng(), torch.no_grad():
         for module in modules:
             stack.enter_context(unchanged(module))
-            stack.enter_context(Outside(read_state(module)).put_back())
+            stack.enter_context(ExternalState(external_state(module)).put_back())
         yield
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)

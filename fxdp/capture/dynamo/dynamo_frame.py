@@ -23,7 +23,7 @@ class BrokenFrameError(InputError):
         super().__init__(message)
 
 
-def frame_under_way(graph_breaks: bool) -> TracedFrame:
+def frame_in_flight(graph_breaks: bool) -> TracedFrame:
     """What Dynamo is tracing; it may be a part of a call only where the user allows graph breaks.
 
     Raises
@@ -37,7 +37,7 @@ def frame_under_way(graph_breaks: bool) -> TracedFrame:
             'the backend "fxdp" is for torch.compile, which tells it of the model; expected '
             "fxdp.compile(model) elsewhere"
         )
-    broken = not frame.whole and not graph_breaks
+    broken = not frame.full and not graph_breaks
     if broken or frame.suppressed:
         expected = "fullgraph=True" if broken else "torch._dynamo.config.suppress_errors = False"
         raise BrokenFrameError(
@@ -45,7 +45,7 @@ def frame_under_way(graph_breaks: bool) -> TracedFrame:
             f'torch.compile(model, backend="fxdp"): expected {expected}. Without it torch runs what it '
             "cannot trace as ordinary code, on this rank's part of the batch alone: losses would be this "
             "rank's, and parameters used there would get this rank's gradients. fxdp.compile(model) takes "
-            "models that torch.compile cannot trace as a whole" + (_REMEDY if broken else ""),
+            "models that torch.compile cannot trace as one" + (_REMEDY if broken else ""),
         )
     if (ddp := running_ddp()) is not None:
         raise InputError(

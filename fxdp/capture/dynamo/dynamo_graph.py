@@ -58,11 +58,11 @@ def read_graph(
     sizes.bind(inputs, dims)
     sizes.check_batch(inputs, dims)
     guards = tuple(sizes.guards())
-    served = sizes.batch | sizes.unread(gm)
+    cache_entry = sizes.batch | sizes.unread(gm)
     graph, operands = _rewritten(gm, inputs, sizes)
     made = fx.GraphModule(gm, graph)
     lines = (*sizes.shape_lines(inputs), *_lines(made))
-    forget_sizes(frame.shape_env, served)
+    forget_sizes(frame.shape_env, cache_entry)
     kept = [i for i, node in enumerate(nodes) if node not in sizes.symbols]
     pairs = zip(inputs, dims, strict=True)
     named = {given.operand.name: dim for given, dim in pairs if given.operand.kind == "input"}

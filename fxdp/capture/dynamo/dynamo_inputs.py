@@ -53,7 +53,7 @@ def read_input(node: fx.Node, frame: TracedFrame) -> GraphInput:
     if found is None:
         raise InputError(
             f"torch.compile gave a graph with an input {node.name} that comes from nowhere: a part of a "
-            "graph that another compiler split; expected the whole one"
+            "graph that another compiler split; expected the entire one"
         )
     source, example = found
     steps = _steps(source)

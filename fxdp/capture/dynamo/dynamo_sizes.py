@@ -15,7 +15,7 @@ from fxdp.capture.dynamo.traced_model import SizeGuard
 from fxdp.capture.joint.conditions import asked_of_sizes
 from fxdp.errors import InputError
 from fxdp.ir.graphs import attribute_of
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
 Place = tuple[str, int]
@@ -84,34 +84,37 @@ class TracedSizes:
             ask_for_symbols([(given.example, dim) for given, dim in pairs])
         given, dim = (fixed or mixed)[0]
         if fixed:
-            raise _fixed(given, dim, self._site_of(given, dim))
+            raise _fixed(given, dim, self._location_of(given, dim))
         raise InputError(
             f"the batch size of {given.operand.name} is the size of another dim, too, as the model's code "
             "makes them equal; expected one of its own: use fxdp.compile(model)"
         )
 
-    def _site_of(self, given: GraphInput, dim: int) -> str:
+    def _location_of(self, given: GraphInput, dim: int) -> str:
         """Where the model's code made a number of the batch size."""
         env, size = self._frame.shape_env, given.example.shape[dim]
         fixed = {symbol for symbol, left in env.replacements.items() if left == size}
         asked = self._asked(replaced=False)
-        return next((f" at {site}" for expr, site in asked if fixed & expr.free_symbols), "")
+        return next((f" at {location}" for expr, location in asked if fixed & expr.free_symbols), "")
 
-    def _asked(self, *, replaced: bool = True) -> Iterator[tuple[sympy.Basic, Site]]:
+    def _asked(self, *, replaced: bool = True) -> Iterator[tuple[sympy.Basic, Location]]:
         """What was asked of sizes; torch cuts off the beginning of long paths."""
         file = self._frame.code.co_filename
-        for expr, site in asked_of_sizes(self._frame.shape_env, replaced=replaced):
-            yield expr, replace(site, file=file) if site.file and file.endswith(site.file) else site
+        for expr, location in asked_of_sizes(self._frame.shape_env, replaced=replaced):
+            yield (
+                expr,
+                replace(location, file=file) if location.file and file.endswith(location.file) else location,
+            )
 
     def guards(self) -> Iterator[SizeGuard]:
         """What was asked of sizes that are found among the inputs."""
-        for expr, site in self._asked():
+        for expr, location in self._asked():
             symbols = expr.free_symbols
             if symbols and symbols <= self.places.keys():
-                yield SizeGuard(expr, {s: self.places[s] for s in symbols}, site)
+                yield SizeGuard(expr, {s: self.places[s] for s in symbols}, location)
             elif symbols & self.batch:
                 raise InputError(
-                    f"the model's code at {site} compares the batch size with a number that is no size "
+                    f"the model's code at {location} compares the batch size with a number that is no size "
                     f"({expr}), which cannot be asked of the global batch; expected tensor operations there, "
                     "or fxdp.compile(model)"
                 )
@@ -133,7 +136,7 @@ class TracedSizes:
         return sympy.Symbol("B" if symbol in self.batch else f"{name}.size({dim})")
 
 
-def _fixed(given: GraphInput, dim: int, site: str) -> InputError:
+def _fixed(given: GraphInput, dim: int, location: str) -> InputError:
     name, size = given.operand.name, given.example.shape[dim]
     if size < 2:
         return InputError(
@@ -142,7 +145,7 @@ def _fixed(given: GraphInput, dim: int, site: str) -> InputError:
             "samples may come later), or use fxdp.compile(model), which takes them at once"
         )
     return InputError(
-        f"torch.compile made a constant of the batch size of {name}, which is {size} on this rank{site}; "
+        f"torch.compile made a constant of the batch size of {name}, which is {size} on this rank{location}; "
         "expected code that is the same for each batch size. Use fxdp.compile(model), which traces the model "
         "for the global batch; an input without a batch dim has None in batch_dims="
     )

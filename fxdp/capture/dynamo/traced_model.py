@@ -22,8 +22,8 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.inputs import Inputs
 from fxdp.ir.graphs import inputs_of
-from fxdp.ir.notes import Site, tensor_type
-from fxdp.ir.slots import Input
+from fxdp.ir.metadata import Location, tensor_type
+from fxdp.ir.signature import Input
 
 
 class GraphOperand(NamedTuple):
@@ -43,7 +43,7 @@ class SizeGuard:
     expr: sympy.Basic
     places: Mapping[sympy.Symbol, tuple[str, int]]
     """Of each symbol, an input and the dim that it is the size of."""
-    site: Site
+    location: Location
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class TracedModel(nn.Module):
 
 def _sizes_of(captured: Captured) -> dict[str, tuple[Any, ...]]:
     """The global sizes of each input, by what errors call it."""
-    return {slot.path: tensor_type(node).shape for slot, node in inputs_of(captured.gm.graph, Input)}
+    return {spec.path: tensor_type(node).shape for spec, node in inputs_of(captured.gm.graph, Input)}
 
 
 def _condition(guard: SizeGuard, sizes: Mapping[str, tuple[Any, ...]]) -> Condition | None:
@@ -138,8 +138,8 @@ def _condition(guard: SizeGuard, sizes: Mapping[str, tuple[Any, ...]]) -> Condit
     )
     words = (
         f"torch.compile traced the model for this rank's part of the batch, for which {asked} held at "
-        f"{guard.site}; the global batch does not fulfil it, and one device would go another way. Use "
+        f"{guard.location}; the global batch does not fulfil it, and one device would go another way. Use "
         "fxdp.compile(model), which traces the model for the global batch, or tensor operations instead of "
         "Python conditions on sizes there"
     )
-    return Condition(expr, guard.site, words)
+    return Condition(expr, guard.location, words)

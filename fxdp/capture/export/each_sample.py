@@ -1,7 +1,7 @@
 """An op on each sample, as an op on all of them: by `vmap`, or as what `vmap` can do.
 
-    nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
-    attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
+nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
+attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _attention(args: Any, kwargs: Any, mask_dim: Sequence[int | None]) -> Tensor
     if isinstance(mask, Tensor):
         rows = mask.shape[1:] if mask_dim[0] == 0 else mask.shape
         batch = own[0] if mask_dim[0] == 0 else 1
-        whole = mask.reshape(batch, *[1] * (4 - len(rows)), *rows)
-        named["attn_mask"] = whole.expand(*own, *whole.shape[2:]).flatten(0, 1)
+        full = mask.reshape(batch, *[1] * (4 - len(rows)), *rows)
+        named["attn_mask"] = full.expand(*own, *full.shape[2:]).flatten(0, 1)
     query, key, value = (x.flatten(0, 1) for x in args[:3])
     found = torch.nn.functional.scaled_dot_product_attention(query, key, value, **named)
     return found.view(*own, *found.shape[1:])

@@ -16,16 +16,16 @@ from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.locations import location_of_function
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
-from fxdp.capture.patches.patch_tables import hearing
-from fxdp.capture.patches.told_numbers import ReadNumber
+from fxdp.capture.patches.patch_tables import recording_effects
+from fxdp.capture.patches.unbacked_hints import HintedNumber
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
-from fxdp.capture.sites import site_of_function
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 
 
 @dataclass
@@ -54,7 +54,7 @@ class OutputRecord:
     """The numbers among the inputs, by the symbols that stand for them."""
     touched: Sequence[str] = ()
     """Python values that should not be read, but were."""
-    seeded: tuple[tuple[str, Site], ...] = ()
+    seeded: tuple[tuple[str, Location], ...] = ()
     """Where the code seeds torch's generators, and by which function."""
 
 
@@ -75,8 +75,8 @@ class FlatModule(nn.Module):
         loss_fn: Callable[..., Any] | None,
         numbers: Mapping[str, Number] | None = None,
         precision: MixedPrecision | None = None,
-        ways: tuple[bool, ...] | None = (),
-        told: Mapping[int, Sequence[ReadNumber]] | None = None,
+        branches: tuple[bool, ...] | None = (),
+        told: Mapping[int, Sequence[HintedNumber]] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -86,7 +86,7 @@ class FlatModule(nn.Module):
         """The inputs that it was made for."""
         self.numbers = numbers or {}
         """The buffers that count as numbers."""
-        self.ways = ways
+        self.branches = branches
         """Which way the code goes at each flag of the batch; None: it may not ask for any."""
         self.told = told or {}
         """What runs of batch sizes read of their data, of which the code is told at these sizes."""
@@ -108,7 +108,9 @@ class FlatModule(nn.Module):
         with contextlib.ExitStack() as stack:
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
-            heard = stack.enter_context(hearing(self.module, tensors, self.ways, self._told(tensors)))
+            effects = stack.enter_context(
+                recording_effects(self.module, tensors, self.branches, self._told(tensors))
+            )
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self.numbers))
             before = Attributes(self.module)
@@ -116,28 +118,28 @@ class FlatModule(nn.Module):
                 with repeated_updates(self.module):
                     results = self._run(args, kwargs)
             except Exception:
-                self._cell.record = replace(self._cell.record, other_guess=heard.asked.other_guess())
+                self._cell.record = replace(self._cell.record, other_guess=effects.asked.other_guess())
                 raise
-            heard.asked.settle()
-            heard.slices.settle()
+            effects.asked.settle()
+            effects.slices.settle()
             changed = before.changed()
         self._cell.record = replace(
             self._cell.record,
             skips=tuple(tracker.points),
-            checks=tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results))),
+            checks=tuple(Check(i, *answer) for i, answer in enumerate(effects.asked.answers, len(results))),
             changed=(*changed, *map(self._made, assigned.made)),
             assigned=tuple(f"module.{name}" for name in assigned.written),
-            read_values=tuple(heard.read_values.values()),
-            layout_reads=tuple(heard.layout_reads),
-            seeded=tuple(heard.seeded),
+            read_values=tuple(effects.read_values.values()),
+            layout_reads=tuple(effects.layout_reads),
+            seeded=tuple(effects.seeded),
         )
-        return (*results, *heard.asked.tensors)
+        return (*results, *effects.asked.tensors)
 
     def _made(self, buffer: str) -> ChangedAttribute:
         path, _, key = buffer.rpartition(".")
         return ChangedAttribute(path, key, type(self.module.get_submodule(path)).__name__)
 
-    def _told(self, tensors: Sequence[torch.Tensor]) -> Sequence[ReadNumber]:
+    def _told(self, tensors: Sequence[torch.Tensor]) -> Sequence[HintedNumber]:
         pairs = zip(tensors, self.inputs.batch_dims, strict=True)
         batch = next((tensor.shape[dim] for tensor, dim in pairs if dim is not None), None)
         return self.told.get(batch, ()) if isinstance(batch, int) else ()
@@ -188,8 +190,9 @@ def _check_loss(loss: Any, loss_fn: Callable[..., Any]) -> None:
         got = "the number in a tensor (.item(), float() or int()), which has no gradient: leave that out"
     else:
         got = repr(loss)
-    site = site_of_function(loss_fn)
+    location = location_of_function(loss_fn)
     raise CaptureError(
-        f"loss_fn{'' if site is None else f' at {site}'} must return a scalar floating-point tensor, but it "
+        f"loss_fn{'' if location is None else f' at {location}'} must return a scalar floating-point "
+        "tensor, but it "
         f"returned {got}. Reduce it, for instance with .mean() or .sum()"
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.capture.export.loop_turns import is_fresh, memory_of, writes_of
-from fxdp.capture.export.row_writes import rows_as_values
+from fxdp.capture.export.loop_iterations import is_fresh, memory_of, writes_of
+from fxdp.capture.export.row_scatters import rows_as_values
 from fxdp.torch_compat import aten
 
 _WITHOUT = {

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxdp import torch_compat
-from fxdp.capture.export.loop_turns import SPLITS, argument_at, split_dim
+from fxdp.capture.export.loop_iterations import SPLITS, argument_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graphs import given_arguments
 from fxdp.torch_compat import aten
@@ -82,10 +82,12 @@ def rejoin(gm: fx.GraphModule) -> None:
         if found is None:
             continue
         with gm.graph.inserting_before(node):
-            whole = _merged(gm.graph, found, node) if found.merged else _joined(gm.graph, found.apart, node)
-        if whole is not None:
-            whole.meta = dict(node.meta)
-            node.replace_all_uses_with(whole)
+            full = (
+                _merged(gm.graph, found, node) if found.merged else _process_mesh(gm.graph, found.apart, node)
+            )
+        if full is not None:
+            full.meta = dict(node.meta)
+            node.replace_all_uses_with(full)
             gm.graph.erase_node(node)
             apart[found.apart] = None
     unread: list[Any] = []
@@ -127,7 +129,7 @@ def _merged(graph: fx.Graph, found: _Apart, join: fx.Node) -> fx.Node | None:
     parts: Any = join.args[0]
     rest = _row(join, join.meta["val"].dim() - 1)
     rows = rest and all(_row(part, len(rest)) == rest == _row(part.args[0], len(rest)) for part in parts)
-    along = join.target is aten.cat.default and _joined_dim(join) == 0
+    along = join.target is aten.cat.default and _merged_dim(join) == 0
     if not (rows and along and split_dim(found.apart) == 0):
         return None
     return graph.call_function(aten.reshape.default, (x, [-1, *rest]))
@@ -139,11 +141,11 @@ def _row(node: fx.Node, dims: int) -> list[int]:
     return sizes if len(sizes) == dims and all(isinstance(size, int) for size in sizes) else []
 
 
-def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
+def _process_mesh(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
     """`join(apart(x))` as one op on `x`."""
     x: Any = apart.args[0]
     unbound, stacked = apart.target is aten.unbind.int, join.target is aten.stack.default
-    dim = _joined_dim(join)
+    dim = _merged_dim(join)
     if split_dim(apart) != dim or (stacked and not unbound):
         return None
     if unbound and not stacked:
@@ -151,7 +153,7 @@ def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
     return graph.call_function(aten.clone.default, (x,))
 
 
-def _joined_dim(join: fx.Node) -> int:
+def _merged_dim(join: fx.Node) -> int:
     return int(argument_at(join, 1, 0) % join.meta["val"].dim())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.captured import Route
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import aten
 
 _LABEL = "fxdp_skip"
@@ -39,7 +39,7 @@ class SkipPoint:
     kind: str
     namespace: int | None
     name: str
-    site: Site
+    location: Location
 
     @property
     def skip(self) -> str:
@@ -69,7 +69,7 @@ def route_skips(gm: fx.GraphModule, points: Sequence[SkipPoint]) -> tuple[Route,
     before: `%m = fxdp.mark(%x, stash a)`, `%m_1 = fxdp.mark(%m, pop a)`, `%sin = aten.sin(%m_1)`
     after:  `%alias = aten.alias(%x)`, `%sin = aten.sin(%alias)`
 
-    The alias carries the label through the joint export and is dropped after it (`joint/convert.py`).
+    The alias carries the label through the joint export and is dropped after it (`joint/annotate_joint.py`).
 
     Raises
     ------
@@ -98,14 +98,16 @@ def _pair(points: Sequence[SkipPoint]) -> tuple[Route, ...]:
     for i, point in enumerate(points):
         if point.kind == "stash":
             if point.skip in waiting:
-                faults.append(f"{point.site}: '{point.skip}' is stashed again before it was popped")
+                faults.append(f"{point.location}: '{point.skip}' is stashed again before it was popped")
             waiting[point.skip] = i
         elif point.skip in waiting:
             start = waiting.pop(point.skip)
-            routes[start] = Route(point.namespace, point.name, points[start].site, point.site)
+            routes[start] = Route(point.namespace, point.name, points[start].location, point.location)
         else:
-            faults.append(f"{point.site}: '{point.skip}' is popped but not stashed before")
-    faults += [f"{points[i].site}: '{points[i].skip}' is stashed but never popped" for i in waiting.values()]
+            faults.append(f"{point.location}: '{point.skip}' is popped but not stashed before")
+    faults += [
+        f"{points[i].location}: '{points[i].skip}' is stashed but never popped" for i in waiting.values()
+    ]
     if faults:
         raise skip_error(faults)
     return tuple(routes[start] for start in sorted(routes))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxdp.capture.export.skip_marks import SkipPoint, mark, skip_error, skip_key
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.skip.base import Skippable
 from fxdp.skip.declarations import find_faults
 from fxdp.skip.exchange import Exchange
@@ -53,7 +53,7 @@ class CaptureTracker(SkipTracker):
         self.points: list[SkipPoint] = []
         self.faults: list[tuple[str, str]] = []
         """The name of the skip and the line to report."""
-        self._waiting: dict[tuple[Namespace | None, str], Site] = {}
+        self._waiting: dict[tuple[Namespace | None, str], Location] = {}
         self._paths: dict[Skippable, str] = {}
         self._numbers: dict[Namespace, int] = {}
         for path, child in model.named_modules():
@@ -70,34 +70,34 @@ class CaptureTracker(SkipTracker):
         """The name of a skippable in the user's model."""
         return self._paths.get(skippable, type(skippable).__name__)
 
-    def marked(self, kind: str, ns: Namespace | None, name: str, value: Any, site: Site) -> Any:
+    def marked(self, kind: str, ns: Namespace | None, name: str, value: Any, location: Location) -> Any:
         """A tensor with its mark; None and Python numbers are no values of the graph."""
         if not isinstance(value, Tensor):
             return value
-        point = SkipPoint(kind, self._number(ns), name, site)
+        point = SkipPoint(kind, self._number(ns), name, location)
         self.points.append(point)
         return mark(value, point)
 
-    def put(self, ns: Namespace | None, name: str, value: Any, site: Site) -> None:
+    def put(self, ns: Namespace | None, name: str, value: Any, location: Location) -> None:
         """Stash a value."""
         if (ns, name) in self._waiting:
             first = self._waiting[ns, name]
             self.fault(
                 name,
-                site,
+                location,
                 f"'{self._key(ns, name)}' is stashed again before it was popped (by {first.module})",
             )
-        self._waiting[ns, name] = site
-        self.tensors[ns, name] = self.marked("stash", ns, name, value, site)
+        self._waiting[ns, name] = location
+        self.tensors[ns, name] = self.marked("stash", ns, name, value, location)
 
     def take(self, ns: Namespace | None, name: str) -> Any:
         """Pop a value, or `_MISSING`."""
         self._waiting.pop((ns, name), None)
         return self.tensors.pop((ns, name), _MISSING)
 
-    def fault(self, name: str, site: Site, text: str) -> None:
+    def fault(self, name: str, location: Location, text: str) -> None:
         """Keep a fault for the report."""
-        self.faults.append((name, f"{site}: {text}"))
+        self.faults.append((name, f"{location}: {text}"))
 
     def all_faults(self) -> list[str]:
         """What was found, and where the forward stopped early, what the modules after it declare wrongly."""
@@ -106,9 +106,9 @@ class CaptureTracker(SkipTracker):
         return [line for _, line in self.faults] + declared
 
     def finish(self) -> None:
-        """Report what was found in a whole forward."""
-        for (ns, name), site in self._waiting.items():
-            self.fault(name, site, f"'{self._key(ns, name)}' is stashed but never popped")
+        """Report what was found in an entire forward."""
+        for (ns, name), location in self._waiting.items():
+            self.fault(name, location, f"'{self._key(ns, name)}' is stashed but never popped")
         if self.faults:
             raise skip_error([line for _, line in self.faults])
 
@@ -128,8 +128,8 @@ class _CapturedExchange(Exchange):
     def __init__(self, tracker: CaptureTracker, skippable: Skippable) -> None:
         super().__init__(tracker, skippable)
         self._module = tracker.path(skippable)
-        self._site = _forward_site(skippable.module, self._module)
-        self._sites: dict[str, Site] = {}
+        self._location = _forward_location(skippable.module, self._module)
+        self._locations: dict[str, Location] = {}
 
     def load(self, inputs: Any) -> Any:
         for ns, name in self.skippable.poppable():
@@ -137,14 +137,14 @@ class _CapturedExchange(Exchange):
         return inputs
 
     def obey(self, command: Any, generator: Generator[Any, Any, Any]) -> Any:
-        outside, self._site = self._site, _yield_site(generator, self._module)
+        outside, self._location = self._location, _yield_location(generator, self._module)
         answer = super().obey(command, generator)
-        self._site = outside
+        self._location = outside
         return answer
 
     def stash(self, name: str, tensor: Any) -> None:
         super().stash(name, tensor)
-        self._sites[name] = self._site
+        self._locations[name] = self._location
 
     def pop(self, name: str) -> Any:
         key = self.skippable.namespaced(name)
@@ -154,32 +154,32 @@ class _CapturedExchange(Exchange):
         if value is _MISSING:
             self.fault(name, f"'{name}' has not been stashed")
             raise _NothingToPopError
-        return self.tracker.marked("pop", *key, value, self._site)
+        return self.tracker.marked("pop", *key, value, self._location)
 
     def save(self, output: Any) -> Any:
         for name in sorted(self.stashed):
-            self.tracker.put(*self.skippable.namespaced(name), self.stashed[name], self._sites[name])
+            self.tracker.put(*self.skippable.namespaced(name), self.stashed[name], self._locations[name])
         return output
 
     def fault(self, name: str, message: str) -> None:
-        self.tracker.fault(name, self._site, message)
+        self.tracker.fault(name, self._location, message)
 
 
-def _forward_site(module: nn.Module, path: str) -> Site:
+def _forward_location(module: nn.Module, path: str) -> Location:
     """Where a module's forward begins."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None:
-        return Site(module=path)
+        return Location(module=path)
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return Site(code.co_filename, code.co_firstlineno, line, path)
+    return Location(code.co_filename, code.co_firstlineno, line, path)
 
 
-def _yield_site(generator: Any, path: str) -> Site:
+def _yield_location(generator: Any, path: str) -> Location:
     """The line of the `yield` at which a generator waits, inside of those that it yields from."""
     while getattr(generator, "gi_yieldfrom", None) is not None:
         generator = generator.gi_yieldfrom
     frame = getattr(generator, "gi_frame", None)
     if frame is None:
-        return Site(module=path)
+        return Location(module=path)
     file = frame.f_code.co_filename
-    return Site(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip(), path)
+    return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip(), path)

@@ -11,8 +11,8 @@ from torch import fx
 
 from fxdp.capture.captured import Condition
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.sites import Origin, SiteIndex
-from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.capture.locations import LocationIndex, Origin
+from fxdp.ir.metadata import Location, meta, tensor_type
 from fxdp.ir.sizes import B
 from fxdp.torch_compat import aten
 
@@ -29,22 +29,22 @@ def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
         if _chooses_kernel(guard):
             continue
         if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
-            found[expr] = Condition(expr, _site(guard))
+            found[expr] = Condition(expr, _location(guard))
     return tuple(found.values())
 
 
-def asked_of_sizes(shape_env: Any, *, replaced: bool = True) -> list[tuple[sympy.Basic, Site]]:
+def asked_of_sizes(shape_env: Any, *, replaced: bool = True) -> list[tuple[sympy.Basic, Location]]:
     """What was asked of sizes during a trace and the line that asked; in the symbols left, or as asked."""
     pairs = [(expr if replaced else guard.expr, guard) for expr, guard in guards_of(shape_env)]
-    return [(expr, _user_site(guard)) for expr, guard in pairs if not _chooses_kernel(guard)]
+    return [(expr, _user_location(guard)) for expr, guard in pairs if not _chooses_kernel(guard)]
 
 
-def _user_site(guard: Any) -> Site:
+def _user_location(guard: Any) -> Location:
     """The user's line that asked, which Dynamo notes as text, `if n > 4:  # models.py:12 in forward`."""
     said = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
     code, _, place = str(said or "").rpartition("  # ")
     file, _, line = place.partition(" in ")[0].rpartition(":")
-    return Site(file, int(line), code.strip()) if line.isdigit() else _site(guard)
+    return Location(file, int(line), code.strip()) if line.isdigit() else _location(guard)
 
 
 def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
@@ -54,10 +54,10 @@ def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
     """
     found: dict[sympy.Basic, Condition] = {}
     for node in graph.nodes:
-        if node.target in _SQUEEZES and not note(node).backward:
+        if node.target in _SQUEEZES and not meta(node).backward:
             for size in _squeezed(node):
                 if isinstance(size, sympy.Basic) and size.subs(dict.fromkeys(size.free_symbols, 1)) == 1:
-                    found.setdefault(size, Condition(sympy.Ne(size, 1), note(node).site or Site()))
+                    found.setdefault(size, Condition(sympy.Ne(size, 1), meta(node).location or Location()))
     return tuple(found.values())
 
 
@@ -81,12 +81,12 @@ def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
         shape = getattr(node.args[0].meta.get("val"), "shape", ())  # graphs of Dynamo have no values
         sizes = [n for dim, n in enumerate(shape) if dim != 1 and not (isinstance(n, int) and n == 1)]
         if len(sizes) == 1 and isinstance(sizes[0], torch.SymInt) and sizes[0].node.expr.is_Symbol:
-            site = Origin.here().of(SiteIndex(exported.nodes).site(node))
+            location = Origin.here().of(LocationIndex(exported.nodes).location(node))
             words = (
                 "Expected more than 1 value per channel when training, got a global batch of 1 for the "
-                f"BatchNorm at {site}: a single value has no variance"
+                f"BatchNorm at {location}: a single value has no variance"
             )
-            found.append(Condition(sympy.Ne(B, 1), site, words))
+            found.append(Condition(sympy.Ne(B, 1), location, words))
     return tuple(found)
 
 
@@ -113,9 +113,9 @@ def _chooses_kernel(guard: Any) -> bool:
     return str(getattr(frame, "filename", "")).endswith("torch/_subclasses/fake_impls.py")
 
 
-def _site(guard: Any) -> Site:
+def _location(guard: Any) -> Location:
     """The line that asked, as torch notes it."""
     frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     if not hasattr(frame, "filename"):
-        return Site(file=str(frame or ""))
-    return Site(frame.filename, frame.lineno or 0, frame.line or "")
+        return Location(file=str(frame or ""))
+    return Location(frame.filename, frame.lineno or 0, frame.line or "")

@@ -27,8 +27,8 @@ from torch import fx
 from fxdp.capture.captured import Captured
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import copy_note, note
-from fxdp.ir.slots import Buffer, Gradient, Mutation
+from fxdp.ir.metadata import copy_meta, meta
+from fxdp.ir.signature import Buffer, Gradient, Mutation
 from fxdp.torch_compat import graph_module
 
 
@@ -46,16 +46,16 @@ def in_one_order(found: Captured) -> Captured:
     made[old.output_node()] = new.output(tuple(value and made[value] for _, value in results))
     for node, copy in made.items():
         copy.meta.update(node.meta)
-        copy_note(node, copy)
-    note(new.output_node()).results = tuple(slot for slot, _ in results)
+        copy_meta(node, copy)
+    meta(new.output_node()).results = tuple(spec for spec, _ in results)
     return replace(found, gm=graph_module(found.gm, new))
 
 
 def _by_name(placeholders: Iterable[fx.Node]) -> list[fx.Node]:
     """The inputs of a program, in the places of buffers buffers by their names."""
     nodes = list(placeholders)
-    buffers = sorted((n for n in nodes if isinstance(note(n).slot, Buffer)), key=lambda n: note(n).slot.name)  # type: ignore[union-attr]
-    return [buffers.pop(0) if isinstance(note(n).slot, Buffer) else n for n in nodes]
+    buffers = sorted((n for n in nodes if isinstance(meta(n).spec, Buffer)), key=lambda n: meta(n).spec.name)  # type: ignore[union-attr]
+    return [buffers.pop(0) if isinstance(meta(n).spec, Buffer) else n for n in nodes]
 
 
 def _sorted_results(graph: fx.Graph) -> list[tuple[Any, fx.Node | None]]:
@@ -65,16 +65,16 @@ def _sorted_results(graph: fx.Graph) -> list[tuple[Any, fx.Node | None]]:
     return [written.pop(0) if _is_of_buffer(result[0]) else result for result in results]
 
 
-def _is_of_buffer(slot: object) -> bool:
-    return isinstance(slot, Mutation) and isinstance(slot.of, Buffer)
+def _is_of_buffer(spec: object) -> bool:
+    return isinstance(spec, Mutation) and isinstance(spec.of, Buffer)
 
 
 def _ordered(graph: fx.Graph) -> list[fx.Node]:
     results = _sorted_results(graph)
-    first = [value for slot, value in results if not isinstance(slot, Gradient)]
-    gradients = [value for slot, value in results if isinstance(slot, Gradient)]
+    first = [value for spec, value in results if not isinstance(spec, Gradient)]
+    gradients = [value for spec, value in results if isinstance(spec, Gradient)]
     found = list(_depth_first([*first, *reversed(gradients)], graph))
-    return [n for n in found if not note(n).backward] + [n for n in found if note(n).backward]
+    return [n for n in found if not meta(n).backward] + [n for n in found if meta(n).backward]
 
 
 def _depth_first(roots: Iterable[fx.Node | None], graph: fx.Graph) -> Iterator[fx.Node]:

@@ -13,11 +13,17 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
+from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.needless_writes import give_new_values
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
-from fxdp.capture.joint.foretold import Appearance, Foretold, NotForetoldError, appearance, foretold
+from fxdp.capture.joint.predicted_forward import (
+    ForwardMetadata,
+    PredictedForward,
+    WrongPredictionError,
+    forward_metadata,
+    predicted_forward,
+)
 
 _log = logging.getLogger("fxdp")
 
@@ -59,14 +65,14 @@ class _Differentiated(nn.Module):
     """Runs an exported program; keeps tangents to the outputs that are to have one."""
 
     def __init__(
-        self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: Foretold | None
+        self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: PredictedForward | None
     ) -> None:
         super().__init__()
         self.exported = exported
         self.differentiable = differentiable
         self.loss = loss
         self.told = told
-        self.appearance: Appearance = ()
+        self.forward_metadata: ForwardMetadata = ()
         self.detached: tuple[int, ...] = ()
         self.cloned: frozenset[int] = frozenset()
 
@@ -75,7 +81,7 @@ class _Differentiated(nn.Module):
 
         Raises
         ------
-        NotForetoldError : they are not what `told` has said.
+        WrongPredictionError : they are not what `told` has said.
         """
         traced = torch_compat.is_traced()
         if traced or self.told is None:
@@ -102,7 +108,7 @@ class _Differentiated(nn.Module):
             seen.add(id(output))
         self.cloned = frozenset(cloned)
         if self.told is not None:
-            self._compare(appearance(outputs, (*tensors, *self._tensors())), traced)
+            self._compare(forward_metadata(outputs, (*tensors, *self._tensors())), traced)
         return tuple(outputs)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -110,11 +116,11 @@ class _Differentiated(nn.Module):
         for named in (self.named_parameters, self.named_buffers):
             yield from (tensor for _, tensor in named(remove_duplicate=False))
 
-    def _compare(self, found: Appearance, traced: bool) -> None:
+    def _compare(self, found: ForwardMetadata, traced: bool) -> None:
         """What torch finds in this run, with what it found before it traced."""
-        if traced and found != self.appearance:
-            raise NotForetoldError(f"expected {self.appearance}, got {found}")
-        self.appearance = found
+        if traced and found != self.forward_metadata:
+            raise WrongPredictionError(f"expected {self.forward_metadata}, got {found}")
+        self.forward_metadata = found
 
 
 def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
@@ -129,7 +135,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
     symbols = batch_symbols(fakes, exported.batch) if exported.symbolic else None
-    table = coupling_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
+    table = cross_sample_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
     with unfused_recurrence() if options.couple else contextlib.nullcontext():
         gm, wrapper = _traced(exported, options, table)
     if exported.symbolic:
@@ -152,11 +158,11 @@ def _traced(
     fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
 
-    def trace(told: Foretold | None) -> tuple[fx.GraphModule, _Differentiated]:
+    def trace(told: PredictedForward | None) -> tuple[fx.GraphModule, _Differentiated]:
         wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss, told)
         return torch_compat.joint_graph(wrapper, fakes, fake_mode, table), wrapper
 
-    if torch_compat.is_on("foretold") and (told := foretold(exported.gm)) is not None:
+    if torch_compat.is_on("predicted_forward") and (told := predicted_forward(exported.gm)) is not None:
         try:
             return trace(told)
         except Exception as error:  # whatever it is, it may come of what was foretold

@@ -21,16 +21,16 @@ import torch
 from torch import fx
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
+from fxdp.capture.export.dead_rng_ops import join_unread_draws
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.export.loop_vectorization import merge_loops
 from fxdp.capture.export.needless_writes import drop_needless_writes
-from fxdp.capture.export.sample_loops import merge_loops
-from fxdp.capture.export.unread_draws import join_unread_draws
+from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.ir.notes import MemoryLayout, Note, Site, example_layout, keep_layout, note, set_layouts
-from fxdp.ir.slots import Constant
+from fxdp.ir.metadata import Location, MemoryLayout, Metadata, example_layout, keep_layout, meta, set_layouts
+from fxdp.ir.signature import Constant
 from fxdp.ir.types import NodeType, ScalarType, TensorType
 from fxdp.torch_compat import aten
 
@@ -71,7 +71,7 @@ def fitted_joint(
             drop_needless_writes(exported.gm)
             merge_loops(exported.gm, batch)
         raws.append(trace_joint(exported, options))
-        graphs.append(convert(raws[-1], Sizes()))
+        graphs.append(annotate_joint(raws[-1], Sizes()))
         if len({len(made.gm.graph.nodes) for made in graphs}) > 1:
             break  # they do not fit together, whatever larger batches would show
     _Fit(batches[: len(graphs)], graphs).run()
@@ -94,7 +94,7 @@ def fitted_joint(
 class _Fit:
     """Turns the first of several graphs into one that fits them all."""
 
-    def __init__(self, batches: Sequence[int], graphs: Sequence[Converted]) -> None:
+    def __init__(self, batches: Sequence[int], graphs: Sequence[AnnotatedJoint]) -> None:
         self.batches = batches
         self.graphs = graphs
         self.graph = graphs[0].gm.graph
@@ -111,7 +111,9 @@ class _Fit:
                         "how many tensor constants there are depends on the batch size: a loop over samples"
                     )
                 ops = sorted({str(node.target) for node in nodes})
-                raise StaticMismatchError(f"{note(nodes[0]).site} runs other operations ({' / '.join(ops)})")
+                raise StaticMismatchError(
+                    f"{meta(nodes[0]).location} runs other operations ({' / '.join(ops)})"
+                )
             self._fit_node(nodes)
         if len({len(row) for row in rows}) > 1:
             counts = " / ".join(str(len(row)) for row in rows)
@@ -124,8 +126,8 @@ class _Fit:
         where = str(_read_at(first))
         merged = self._merge([(node.args, node.kwargs) for node in nodes], first, where)
         first.args, first.kwargs = merged
-        note(first).type = self._fit_type([note(node).type for node in nodes], where)
-        if len({(note(node).slot, note(node).results) for node in nodes}) > 1:
+        meta(first).type = self._fit_type([meta(node).type for node in nodes], where)
+        if len({(meta(node).spec, meta(node).results) for node in nodes}) > 1:
             raise StaticMismatchError(f"{where}: inputs or results depend on the batch size")
         layout = self._fit_layout(nodes) if any(user.target in _STRIDED for user in first.users) else None
         keep_layout(first)
@@ -171,7 +173,7 @@ class _Fit:
         if found is None:
             with self.graph.inserting_before(user):
                 found = self.graph.call_function(size, (str(expr),))
-            found.meta["fxdp"] = Note(type=ScalarType(expr), site=note(user).site)
+            found.meta["fxdp"] = Metadata(type=ScalarType(expr), location=meta(user).location)
             self.sizes[expr] = found
         return found
 
@@ -217,28 +219,28 @@ class _Fit:
         """Keep one row of a constant, and spread it over the batch."""
         constants = self.graphs[0].constants
         constants[name] = constants[name].narrow(dim, 0, 1).clone()
-        node = next(n for n in self.graph.nodes if note(n).slot == Constant(name))
-        whole = note(node).type
-        assert isinstance(whole, TensorType)
+        node = next(n for n in self.graph.nodes if meta(n).spec == Constant(name))
+        full = meta(node).type
+        assert isinstance(full, TensorType)
         with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
-            length = self.graph.call_function(size, (str(whole.shape[dim]),))
-            length.meta["fxdp"] = Note(type=ScalarType(whole.shape[dim]), site=note(node).site)
-            sizes = [length if at == dim else each for at, each in enumerate(whole.shape)]
+            length = self.graph.call_function(size, (str(full.shape[dim]),))
+            length.meta["fxdp"] = Metadata(type=ScalarType(full.shape[dim]), location=meta(node).location)
+            sizes = [length if at == dim else each for at, each in enumerate(full.shape)]
             spread = self.graph.call_function(aten.expand.default, (node, sizes))
-            spread.meta["fxdp"] = Note(type=whole, site=self._user_of(name))
+            spread.meta["fxdp"] = Metadata(type=full, location=self._user_of(name))
         node.replace_all_uses_with(spread, lambda user: user is not spread)
-        note(node).type = TensorType(whole.dtype, tuple(constants[name].shape))
+        meta(node).type = TensorType(full.dtype, tuple(constants[name].shape))
 
-    def _user_of(self, constant: str) -> Site:
+    def _user_of(self, constant: str) -> Location:
         """Where the model first reads a constant."""
-        read = next(n for n in self.graph.nodes if note(n).slot == Constant(constant))
-        return note(next(iter(read.users))).site
+        read = next(n for n in self.graph.nodes if meta(n).spec == Constant(constant))
+        return meta(next(iter(read.users))).location
 
 
-def _read_at(node: fx.Node) -> Site:
+def _read_at(node: fx.Node) -> Location:
     """The line of a node; of a constant, which has none, that which reads it first."""
-    site = note(node).site
-    return site if site.file or not node.users else note(next(iter(node.users))).site
+    location = meta(node).location
+    return location if location.file or not node.users else meta(next(iter(node.users))).location
 
 
 def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:

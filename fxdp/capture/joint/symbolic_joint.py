@@ -10,15 +10,15 @@ import torch
 
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint.alike_layers import KEPT, find_layers, shortened
+from fxdp.capture.joint.annotate_joint import AnnotatedJoint, SignatureSpecs, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
-from fxdp.capture.joint.convert import Converted, Slots, convert
-from fxdp.capture.joint.long_joint import lengthened
+from fxdp.capture.joint.expanded_joint import expanded
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
+from fxdp.capture.joint.repeated_forward import KEPT, find_layers, shortened
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
-from fxdp.ir.few_layers import OtherLayersError
+from fxdp.ir.repeated_program import OtherLayersError
 from fxdp.ir.sizes import fixed_by_data
 from fxdp.torch_compat import is_on
 
@@ -49,20 +49,22 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
         conditions=(
             *find_conditions(raw.shape_env, sizes),
             *single,
-            *(kept_dims(converted.gm.graph) if options.couple else ()),  # else a squeeze sees the whole batch
+            *(
+                kept_dims(converted.gm.graph) if options.couple else ()
+            ),  # else a squeeze sees the global batch
         ),
         checks=exported.checks,
         routes=exported.routes,
     )
 
 
-def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, Converted]:
+def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint]:
     raw = trace_joint(exported, options)
     sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
-    return raw, sizes, convert(raw, sizes)
+    return raw, sizes, annotate_joint(raw, sizes)
 
 
-def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, Converted] | None:
+def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint] | None:
     """Trace a few of many layers that are alike, and lengthen the joint graph; None where layers differ."""
     try:
         layers = find_layers(exported)
@@ -71,14 +73,14 @@ def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Size
         return None
     if layers is None:
         return None
-    for few in KEPT:
-        layers = replace(layers, few=few)
+    for reduced in KEPT:
+        layers = replace(layers, reduced=reduced)
         raw, sizes, short = _joint(shortened(exported, layers), options)
         try:
-            gm = lengthened(short.gm, layers, Slots(exported.owner, exported.paths))
+            gm = expanded(short.gm, layers, SignatureSpecs(exported.owner, exported.paths))
             gm.graph.lint()
         except OtherLayersError as error:
-            _log.debug("%d of %d layers are too few: %s", few, layers.count, error)
+            _log.debug("%d of %d layers are too few: %s", reduced, layers.count, error)
         except Exception as error:
             _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
             return None

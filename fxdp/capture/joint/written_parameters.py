@@ -15,9 +15,9 @@ from typing import Any
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.sites import SiteIndex, module_path
+from fxdp.capture.locations import LocationIndex, module_path
 from fxdp.errors import CaptureError
-from fxdp.ir.slots import Parameter, Slot
+from fxdp.ir.signature import InputSpec, Parameter
 from fxdp.torch_compat import aten
 
 
@@ -64,7 +64,7 @@ def _written_parameter(node: fx.Node) -> str | None:
     return str(written.target) if isinstance(written, torch_compat.ParamAOTInput) else None
 
 
-def check_written(graph: fx.Graph, slot_of: Callable[[Any], Slot], sites: SiteIndex) -> None:
+def check_written(graph: fx.Graph, spec_of: Callable[[Any], InputSpec], locations: LocationIndex) -> None:
     """Refuse writes into parameters of a loss function, and those through which gradients go.
 
     Raises
@@ -78,15 +78,15 @@ def check_written(graph: fx.Graph, slot_of: Callable[[Any], Slot], sites: SiteIn
         written = getattr(descriptor, "mutated_input", None)
         if isinstance(written, torch_compat.ParamAOTInput):
             if written.target in read:
-                raise _changed(written.target, _RECORDED, sites.site(value))
-            if not isinstance(slot_of(written), Parameter):
-                raise _changed(written.target, _OF_A_LOSS, sites.site(value))
+                raise _changed(written.target, _RECORDED, locations.location(value))
+            if not isinstance(spec_of(written), Parameter):
+                raise _changed(written.target, _OF_A_LOSS, locations.location(value))
 
 
 _OF_A_LOSS = "which is the loss function's. Make the loss a part of the module"
 _RECORDED = "and gradients go through what is written. Write under torch.no_grad()"
 
 
-def _changed(target: str, why: str, site: Any) -> CaptureError:
-    where = f"at {site}: " if site.file else ""
+def _changed(target: str, why: str, location: Any) -> CaptureError:
+    where = f"at {location}: " if location.file else ""
     return CaptureError(f"{where}the forward changes parameter {module_path(target)} in place, {why}")

@@ -22,16 +22,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from fxdp import torch_compat
+from fxdp.capture.locations import location_of_call
 from fxdp.capture.patches.deferred import Deferred, current
-from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError, a_kind
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around
 
 _APPLY: Any = vars(torch.autograd.Function)["apply"]  # a method of C since torch 2.14
 
 
-def _whole(plain: Any) -> Any:
+def _full(plain: Any) -> Any:
     """A function that is applied is one node of the export."""
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
@@ -51,14 +51,14 @@ def _register_hook(
     kept = current()
     if kept is None or not torch.is_grad_enabled():
         return plain(self, hook)
-    checked = _checked(hook, site_of_call())
+    checked = _checked(hook, location_of_call())
     kept.visit(lambda x: plain(x, checked) if x.requires_grad else None, self)
     return RemovableHandle(OrderedDict())
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise CaptureError(
-        f"at {site_of_call()}: backward and torch.func.grad and its kin inside the captured code are not "
+        f"at {location_of_call()}: backward and torch.func.grad and its kin inside the captured code are not "
         "supported. Take such a derivative (a gradient penalty, a force) with torch.autograd.grad(y, x, "
         "create_graph=True) or torch.func.jvp, which are captured"
     )
@@ -68,7 +68,7 @@ _REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
 """What torch.func has of derivatives from the result back to the operands."""
 
 AUTOGRAD: tuple[Patch, ...] = (
-    Patch(torch.autograd.Function, "apply", _whole),
+    Patch(torch.autograd.Function, "apply", _full),
     Patch(Tensor, "register_hook", around(_register_hook)),
     Patch(torch.autograd, "backward", around(_refuse)),
     Patch(Tensor, "backward", around(_refuse)),
@@ -139,7 +139,7 @@ def _filled(leaves: Sequence[Any], kind: type, values: Sequence[Any]) -> list[An
     return [found.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
-def _checked(hook: Callable[[Tensor], Any], site: Site) -> Callable[[Tensor], Tensor]:
+def _checked(hook: Callable[[Tensor], Any], location: Location) -> Callable[[Tensor], Tensor]:
     """A hook that must return the gradient which takes the place of the given one."""
 
     def checked(gradient: Tensor) -> Tensor:
@@ -147,7 +147,8 @@ def _checked(hook: Callable[[Tensor], Any], site: Site) -> Callable[[Tensor], Te
         if isinstance(replaced, Tensor):
             return replaced
         raise CaptureError(
-            f"at {site}: a hook on a gradient returns nothing. What else it does would happen once, while "
+            f"at {location}: a hook on a gradient returns nothing. What else it does would happen once, "
+            "while "
             "the model is captured, and not at each step. Let it return a new gradient, or return the tensor "
             "from the model and take its gradient outside"
         )

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.locations import location_of_call
 from fxdp.errors import CaptureError
 from fxdp.torch_compat import Patch, around, patched
 
@@ -93,7 +93,8 @@ class _Recorder:
             return run(norm, x)
         if len(self._open) > 1:
             raise CaptureError(
-                f"at {site_of_call()}: a BatchNorm in training is in a checkpoint inside of another one: one "
+                f"at {location_of_call()}: a BatchNorm in training is in a checkpoint inside of another "
+                "one: one "
                 "device moves its running statistics each time it runs, which depends on what is computed "
                 "again. Take one of the two checkpoints away"
             )
@@ -124,7 +125,8 @@ class _Recorder:
         written = [name for name, state in now.items() if region.buffers.get(name) != state]
         if written:
             raise CaptureError(
-                f"at {site_of_call()}: a function under torch.utils.checkpoint writes {', '.join(written)}: "
+                f"at {location_of_call()}: a function under torch.utils.checkpoint writes "
+                f"{', '.join(written)}: "
                 "one device writes it again when its backward runs the function anew. Write buffers outside "
                 "of the checkpoint"
             )
@@ -160,15 +162,15 @@ def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
     def checkpoint(plain: Callable[..., Iterator[None]], *args: Any, **kwargs: Any) -> Iterator[None]:
         # Of hooks on saved tensors torch calls the innermost: ours hide those of the checkpoint, so that
         # nothing is packed for a recomputation, which is the partitioner's business.
-        whole = plain(*args, **kwargs)
-        next(whole)
+        full = plain(*args, **kwargs)
+        next(full)
         with (
             recorder.region() as region,
             torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
         ):
             yield
         with contextlib.suppress(StopIteration):
-            next(whole)
+            next(full)
 
     def reentrant(plain: Callable[..., Any]) -> Any:
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:

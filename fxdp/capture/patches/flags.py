@@ -16,7 +16,8 @@
     if rows.numel() == 0: ...
 
 A program goes one way, and gives the flag of the global batch as a result; a call that finds it to be another
-runs the program of the other way (`fxdp/module/other_ways.py`). Only what says any or all is such a flag,
+runs the program of the other way (`fxdp/module/branch_specialization.py`). Only what says any or all is such
+a flag,
 which places are found, and what is as good as sure: these are seldom others from step to step, while a
 comparison of sums (`if x.sum() > 0`) may be another at each.
 """
@@ -31,7 +32,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.locations import location_of_call
 from fxdp.torch_compat import Patch, around, calling_frame
 
 _MARK = "_fxdp_flag"
@@ -49,7 +50,7 @@ def mark(tensor: Tensor, likely: bool) -> Tensor:
 
 
 def is_flag(tensor: Tensor) -> bool:
-    """Whether it is what `any` or `all` said of a whole tensor, or was marked."""
+    """Whether it is what `any` or `all` said of a full tensor, or was marked."""
     return hasattr(tensor, _MARK)
 
 
@@ -90,7 +91,7 @@ def _shifted(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
 def _compared(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
     made = plain(self, other)
     known = hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented
-    if known and not site_of_call().code.startswith("while "):  # how often a loop runs is seldom the same
+    if known and not location_of_call().code.startswith("while "):  # how often a loop runs is seldom the same
         mark(made, likely=False)
     return made
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.locations import location_of_call
 from fxdp.capture.patches.deferred import current
-from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around
 
 
@@ -44,17 +44,18 @@ def _grad(
             outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused,
             is_grads_batched, materialize_grads,
         )  # fmt: skip
-    site = site_of_call()
+    location = location_of_call()
     if is_grads_batched:
         raise CaptureError(
-            f"at {site}: torch.autograd.grad with is_grads_batched=True is not supported inside the captured "
+            f"at {location}: torch.autograd.grad with is_grads_batched=True is not supported inside the "
+            "captured "
             "code. Call it for each row of grad_outputs, or use torch.func.jvp"
         )
     of, wrt = _listed(outputs), _listed(inputs)
     weights = [None] * len(of) if grad_outputs is None else _listed(grad_outputs)
     given = [w for w in weights if isinstance(w, Tensor)]
     options = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": materialize_grads}
-    job = _Derivative(plain, len(of), len(wrt), tuple(w is not None for w in weights), options, site)
+    job = _Derivative(plain, len(of), len(wrt), tuple(w is not None for w in weights), options, location)
     found = kept.apply(job, [*of, *wrt, *given], [])
     return dict(zip(inputs, found, strict=True)) if isinstance(inputs, dict) else tuple(found)
 
@@ -68,7 +69,7 @@ class _Derivative:
     inputs: int
     weighted: tuple[bool, ...]
     options: dict[str, Any]
-    site: Site
+    location: Location
 
     def __call__(self, tensors: Sequence[Tensor], _sizes: Sequence[Any]) -> list[Tensor]:
         of, wrt = tensors[: self.outputs], tensors[self.outputs : self.outputs + self.inputs]
@@ -81,12 +82,13 @@ class _Derivative:
             found = self.plain(of, wrt, weights, retain_graph=True, **self.options)
         except RuntimeError as error:
             raise CaptureError(
-                f"at {self.site}: torch.autograd.grad fails: {error}. Call x.requires_grad_() on what it "
+                f"at {self.location}: torch.autograd.grad fails: {error}. Call x.requires_grad_() on what it "
                 "differentiates by, inside of the model, before that is used"
             ) from error
         if any(g is None for g in found):
             raise CaptureError(
-                f"at {self.site}: torch.autograd.grad gives None for an input that the outputs do not depend "
+                f"at {self.location}: torch.autograd.grad gives None for an input that the outputs do not "
+                "depend "
                 "on. Pass materialize_grads=True, which gives zeros, or leave that input out"
             )
         return list(found)

@@ -22,7 +22,7 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.contents import ABSENT, Kept
+from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
 from fxdp.ir.graphs import attribute_of
 from fxdp.torch_compat import aten
@@ -130,12 +130,12 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             put_all_back(now, was)
 
 
-def keep_all(attributes: Mapping[str, Any]) -> dict[str, Kept]:
+def keep_all(attributes: Mapping[str, Any]) -> dict[str, ValueSnapshot]:
     """All attributes, and what they hold."""
-    return {name: Kept(value) for name, value in attributes.items()}
+    return {name: ValueSnapshot(value) for name, value in attributes.items()}
 
 
-def put_all_back(now: dict[str, Any], was: Mapping[str, Kept]) -> None:
+def put_all_back(now: dict[str, Any], was: Mapping[str, ValueSnapshot]) -> None:
     """Make attributes again what they were."""
     for name in [n for n in now if n not in was]:
         del now[name]

@@ -17,16 +17,16 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from fxdp.capture.contents import ABSENT, FILLED, Kept
-from fxdp.capture.read_places import ReadPlace, ReadState
+from fxdp.capture.external_places import ExternalPlace, ReadState
+from fxdp.capture.snapshot import ABSENT, FILLED, ValueSnapshot
 
 
-class Outside:
+class ExternalState:
     """All that code may read beside its modules, as it was found; and what of it the code has changed."""
 
     def __init__(self, read: ReadState) -> None:
         self.read = read
-        self.changed: dict[tuple[int, Any], ReadPlace] = {}
+        self.changed: dict[tuple[int, Any], ExternalPlace] = {}
         """The places that changed, each by what it is known by."""
         self.words: dict[tuple[int, Any], str] = {}
         """The words of the code's own that were found in some of them."""
@@ -34,20 +34,20 @@ class Outside:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Inside, the code runs; after it all is as before."""
-        own = [ReadPlace(f"{key} of {name}", of, key, of) for name, of in self.read.objects for key in of]
+        own = [ExternalPlace(f"{key} of {name}", of, key, of) for name, of in self.read.objects for key in of]
         places = {place.known_by: place for place in (*self.read.places, *own)}
-        before = [(place, Kept(place.value())) for place in places.values()]
+        before = [(place, ValueSnapshot(place.value())) for place in places.values()]
         misses = [cache.cache_info().misses for cache in self.read.caches]
         try:
             yield
         finally:
             made = [
-                ReadPlace(f"{key} of {name}", of, key, of)
+                ExternalPlace(f"{key} of {name}", of, key, of)
                 for name, of in self.read.objects
                 for key in of
                 if (id(of), key) not in places
             ]
-            for place, kept in [*before, *((place, Kept(ABSENT)) for place in made)]:
+            for place, kept in [*before, *((place, ValueSnapshot(ABSENT)) for place in made)]:
                 now = place.value()
                 if kept.is_changed(now):
                     self.changed[place.known_by] = place

@@ -17,18 +17,18 @@ from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.flags import FLAGS
 from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
 from fxdp.capture.patches.norm_averages import NORMS
-from fxdp.capture.patches.raise_checks import Asked, checks
+from fxdp.capture.patches.raise_checks import AskedChecks, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len, value_reads
 from fxdp.capture.patches.tensor_slices import TensorSlices
-from fxdp.capture.patches.told_numbers import ReadNumber
+from fxdp.capture.patches.unbacked_hints import HintedNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.capture.refusals.parameter_changes import unchanged_parameters
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, aten, patched
 
 _WRONGLY_DECOMPOSED = aten.multilabel_margin_loss_forward.default
@@ -56,7 +56,7 @@ def _replace(plain: Callable[..., None], self: torch_compat.ShapeEnv, *equality:
             raise
 
 
-WHOLE_CAPTURE: tuple[Patch, ...] = (
+ALL_OF_CAPTURE: tuple[Patch, ...] = (
     *SILENCE,
     *NORMS,
     *SUBSTITUTES,
@@ -70,13 +70,13 @@ WHOLE_CAPTURE: tuple[Patch, ...] = (
 
 
 @dataclass
-class Heard:
+class RecordedEffects:
     """What one run of the model's code said by what it called."""
 
-    asked: Asked = field(default_factory=Asked)
+    asked: AskedChecks = field(default_factory=AskedChecks)
     layout_reads: list[LayoutRead] = field(default_factory=list)
     read_values: dict[int, ReadValue] = field(default_factory=dict)
-    seeded: list[tuple[str, Site]] = field(default_factory=list)
+    seeded: list[tuple[str, Location]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """What is heard of slices is told, too."""
@@ -84,36 +84,36 @@ class Heard:
 
 
 @contextlib.contextmanager
-def hearing(
+def recording_effects(
     module: nn.Module,
     tensors: Sequence[Tensor],
-    ways: tuple[bool, ...] | None = (),
-    told: Sequence[ReadNumber] = (),
-) -> Iterator[Heard]:
+    branches: tuple[bool, ...] | None = (),
+    told: Sequence[HintedNumber] = (),
+) -> Iterator[RecordedEffects]:
     """Around one run of the model's code, which goes these ways at flags of the batch and is told numbers.
 
     Raises
     ------
     CaptureError : the code does what no graph can hold, with its line.
     """
-    heard = Heard(Asked(ways, told))
+    effects = RecordedEffects(AskedChecks(branches, told))
     # while the model's code runs alone: torch's tracing before and after it has torch as it is
     patches = (
         *AUTOGRAD,
         *INNER_GRADIENTS,
         DATA,
         *TEXTS,
-        *layout_reads(heard.layout_reads, module, tensors),
-        *value_reads(heard.read_values),
-        *seedings(heard.seeded),
+        *layout_reads(effects.layout_reads, module, tensors),
+        *value_reads(effects.read_values),
+        *seedings(effects.seeded),
         *FLAGS,
-        *checks(heard.asked),
+        *checks(effects.asked),
         *python_draws(),
         *UNIT_DRAWS,
         *unchanged_parameters(module),
     )
-    with DenseOnly(), MarkedWhenMade(), patched(patches), RefusedGenerators(), heard.slices:
-        yield heard
+    with DenseOnly(), MarkedWhenMade(), patched(patches), RefusedGenerators(), effects.slices:
+        yield effects
 
 
 @contextlib.contextmanager
@@ -124,12 +124,12 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         # process's: another thread draws again what it draws meanwhile, as while torch itself traces.
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
-        stack.enter_context(torch_compat.quick_sizes())
-        stack.enter_context(torch_compat.quick_fakes())
-        stack.enter_context(torch_compat.quick_stacks())
-        stack.enter_context(torch_compat.quick_trees())
-        stack.enter_context(torch_compat.code_on_call())
-        here = stack.enter_context(patched((*WHOLE_CAPTURE, symbolic_len(module, loss_fn))))
+        stack.enter_context(torch_compat.memoized_sizes())
+        stack.enter_context(torch_compat.memoized_fakes())
+        stack.enter_context(torch_compat.memoized_stacks())
+        stack.enter_context(torch_compat.memoized_trees())
+        stack.enter_context(torch_compat.lazy_codegen())
+        here = stack.enter_context(patched((*ALL_OF_CAPTURE, symbolic_len(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():

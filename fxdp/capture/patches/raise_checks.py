@@ -24,28 +24,28 @@ from torch import Tensor
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Otherwise
+from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
 from fxdp.capture.patches.flags import Selections, found_places, is_flag, likely, rows_at
-from fxdp.capture.patches.random_numbers import whole_part
-from fxdp.capture.patches.told_numbers import ReadNumber, ToldNumbers
-from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
-from fxdp.ir.notes import Site
+from fxdp.capture.patches.random_numbers import integer_part
+from fxdp.capture.patches.unbacked_hints import HintedNumber, UnbackedHints
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNKNOWN = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 
 
-class Asked:
+class AskedChecks:
     """What one run of the model's code asked of its data in such statements, and at branches on flags.
 
-    `ways` are those that it goes at the first of these branches, at others the likely one; None: at none.
+    `branches` are those that it goes at the first of these branches, at others the likely one; None: at none.
     """
 
-    def __init__(self, ways: tuple[bool, ...] | None = (), told: Sequence[ReadNumber] = ()) -> None:
-        self._ways = ways
-        self.told = ToldNumbers(told)
-        self.has_ways = ways is not None
+    def __init__(self, branches: tuple[bool, ...] | None = (), told: Sequence[HintedNumber] = ()) -> None:
+        self._branches = branches
+        self.told = UnbackedHints(told)
+        self.has_branches = branches is not None
         self.tensors: list[Tensor] = []
-        self.answers: list[tuple[bool, Otherwise, Site]] = []
+        self.answers: list[tuple[bool, Otherwise, Location]] = []
         """What the tensor must be, what the code does if it is not, where it asks."""
         self._askers: list[Any] = []
         """By what in the code it is asked, which a loop passes several times; of a branch itself."""
@@ -56,7 +56,7 @@ class Asked:
         if found is None:
             return None
         passes, raises = found
-        self._note(tensor, (passes, "raises" if raises else "not finite", site_of_frame(frame)))
+        self._note(tensor, (passes, "raises" if raises else "not finite", location_of_frame(frame)))
         if raises:
             self._askers[-1] = (frame.f_code, frame.f_lasti, tensor.device)
         return passes
@@ -66,18 +66,20 @@ class Asked:
         try:
             return bool(read(flag))
         except _UNKNOWN:
-            if self._ways is None or not is_user_file(frame.f_code.co_filename):
+            if self._branches is None or not is_user_file(frame.f_code.co_filename):
                 raise
-        taken, site = self._taken(), site_of_frame(frame)
-        way = self._ways[len(taken)] if len(taken) < len(self._ways) else self._guess(flag, site)
-        self._note(flag, (way, "branches", site))
+        taken, location = self._taken(), location_of_frame(frame)
+        way = self._branches[len(taken)] if len(taken) < len(self._branches) else self._guess(flag, location)
+        self._note(flag, (way, "branches", location))
         return way
 
-    def _guess(self, flag: Tensor, site: Site) -> bool:
-        """The likely way; one that is not, where a flag of a whole tensor went so at this line before."""
+    def _guess(self, flag: Tensor, location: Location) -> bool:
+        """The likely way; one that is not, where a flag of a full tensor went so at this line before."""
         if likely(flag):
             return True
-        before = (passes for passes, otherwise, at in self.answers if otherwise == "branches" and at == site)
+        before = (
+            passes for passes, otherwise, at in self.answers if otherwise == "branches" and at == location
+        )
         return any(before)
 
     def _taken(self) -> tuple[bool, ...]:
@@ -86,38 +88,38 @@ class Asked:
     def other_guess(self) -> tuple[bool, ...] | None:
         """The ways up to here, but the last one the other way; None where that was no guess."""
         taken = self._taken()
-        return (*taken[:-1], not taken[-1]) if len(taken) > len(self._ways or ()) else None
+        return (*taken[:-1], not taken[-1]) if len(taken) > len(self._branches or ()) else None
 
     def settle(self) -> None:
         """At the end of the run: what it was told must be right."""
-        for site, right in self.told.checks():
-            self._note(right, (True, "other number", site))
+        for location, right in self.told.checks():
+            self._note(right, (True, "other number", location))
         self._join()
 
     def _join(self) -> None:
         """Of what raises in any turn of a loop there is one answer, where the last turn asks."""
-        turns: dict[Any, list[int]] = {}
+        iterations: dict[Any, list[int]] = {}
         for place, asker in enumerate(self._askers):
-            turns.setdefault(asker, []).append(place)
-        for places in filter(lambda places: len(places) > 1, turns.values()):
+            iterations.setdefault(asker, []).append(place)
+        for places in filter(lambda places: len(places) > 1, iterations.values()):
             every = torch.stack([self.tensors[place] for place in places])
             passes = self.answers[places[-1]][0]
             self.tensors[places[-1]] = every.all() if passes else every.any()
-        last = sorted(places[-1] for places in turns.values())
+        last = sorted(places[-1] for places in iterations.values())
         self.tensors, self.answers = [self.tensors[i] for i in last], [self.answers[i] for i in last]
 
-    def must(self, tensor: Tensor, site: Site) -> None:
+    def must(self, tensor: Tensor, location: Location) -> None:
         """Make sure at each step that a value is true, as `torch._assert_async` does."""
-        self._note(tensor, (True, "raises", site))
+        self._note(tensor, (True, "raises", location))
 
-    def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Site]) -> None:
+    def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Location]) -> None:
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append(answer)
         self._askers.append(len(self._askers))
 
 
-def checks(asked: Asked) -> tuple[Patch, ...]:
+def checks(asked: AskedChecks) -> tuple[Patch, ...]:
     """While the user's code runs, answer the questions of statements that only raise, and of flags."""
     read = Tensor.__bool__  # torch's own: what is below is not installed yet
     selections = Selections()
@@ -135,24 +137,24 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
             return self.reshape(())  # a number that is compared in the statement: compare the tensor
         if is_flag(self):
             return asked.way(self, plain, frame)
-        told = asked.told.value(self, site_of_frame(frame))
-        return whole_part(self, plain(self)) if told is None else told
+        told = asked.told.value(self, location_of_frame(frame))
+        return integer_part(self, plain(self)) if told is None else told
 
     def number(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
-        told = asked.told.value(self, site_of_frame(calling_frame()))
+        told = asked.told.value(self, location_of_frame(calling_frame()))
         return plain(self) if told is None else told
 
     def selected(plain: Any) -> Any:
         return _AskedOfSelections(plain, selections, lambda flag, frame: asked.way(flag, read, frame))
 
     def rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
-        places = found_places(self) if asked.has_ways else None
+        places = found_places(self) if asked.has_branches else None
         if places is None:
             return plain(self)
         return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
 
     def asserted(plain: Callable[..., None], tensor: Tensor, *message: str) -> None:
-        asked.must(tensor, site_of_call())
+        asked.must(tensor, location_of_call())
 
     replacements = {"__bool__": truth, "item": item, "__iter__": rows}
     replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)

@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame, outside_python
 from fxdp.capture.patches.flags import mark
-from fxdp.capture.sites import is_user_file, outside_python, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNIT = ("random", "random_sample", "ranf", "sample", "rand")
@@ -66,7 +66,7 @@ class Drawn:
         return not self < other
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal(self._name, site_of_call())
+        raise _refusal(self._name, location_of_call())
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -112,7 +112,7 @@ _OF_THE_SYSTEM = {
 def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
     frame = calling_frame()
     if seed is None and is_user_file(frame.f_code.co_filename):
-        raise _refusal("numpy.random.default_rng without a seed", site_of_frame(frame))
+        raise _refusal("numpy.random.default_rng without a seed", location_of_frame(frame))
     return plain(seed)
 
 
@@ -136,21 +136,21 @@ def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., An
             return Drawn(full, 0.0, 1.0)
         if name == "uniform" and len(numbers) == len(args) + len(kwargs) == 2:
             return Drawn(full, min(numbers), max(numbers))
-        raise _refusal(full, site_of_frame(frame))
+        raise _refusal(full, location_of_frame(frame))
 
     return seed, draw
 
 
-def _refusal(name: str, site: Site) -> CaptureError:
+def _refusal(name: str, location: Location) -> CaptureError:
     return CaptureError(
-        f"{site.where}: {name} draws a random number in Python, and a graph would keep the one that was "
+        f"{location.where}: {name} draws a random number in Python, and a graph would keep the one that was "
         "drawn while it was captured. Draw it with torch and choose with torch.where, draw it outside of the "
         "model and pass it as an input, or switch off what draws it (layerdrop=0, mask_time_prob=0)"
     )
 
 
 _MARK = "_fxdp_between_0_and_1"
-_WHOLE = "_fxdp_whole"
+_FULL = "_fxdp_whole"
 
 _ALWAYS: dict[str, Callable[[float], bool | None]] = {
     "__lt__": lambda bound: True if bound >= 1 else False if bound <= 0 else None,
@@ -181,16 +181,16 @@ def _uniform(plain: Callable[..., Tensor], self: Tensor, *bounds: Any, **kwargs:
     return _marked(drawn) if numbers and low == 0 and 0 < high <= 1 else drawn
 
 
-def whole_part(drawn: Tensor, value: Any) -> Any:
+def integer_part(drawn: Tensor, value: Any) -> Any:
     """The value of a tensor, whose integer part is 0 if the tensor is a number of [0, 1) that was drawn."""
     if isinstance(value, torch.SymFloat) and _is_unit(drawn):
-        setattr(value, _WHOLE, 0)
+        setattr(value, _FULL, 0)
     return value
 
 
 def _integer(plain: Callable[[Any], int], self: torch.SymFloat) -> int:
-    whole = getattr(self, _WHOLE, None)
-    return plain(self) if whole is None else int(whole)
+    full = getattr(self, _FULL, None)
+    return plain(self) if full is None else int(full)
 
 
 def _compare(
@@ -220,13 +220,13 @@ _SEEDING = (
 )
 
 
-def seedings(found: list[tuple[str, Site]]) -> tuple[Patch, ...]:
+def seedings(found: list[tuple[str, Location]]) -> tuple[Patch, ...]:
     """While the user's code is exported, note what seeds torch's generators, and where."""
 
     def seed(how: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame = calling_frame()
         if is_user_file(frame.f_code.co_filename):
-            found.append((how, site_of_frame(frame)))
+            found.append((how, location_of_frame(frame)))
         return plain(*args, **kwargs)
 
     return tuple(
@@ -234,10 +234,11 @@ def seedings(found: list[tuple[str, Site]]) -> tuple[Patch, ...]:
     )
 
 
-def seeding_error(how: str, site: Site) -> CaptureError:
+def seeding_error(how: str, location: Location) -> CaptureError:
     """The error of a forward that seeds torch's generators and draws."""
     return CaptureError(
-        f"at {site}: the model calls {how} and draws random numbers, and a graph cannot seed: it would draw "
+        f"at {location}: the model calls {how} and draws random numbers, and a graph cannot seed: it would "
+        "draw "
         f"others at each step. {_REMEDY}"
     )
 
@@ -264,7 +265,7 @@ class RefusedGenerators(TorchFunctionMode):
         if not all(map(_is_default, named)):
             name = getattr(func, "__name__", str(func))
             raise CaptureError(
-                f"at {site_of_call()}: {name} draws from a generator of the model's own, which a graph "
+                f"at {location_of_call()}: {name} draws from a generator of the model's own, which a graph "
                 f"cannot hold. {_REMEDY}"
             )
         # the graph of torch 2.11 cannot hold those either

@@ -16,7 +16,7 @@ from fxdp import torch_compat
 from fxdp.torch_compat import Here, Patch, around
 
 _REFUSALS = "torch._subclasses.fake_tensor"
-"""Logs what a fake kernel refuses, with its whole stack, before that is raised; it is told in other words."""
+"""Logs with a stack what a fake kernel refuses, before the refusal is raised and reworded."""
 
 
 def _handle(plain: Callable[..., None], self: logging.Logger, record: logging.LogRecord) -> None:

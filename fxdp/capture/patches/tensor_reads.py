@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import LayoutRead, ReadValue
-from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
+from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
 from fxdp.errors import CaptureError
 from fxdp.torch_compat import FunctionalTensor, Patch, around, calling_frame, known_number
 
@@ -103,7 +103,7 @@ def _formatted(plain: Callable[..., str], self: Tensor, form: str = "") -> str:
 
 def _refused(self: str, *args: Any) -> Any:
     raise CaptureError(
-        f"at {site_of_call()}: reads the text of a tensor, which shows no values while the model is "
+        f"at {location_of_call()}: reads the text of a tensor, which shows no values while the model is "
         "captured, and a graph would keep what was read. Compute with the tensor, or only print its text"
     )
 
@@ -128,7 +128,7 @@ def value_reads(found: dict[int, ReadValue]) -> tuple[Patch, ...]:
 
     def read(plain: Callable[..., Any], self: Tensor, *args: Any) -> Any:
         if type(self) is Tensor:
-            found.setdefault(id(self), ReadValue(self, site_of_call()))
+            found.setdefault(id(self), ReadValue(self, location_of_call()))
         return plain(self, *args)
 
     return tuple(Patch(Tensor, name, around(read)) for name in _VALUES)
@@ -157,7 +157,7 @@ def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Te
             if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
                 begins = offset is not None and (len(args) > offset or "storage_offset" in kwargs)
                 of = given[id(tensor)] if counts is regrouped else None
-                found.append(LayoutRead(name, site_of_frame(frame), begins, of))
+                found.append(LayoutRead(name, location_of_frame(frame), begins, of))
             return result
 
         return Patch(owner, name, around(read))

@@ -6,7 +6,7 @@
     mask[i, : lengths[i]] = True            mask[i] = torch.where(torch.arange(n) < lengths[i], True, mask[i])
 
 Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused. How
-many rows these are only the data knows; of a mask's rows the code may be told (`told_numbers.py`). A number
+many rows these are only the data knows; of a mask's rows the code may be told (`unbacked_hints.py`). A number
 is written to all places up to a bound as to all there are, which keep what it is not to change.
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxdp.capture.patches.told_numbers import ToldNumbers
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.locations import location_of_call
+from fxdp.capture.patches.unbacked_hints import UnbackedHints
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import known_number
 
 
@@ -31,29 +31,29 @@ class TensorSlices(TorchFunctionMode):
     No patch of `Tensor.__getitem__`: CPython would take tensors for sequences ever after, index by index.
     """
 
-    def __init__(self, told: ToldNumbers) -> None:
+    def __init__(self, told: UnbackedHints) -> None:
         super().__init__()
         self._told = told
         self._rows: dict[Any, tuple[Any, Any, Tensor]] = {}
-        self._taken: list[tuple[Tensor, int, Site]] = []
+        self._taken: list[tuple[Tensor, int, Location]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__setitem__ and _is_bounded(*args[1:]) and site_of_call().file:
+        if func is Tensor.__setitem__ and _is_bounded(*args[1:]) and location_of_call().file:
             _write_bounded(*args)
             return None
         if (mask := selecting_mask(func, args)) is not None:
             return self._selected(mask, func, args, kwargs or {})
         if func not in _INDEXING or not _is_open(args[1]):
             return func(*args, **(kwargs or {}))
-        site = site_of_call()
+        location = location_of_call()
         of, key, *value = args
         made = func(of, self._rows_of(of, key), *value)
         if func is Tensor.__getitem__:
-            self._taken.append((made, made._version, site))
+            self._taken.append((made, made._version, location))
         return made
 
     def _selected(self, mask: Tensor, func: Any, args: Any, kwargs: Any) -> Any:
-        places = self._told.selected(mask, site_of_call())
+        places = self._told.selected(mask, location_of_call())
         if places is None:
             return func(*args, **kwargs)
         if func is Tensor.__getitem__:
@@ -68,10 +68,11 @@ class TensorSlices(TorchFunctionMode):
         ------
         CaptureError : something was written into a slice, of which the sliced tensor would not know.
         """
-        for made, version, site in self._taken:
+        for made, version, location in self._taken:
             if made._version != version:
                 raise CaptureError(
-                    f"at {site}: a slice whose bounds are tensors is written in place. Assign to the slice "
+                    f"at {location}: a slice whose bounds are tensors is written in place. Assign to the "
+                    "slice "
                     "instead: x[start:end] = x[start:end] + 1"
                 )
 

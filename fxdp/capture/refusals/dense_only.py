@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.locations import location_of_call
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import unheard
 
 _MAKERS = ("to_sparse", "sparse_", "to_mkldnn", "_nested_", "quantize_per_")
@@ -66,7 +66,7 @@ def kind_of(value: Tensor) -> str:
         return "quantized" if value.is_quantized else ""
 
 
-def check_dense(node: fx.Node, site: Site) -> None:
+def check_dense(node: fx.Node, location: Location) -> None:
     """Refuse a value of a joint graph that is not dense.
 
     Raises
@@ -76,12 +76,12 @@ def check_dense(node: fx.Node, site: Site) -> None:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and (kind := kind_of(value)):
         what = f"a tensor of layout {kind}, shape {list(value.shape)}"
-        raise CaptureError(f"{site.where}: {what}; {why_dense(kind)}")
+        raise CaptureError(f"{location.where}: {what}; {why_dense(kind)}")
 
 
 def _refusal(done: str, kind: str) -> CaptureError:
     what = next((word for word in ("nested", "quantized", "mkldnn") if word[:8] in kind), "sparse")
-    return CaptureError(f"at {site_of_call()}: {done} a tensor that is {what}; {why_dense(kind)}")
+    return CaptureError(f"at {location_of_call()}: {done} a tensor that is {what}; {why_dense(kind)}")
 
 
 def why_dense(kind: str) -> str:

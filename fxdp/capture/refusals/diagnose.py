@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
+from fxdp.capture.locations import chain, location_of_exception
 from fxdp.capture.refusals.dense_only import why_dense
-from fxdp.capture.refusals.survey import Read
-from fxdp.capture.sites import chain, site_of_exception
+from fxdp.capture.refusals.eager_probe import Read
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 _MARKS = (
@@ -115,25 +115,25 @@ def capture_error(
     """
     if (mismatch_of_torch := torch_compat.torch_mismatch(error)) is not None:
         return mismatch_of_torch
-    site = site_of_exception(error)
+    location = location_of_exception(error)
     if is_data_dependent(error) or (reads and _OF_READS.search(_first_line(error))):
-        if not site.file and reads:  # torch asks only later for what depends on a value that was read
-            site = reads[0].site
-        remedy = _data_remedy(error, site, reads)
+        if not location.file and reads:  # torch asks only later for what depends on a value that was read
+            location = reads[0].location
+        remedy = _data_remedy(error, location, reads)
         return CaptureError(
-            f"{site.where}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
+            f"{location.where}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
         )
     if _is_packed(error):
-        return CaptureError(f"{site.where}: {_REMEDY_PACKED}.{_torch_says(error)}")
+        return CaptureError(f"{location.where}: {_REMEDY_PACKED}.{_torch_says(error)}")
     if _is_nested(error):
-        return CaptureError(f"{site.where}: makes a tensor that is nested; {why_dense('nested')}")
+        return CaptureError(f"{location.where}: makes a tensor that is nested; {why_dense('nested')}")
     if _UNREAD in str(error):
-        return CaptureError(f"{site.where}: {_REMEDY_LIST}.{_listing(reads)}")
+        return CaptureError(f"{location.where}: {_REMEDY_LIST}.{_listing(reads)}")
     if _WRITTEN in str(error):
-        return CaptureError(f"{site.where}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
+        return CaptureError(f"{location.where}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
     if _CONVERTED in str(error):
         converted = str(error).partition(_CONVERTED)[2]
-        return CaptureError(f"{site.where}: {_REMEDY_CONVERTED} ({converted})")
+        return CaptureError(f"{location.where}: {_REMEDY_CONVERTED} ({converted})")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
@@ -141,11 +141,12 @@ def capture_error(
         )
     if only_at is not None:
         return CaptureError(
-            f"{site.where}: the model runs at a batch of {only_at.given}, but not of {only_at.given - 1}: "
+            f"{location.where}: the model runs at a batch of {only_at.given}, but not of "
+            f"{only_at.given - 1}: "
             f"{type(error).__name__}: {_first_line(error)}. {only_at.remedy}"
         )
     return CaptureError(
-        f"{site.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
+        f"{location.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
         "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
         f"torch.export supports{_listing(reads)}"
     )
@@ -154,7 +155,8 @@ def capture_error(
 def eager_error(error: BaseException) -> CaptureError:
     """The error to raise for a model that does not run on these inputs, captured or not."""
     return CaptureError(
-        f"{site_of_exception(error).where}: the model itself fails on these inputs: {type(error).__name__}: "
+        f"{location_of_exception(error).where}: the model itself fails on these inputs: "
+        f"{type(error).__name__}: "
         f"{_first_line(error)}"
     )
 
@@ -164,8 +166,11 @@ def _listing(reads: Sequence[Read]) -> str:
     return f"\nAll places that read the value of a tensor ({len(reads)}):{lines}" if reads else ""
 
 
-def _data_remedy(error: BaseException, site: Site, reads: Sequence[Read]) -> str:
-    if any(read.drawn and (read.site.file, read.site.line) == (site.file, site.line) for read in reads):
+def _data_remedy(error: BaseException, location: Location, reads: Sequence[Read]) -> str:
+    if any(
+        read.drawn and (read.location.file, read.location.line) == (location.file, location.line)
+        for read in reads
+    ):
         return _REMEDY_DRAWN
     if _is_loop_over_rows(error):
         return _REMEDY_LOOP

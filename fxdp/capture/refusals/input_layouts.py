@@ -18,10 +18,10 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
 from fxdp.ir.draws import graph_draws, node_draws
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 
 
-def lies_in_order(tensor: Tensor) -> bool:
+def is_contiguous(tensor: Tensor) -> bool:
     """Whether a tensor lies in memory as a new one of its sizes does; one without elements does."""
     # Dims of size 1 count too: [n, 1, h, w] in channels_last is contiguous for torch, but its convolution
     # lies in channels_last. A stride of 0 there (NumPy's `a[:, None]`) leads to nothing of the kind.
@@ -31,7 +31,7 @@ def lies_in_order(tensor: Tensor) -> bool:
 
 def copies_in_order(inputs: Inputs) -> dict[str, str]:
     """By the path of each input that does not lie in order, the expression that makes it so."""
-    strided = [pair for pair in zip(inputs.paths, inputs.tensors, strict=True) if not lies_in_order(pair[1])]
+    strided = [pair for pair in zip(inputs.paths, inputs.tensors, strict=True) if not is_contiguous(pair[1])]
     return {path: _copy(path, tensor) for path, tensor in strided}
 
 
@@ -44,14 +44,14 @@ def misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         i
         for i, t in enumerate(tensors)
         if not {None, i}.isdisjoint(inputs)
-        and (not lies_in_order(t) or (starts and t.numel() and t.storage_offset()))
+        and (not is_contiguous(t) or (starts and t.numel() and t.storage_offset()))
     )
 
 
-def check_layouts(found: Captured, inputs: Inputs, *, whole_draws: bool) -> None:
+def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) -> None:
     """Refuse inputs that lie other than the program has them, where that counts.
 
-    `whole_draws` says whether random numbers are to be one device's.
+    `full_batch_draws` says whether random numbers are to be one device's.
 
     Raises
     ------
@@ -60,21 +60,22 @@ def check_layouts(found: Captured, inputs: Inputs, *, whole_draws: bool) -> None
     wrong = misread(found, inputs.tensors)
     if wrong:
         raise _misread_error(found, inputs, wrong)
-    if whole_draws and (copies := copies_in_order(inputs)) and graph_draws(found.gm.graph):
+    if full_batch_draws and (copies := copies_in_order(inputs)) and graph_draws(found.gm.graph):
         raise strided_draws(found, copies, ", ".join(copies))
 
 
 def strided_draws(found: Captured, copies: dict[str, str], shown: str) -> InputError:
     """The error of a call that draws one device's numbers for inputs that do not lie in order."""
-    site = next(note(node).site for node in found.gm.graph.nodes if node_draws(node))
+    location = next(meta(node).location for node in found.gm.graph.nodes if node_draws(node))
     return InputError(
-        f'{site}: rng="single-device" draws for contiguous inputs, as one device lays its numbers down in '
+        f'{location}: rng="single-device" draws for contiguous inputs, as one device lays its numbers down '
+        "in "
         f"the order of memory, but these inputs lie otherwise: {shown}. Pass {', '.join(copies.values())}"
     )
 
 
 def _misread_error(found: Captured, inputs: Inputs, wrong: Sequence[int]) -> InputError:
-    strided = [i for i in wrong if not lies_in_order(inputs.tensors[i])]
+    strided = [i for i in wrong if not is_contiguous(inputs.tensors[i])]
     reads = (read for read in found.layout_reads if strided or read.offset)
     read = next(read for read in reads if read.of in (None, *wrong))
     named = [(inputs.paths[i], inputs.tensors[i]) for i in wrong]
@@ -83,7 +84,8 @@ def _misread_error(found: Captured, inputs: Inputs, wrong: Sequence[int]) -> Inp
     )
     copies = ", ".join(f"{path}.clone(memory_format=torch.contiguous_format)" for path, _ in named)
     return InputError(
-        f"at {read.site}: the model's code reads how its inputs lie in memory ({read.how}), and these lie "
+        f"at {read.location}: the model's code reads how its inputs lie in memory ({read.how}), and these "
+        "lie "
         f"other than a program has them, contiguous from the start of their memory: {shown}. Pass {copies}"
     )
 

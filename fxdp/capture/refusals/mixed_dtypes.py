@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.capture.sites import Origin
+from fxdp.capture.locations import Origin
 from fxdp.errors import InputError
 from fxdp.ir.graphs import inputs_of
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Input
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Input
 from fxdp.ir.types import TensorType, dtype_name
 from fxdp.torch_compat import aten
 
@@ -36,12 +36,12 @@ def check_dtypes(graph: fx.Graph) -> None:
     ------
     InputError : with the lines, the dtypes there, and those of the inputs.
     """
-    found = [node for node in graph.nodes if node.target in _PRODUCTS and not note(node).backward]
+    found = [node for node in graph.nodes if node.target in _PRODUCTS and not meta(node).backward]
     mixed = {node: dtypes for node in found if len(dtypes := _dtypes(node)) > 1}
     if not mixed:
         return
     origin = Origin.here()
-    lines = dict.fromkeys(f"{', '.join(d)} at {origin.of(note(node).site)}" for node, d in mixed.items())
+    lines = dict.fromkeys(f"{', '.join(d)} at {origin.of(meta(node).location)}" for node, d in mixed.items())
     listing = "\n  ".join(lines)
     raise InputError(
         f"values of different dtypes are multiplied:\n  {listing}\nThe inputs are {_inputs(graph)}. Expected "
@@ -50,14 +50,14 @@ def check_dtypes(graph: fx.Graph) -> None:
 
 
 def _dtypes(node: fx.Node) -> tuple[str, ...]:
-    types = (note(operand).type for operand in node.all_input_nodes)
+    types = (meta(operand).type for operand in node.all_input_nodes)
     return tuple(dict.fromkeys(dtype_name(t.dtype) for t in types if isinstance(t, TensorType)))
 
 
 def _inputs(graph: fx.Graph) -> str:
     named = []
-    for slot, node in inputs_of(graph, Input):
-        type_ = note(node).type
+    for spec, node in inputs_of(graph, Input):
+        type_ = meta(node).type
         if isinstance(type_, TensorType):
-            named.append(f"{slot.path or node.name} {dtype_name(type_.dtype)}")
+            named.append(f"{spec.path or node.name} {dtype_name(type_.dtype)}")
     return ", ".join(named)

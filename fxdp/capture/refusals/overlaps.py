@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.torch_compat import aten
 
 
-def check_overlap(node: fx.Node, site: Site) -> None:
+def check_overlap(node: fx.Node, location: Location) -> None:
     """Refuse a write into a view by strides that overlaps itself.
 
     Raises
@@ -30,7 +30,7 @@ def check_overlap(node: fx.Node, site: Site) -> None:
     strides: Any = node.args[3]
     if overlaps([*map(_hint, sizes)], [*map(_hint, strides)]):
         raise CaptureError(
-            f"at {site}: the model writes into a view of strides {[*map(_hint, strides)]} and sizes "
+            f"at {location}: the model writes into a view of strides {[*map(_hint, strides)]} and sizes "
             f"{[*map(_hint, sizes)]}, which has some elements several times: what is left depends on the "
             "order of the writes. Clone the view before it is written, and add up where several meet "
             "(F.fold, index_add)"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.locations import location_of_call
 from fxdp.errors import CaptureError, a_kind
 from fxdp.torch_compat import Patch, around
 
@@ -68,7 +68,7 @@ def _check_kept(module: nn.Module, x: Tensor, value: bool) -> None:
     if x.requires_grad == value or (name := _name_of(module, x)) is None:
         return
     raise CaptureError(
-        f"{site_of_call().where}: the forward {'thaws' if value else 'freezes'} the parameter {name} "
+        f"{location_of_call().where}: the forward {'thaws' if value else 'freezes'} the parameter {name} "
         "(requires_grad), which no graph can hold: a program trains what trains when it is compiled. Do it "
         "outside of the forward, before the call; to keep one part of a loss from training a module, call "
         "that with detached parameters there: torch.func.functional_call(module, {name: p.detach() for name, "
@@ -80,7 +80,8 @@ def _hooked(module: nn.Module, how: str, plain: Callable[..., Any], self: Tensor
     if (name := _name_of(module, self)) is None:
         return plain(self, hook)
     raise CaptureError(
-        f"{site_of_call().where}: the forward hooks the parameter {name} by {how}, once more at each call, "
+        f"{location_of_call().where}: the forward hooks the parameter {name} by {how}, once more at each "
+        "call, "
         "and a graph would do it once. Hook it outside of the forward, before or after the model is compiled"
     )
 
@@ -91,7 +92,7 @@ def _set(module: nn.Module, plain: Callable[..., None], self: nn.Module, name: s
         known = {id(p) for p in module.parameters()}
         if any(p.requires_grad and id(p) not in known for p in given) and _is_part(self, module):
             raise CaptureError(
-                f"{site_of_call().where}: the forward makes parameters ({name} of {a_kind(self)}), "
+                f"{location_of_call().where}: the forward makes parameters ({name} of {a_kind(self)}), "
                 "which a program cannot train: it has those that the model had when it was compiled. Make "
                 "them in __init__, compute with plain tensors, or call the model once before it is compiled, "
                 "if it is the first call that makes them"

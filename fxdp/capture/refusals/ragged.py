@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.capture.sites import Origin
+from fxdp.capture.locations import Origin
 from fxdp.errors import InputError
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Input
 from fxdp.ir.sizes import mentions_batch
-from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import aten
 
@@ -47,11 +47,11 @@ def check_bags(graph: fx.Graph, origin: Origin) -> None:
         if node.target not in _BAGS:
             continue
         entries, offsets = _source(node.args[1]), _source(node.args[2])
-        slot = note(offsets).slot
-        if isinstance(slot, Input) and _is_divided(offsets) and _is_divided(entries):
-            site = origin.of(note(node).site)
+        spec = meta(offsets).spec
+        if isinstance(spec, Input) and _is_divided(offsets) and _is_divided(entries):
+            location = origin.of(meta(node).location)
             raise InputError(
-                f"{slot.path or offsets.name} has the offsets of bags at {site}: "
+                f"{spec.path or offsets.name} has the offsets of bags at {location}: "
                 "the batch is ragged, and each rank counts from its own beginning. Pass bags of one length, "
                 "[batch, length] with a padding_idx and without offsets, or lengths in their place, of which "
                 "the model computes offsets = lengths.cumsum(0) - lengths"
@@ -67,5 +67,5 @@ def _source(value: Any) -> fx.Node:
 
 def _is_divided(node: fx.Node) -> bool:
     """Whether the ranks hold parts of a value."""
-    type_ = note(node).type
+    type_ = meta(node).type
     return isinstance(type_, TensorType) and any(map(mentions_batch, type_.shape))

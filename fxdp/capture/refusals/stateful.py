@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.contents import ABSENT, Kept
 from fxdp.capture.patches.module_state import keep_all, unchanged
-from fxdp.capture.patches.outside_state import Outside
-from fxdp.capture.refusals.turned_decisions import Decisions, site_of
+from fxdp.capture.patches.outside_state import ExternalState
+from fxdp.capture.refusals.changed_decisions import Decisions, location_of
+from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
 from fxdp.ir.draws import kept_random_state, reseed
-from fxdp.ir.model_tensors import is_stand_in
+from fxdp.ir.model_tensors import is_placeholder_parameter
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _log = logging.getLogger("fxdp")
@@ -35,7 +35,10 @@ _CLOSE = 1e-6
 
 
 def check_memory(
-    module: nn.Module, changed: Sequence[ChangedAttribute], outside: Outside, run: Callable[[nn.Module], Any]
+    module: nn.Module,
+    changed: Sequence[ChangedAttribute],
+    outside: ExternalState,
+    run: Callable[[nn.Module], Any],
 ) -> None:
     """Refuse a model of which later calls give other results than its first because of what `changed`.
 
@@ -45,9 +48,9 @@ def check_memory(
     """
     if not changed and not outside.changed:
         return
-    sites = outside.read
-    named = [f"{one} at {sites.site_of_change(one.key)}" for one in changed]
-    places = {at: f"{p.name} at {sites.site_of_change(p.label)}" for at, p in outside.changed.items()}
+    locations = outside.read
+    named = [f"{one} at {locations.location_of_change(one.key)}" for one in changed]
+    places = {at: f"{p.name} at {locations.location_of_change(p.label)}" for at, p in outside.changed.items()}
     if how := _Twin(module, changed, outside, run).remembers():
         listed = ", ".join([*named, *places.values()])
         raise CaptureError(
@@ -70,15 +73,15 @@ class _Twin:
         self,
         module: nn.Module,
         changed: Sequence[ChangedAttribute],
-        outside: Outside,
+        outside: ExternalState,
         run: Callable[[nn.Module], Any],
     ) -> None:
         self._module, self._changed, self._outside, self._run = module, changed, outside, run
         self._places = list(outside.changed.values())
         self._other = {f"{one.path}.{one.key}".lstrip(".") for one in changed}  # maybe other parameters
-        stand_ins = {id(p): _drawn_like(p) for p in module.parameters() if is_stand_in(p)}
-        self._twin = copy_of(module, stand_ins)
-        self._trains = torch.is_grad_enabled() and not stand_ins
+        placeholders = {id(p): _drawn_like(p) for p in module.parameters() if is_placeholder_parameter(p)}
+        self._twin = copy_of(module, placeholders)
+        self._trains = torch.is_grad_enabled() and not placeholders
 
     def remembers(self) -> str:
         """How later calls differ from the first; nothing where they do not, or cannot be known."""
@@ -99,7 +102,7 @@ class _Twin:
         for line in list(found.lines)[:_MOST_LINES]:
             other = self._results_with(Decisions(line))
             if other is not None and not _all_same(before, other):  # None: the other way is an error
-                return f"it gives other results the other way at {site_of(line)}"
+                return f"it gives other results the other way at {location_of(line)}"
         return ""
 
     @contextlib.contextmanager
@@ -121,7 +124,7 @@ class _Twin:
         """Outputs, gradients and buffers of a call with the model's tensors; None where it is an error."""
         with torch.no_grad():
             for name, parameter in self._module.named_parameters():
-                if not is_stand_in(parameter) and name not in self._other:
+                if not is_placeholder_parameter(parameter) and name not in self._other:
                     self._twin.get_parameter(name).copy_(parameter)
             for name, buffer in self._module.named_buffers():
                 if (made := self._twin.get_buffer(name)).shape == buffer.shape:  # another a call gave it
@@ -258,7 +261,7 @@ class Attributes:
                     yield ChangedAttribute(path, key, type(child).__name__)
 
 
-_NEW = Kept(ABSENT)
+_NEW = ValueSnapshot(ABSENT)
 
 
 def own_attributes(module: nn.Module) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_unwritten, is_view, reads_shape_alone
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import aten
@@ -37,18 +37,19 @@ def check_unwritten(graph: fx.Graph) -> None:
     CaptureError : with the line that makes the memory and the line that reads it.
     """
     for node in graph.nodes:
-        if is_unwritten(node.target) and not note(node).backward and not _is_empty(node):
+        if is_unwritten(node.target) and not meta(node).backward and not _is_empty(node):
             reader = _reader(node)
             if reader is not None:
                 raise CaptureError(
-                    f"at {note(reader).site}: reads memory that nothing has written since "
-                    f"{note(node).site} made it: its values are chance, others on every rank and at every "
+                    f"at {meta(reader).location}: reads memory that nothing has written since "
+                    f"{meta(node).location} made it: its values are chance, others on every rank and at "
+                    "every "
                     "call. Make it with torch.zeros, or write all of it first"
                 )
 
 
 def _is_empty(node: fx.Node) -> bool:
-    type_ = note(node).type
+    type_ = meta(node).type
     return isinstance(type_, TensorType) and any(size == 0 for size in type_.shape)
 
 

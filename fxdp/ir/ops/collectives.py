@@ -100,11 +100,11 @@ def start_reduce_scatter(
     group: str,
 ) -> Tensor:
     """Start summing over the ranks, each of which gets its part."""
-    whole = front(value, dim, outer, inner)
+    full = front(value, dim, outer, inner)
     if rows is not None and largest is not None:
-        padded = whole.new_zeros((world * largest, *whole.shape[1:]))
-        whole = padded.index_copy(0, rows, whole)
-    return _c10d.reduce_scatter_tensor(whole, "sum", world, group)  # type: ignore[no-any-return]
+        padded = full.new_zeros((world * largest, *full.shape[1:]))
+        full = padded.index_copy(0, rows, full)
+    return _c10d.reduce_scatter_tensor(full, "sum", world, group)  # type: ignore[no-any-return]
 
 
 def finish_reduce_scatter(pending: Tensor, dim: int, size: int) -> Tensor:
@@ -176,7 +176,7 @@ def broadcasted(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
 
 
 def sharded(values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int) -> list[Tensor]:
-    """Each rank's part of its whole value."""
+    """Each rank's part of its full value."""
     starts = [0, *accumulate(sizes)]
     return [
         take_part(value, dim, outer, starts[-1], start, size)

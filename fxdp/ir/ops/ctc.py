@@ -28,9 +28,7 @@ def _gradient(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
         return _like(grad, log_probs)
     *lengths, blank, zero_infinity = rest
     made = aten._ctc_loss.Tensor(log_probs, *rest)
-    result: Tensor = aten._ctc_loss_backward.Tensor(
-        grad, log_probs, *lengths, *made, blank, zero_infinity
-    )
+    result: Tensor = aten._ctc_loss_backward.Tensor(grad, log_probs, *lengths, *made, blank, zero_infinity)
     return result.contiguous()
 
 

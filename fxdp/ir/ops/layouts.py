@@ -87,11 +87,14 @@ def _table() -> Iterator[tuple[OpOverload, Mapping[str, _How]]]:
     for name, arguments in _IN_ORDER.items():
         yield from ((op, dict.fromkeys(arguments, order)) for op in existing(name))
     yield aten.native_group_norm.default, {"input": format_, "weight": order, "bias": order}
-    yield aten.native_group_norm_backward.default, {
-        "input": format_,
-        "grad_out": (in_format_of, "input"),
-        **dict.fromkeys(("mean", "rstd", "weight"), order),
-    }
+    yield (
+        aten.native_group_norm_backward.default,
+        {
+            "input": format_,
+            "grad_out": (in_format_of, "input"),
+            **dict.fromkeys(("mean", "rstd", "weight"), order),
+        },
+    )
     for kernel in _ATTENTION:
         for op in existing(f"_scaled_dot_product_{kernel}", f"_scaled_dot_product_{kernel}_backward"):
             yield op, dict.fromkeys(("query", "key", "value", "out"), rows)
@@ -108,20 +111,20 @@ def lay_out(
     lay: Callable[..., Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with `lay(op, value, ...)` in place of what its kernel reads as it lies."""
-    ways = READ_AS_THEY_LIE.get(target)
-    if ways is None:
+    branches = READ_AS_THEY_LIE.get(target)
+    if branches is None:
         return args, dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     laid: dict[str, Any] = {}
-    for name, (how, like) in ways.items():  # a format is known before another argument takes it
+    for name, (how, like) in branches.items():  # a format is known before another argument takes it
         if given.get(name) is not None:
             laid[name] = lay(how, given[name], *([laid[like]] if like else []))
     new = tuple(laid.get(name, value) for name, value in zip(names, args, strict=False))
     return new, {name: laid.get(name, value) for name, value in kwargs.items()}
 
 
-def laid_arguments(
+def arguments_in_format(
     target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same for values."""

@@ -50,7 +50,7 @@ def _amin(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) ->
 def _positions(
     like: torch.Tensor, ndim: int, dim: int, outer: int, inner: int, local: int, batch: int, offset: int
 ) -> torch.Tensor:
-    """The numbers that the rows of a part `S(dim, outer)` have in the whole, as a column along `dim`."""
+    """The numbers that the rows of a part `S(dim, outer)` have in the full value, as a column along `dim`."""
 
     def count(n: int, *shape: int) -> torch.Tensor:
         return torch.arange(n, device=like.device).view(shape)
@@ -69,4 +69,4 @@ positions = composed(
     "SymInt offset) -> Tensor",
     _positions,
 )
-"""Where the rows of a part stand in the whole."""
+"""Where the rows of a part stand in the full value."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxdp.ir.ops import moments
-from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
+from fxdp.ir.placements import ParamShard, Partial, Placement, Replicate, Shard
 
 
 def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
@@ -66,5 +66,5 @@ def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]
             return total
         case Shard(dim, outer):
             return join_parts(values, dim, int(outer), sizes)
-        case Rows():
+        case ParamShard():
             return torch.cat(tuple(values))

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import fx
 
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.ops.parameter_rows import GATHERS, STARTS
+from fxdp.ir.ops.parameter_shards import GATHERS, STARTS
 from fxdp.lowering.inductor.collective_order import communicates, starts_collective
 from fxdp.torch_compat import aten
 
@@ -109,14 +109,14 @@ def data_of(node: fx.Node) -> Iterator[fx.Node]:
 class InsideError(Exception):
     """A call cannot stand between segments."""
 
-    def __init__(self, segment: int, call: fx.Node) -> None:
-        super().__init__(f"{call} belongs inside of segment {segment}")
-        self.segment = segment
+    def __init__(self, region: int, call: fx.Node) -> None:
+        super().__init__(f"{call} belongs inside of segment {region}")
+        self.region = region
         self.call = call
 
 
 def places_between(
-    calls: Sequence[fx.Node], segments: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int],
+    calls: Sequence[fx.Node], regions: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int],
     *, hides: bool = True,
 ) -> list[list[fx.Node]]:  # fmt: skip
     """Where calls stand: before the first segment, after it, ...
@@ -134,8 +134,8 @@ def places_between(
     InsideError : a segment would wait for itself so, more gathered values would be there at once than in the
         half, or `hides` could not be.
     """
-    made_in = {node: k for k, segment in enumerate(segments, 1) for node in segment}
-    begins, ends = ([end(position[node] for node in segment) for segment in segments] for end in (min, max))
+    made_in = {node: k for k, region in enumerate(regions, 1) for node in region}
+    begins, ends = ([end(position[node] for node in region) for region in regions] for end in (min, max))
     starts = [node for node in calls if node.target in GATHERS]
     read_in = {start: {made_in[n] for n in _readers(start) if n in made_in} for start in starts}
     place: dict[fx.Node, int] = {}
@@ -155,8 +155,8 @@ def places_between(
             raise InsideError(min(late) - 1, node)
     _check_room(read_in, place, position)
     if hides:
-        _check_hidden(calls, place, position, segments)
-    return [[node for node in calls if place[node] == k] for k in range(len(segments) + 1)]
+        _check_overlapped(calls, place, position, regions)
+    return [[node for node in calls if place[node] == k] for k in range(len(regions) + 1)]
 
 
 def _bring_packing(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
@@ -204,17 +204,17 @@ def _check_room(
             raise InsideError(number - 1, start)
 
 
-def _check_hidden(
+def _check_overlapped(
     calls: Sequence[fx.Node], place: Mapping[fx.Node, int], position: Mapping[fx.Node, int],
-    segments: Sequence[Sequence[fx.Node]],
+    regions: Sequence[Sequence[fx.Node]],
 ) -> None:  # fmt: skip
     """Raise where a collective that work hides would be waited for at once."""
-    begins = [min(position[node] for node in segment) for segment in segments]
-    work, much = sorted(position[n] for s in segments for n in s), max(map(len, segments)) // 2
+    begins = [min(position[node] for node in region) for region in regions]
+    work, much = sorted(position[n] for s in regions for n in s), max(map(len, regions)) // 2
     for node in calls:
         for start in filter(starts_collective, data_of(node)):
-            hidden = bisect(work, position[node]) - bisect(work, position[start])
-            if hidden >= much and place[start] == place[node]:
+            overlapped = bisect(work, position[node]) - bisect(work, position[start])
+            if overlapped >= much and place[start] == place[node]:
                 raise InsideError(max(bisect(begins, position[start]) - 1, 0), start)
 
 

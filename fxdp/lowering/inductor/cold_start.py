@@ -11,7 +11,8 @@ each finds the other in Inductor's cache on disk.
 
 Where the cache is not shared, or the ranks' programs differ, each compiles both: slower, never wrong.
 
-**Units.** The C++ kernels of a program are built in a few translation units, see `kernel_units.py`. A half in
+**Units.** The C++ kernels of a program are built in a few translation units, see `translation_units.py`. A
+half in
 segments is several programs, whose kernels are often the same: those are built once, and all together.
 """
 
@@ -25,9 +26,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from fxdp.lowering.inductor.kept_libraries import kept_library
-from fxdp.lowering.inductor.kernel_units import units
+from fxdp.lowering.inductor.cached_libraries import cached_library
 from fxdp.lowering.inductor.start import Start
+from fxdp.lowering.inductor.translation_units import units
 from fxdp.torch_compat import CppBuilding, Patch, built_as_code, compile_lock, cpp_building, is_on, patched
 
 _log = logging.getLogger("fxdp")
@@ -125,8 +126,8 @@ class _Kernels:
     def _built(self, asked: Sequence[_Asked]) -> dict[_Asked, Any]:
         inductor, known = self.inductor(), {}
         running = [
-            (kept_library(_unit_cache(self.cpp), source, inductor.submit), numbers)
-            for source, numbers in (units(asked) if is_on("kernel_units") else ())
+            (cached_library(_unit_cache(self.cpp), source, inductor.submit), numbers)
+            for source, numbers in (units(asked) if is_on("translation_units") else ())
         ]
         alone = set(range(len(asked))).difference(*(numbers for _, numbers in running))
         for library, numbers in running:
@@ -144,9 +145,9 @@ class _Kernels:
 
 @functools.cache
 def _unit_cache(cpp: CppBuilding) -> Any:
-    """Inductor's cache of extension modules, for those that `kernel_units` writes."""
+    """Inductor's cache of extension modules, for those that `translation_units` writes."""
 
-    class Units(cpp.extension_cache):  # type: ignore[misc, name-defined]
+    class TranslationUnits(cpp.extension_cache):  # type: ignore[misc, name-defined]
         entry_function = "unit"
 
         @classmethod
@@ -156,4 +157,4 @@ def _unit_cache(cpp: CppBuilding) -> Any:
             library.connect(cpp.data_of)
             return library
 
-    return Units
+    return TranslationUnits

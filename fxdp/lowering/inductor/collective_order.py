@@ -16,8 +16,8 @@ from torch import fx
 
 from fxdp.ir.graphs import ancestors
 from fxdp.ir.ops.packed_sums import start_sums
-from fxdp.ir.ops.parameter_rows import STARTS
-from fxdp.lowering.halves import Halves
+from fxdp.ir.ops.parameter_shards import STARTS
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 
 _WAITS = ("wait_tensor", "wait_tensors")
 
@@ -45,9 +45,9 @@ def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
     graph.lint()
 
 
-def order_lines(halves: Halves) -> list[str]:
+def order_lines(pair: ForwardBackward) -> list[str]:
     """The order as text, to be compared between ranks."""
-    graphs = {"forward": halves.forward_graph, "backward": halves.backward_graph}
+    graphs = {"forward": pair.forward_graph, "backward": pair.backward_graph}
     return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
 
 
@@ -59,13 +59,13 @@ def must_stay(graph: fx.Graph) -> bool:
     gathers of sharded parameters, and would move them against the others on one rank and not on another, as
     sizes have it: both would wait forever.
     """
-    under_way: set[fx.Node] = set()
+    in_flight: set[fx.Node] = set()
     for node in graph.nodes:
         if starts_collective(node):
-            under_way.add(node)
+            in_flight.add(node)
         if getattr(node.target, "_opname", "") in _WAITS:
-            under_way.difference_update(node.all_input_nodes)
-        if len(under_way) > 1 or node.target in STARTS:
+            in_flight.difference_update(node.all_input_nodes)
+        if len(in_flight) > 1 or node.target in STARTS:
             return True
     return False
 
@@ -77,7 +77,11 @@ def communicates(node: fx.Node) -> bool:
 
 def starts_collective(node: fx.Node) -> bool:
     """Whether a call starts a collective."""
-    return node.target in STARTS or node.target is start_sums or (
-        getattr(node.target, "namespace", "") == "_c10d_functional"
-        and getattr(node.target, "_opname", "") not in _WAITS
+    return (
+        node.target in STARTS
+        or node.target is start_sums
+        or (
+            getattr(node.target, "namespace", "") == "_c10d_functional"
+            and getattr(node.target, "_opname", "") not in _WAITS
+        )
     )

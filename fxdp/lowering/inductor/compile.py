@@ -1,9 +1,9 @@
 """The way of an emitted joint graph through Inductor: cut, compile both halves.
 
-    emitted joint graph          fxdp's ops, sizes open or fixed
-      | cut                      ops that Inductor knows, in a forward and a backward (`forward_backward.py`)
-      | segments                 of layers that are alike one is compiled
-    forward, backward            compiled in the order of a `Start`, each with its strides checked
+emitted joint graph          fxdp's ops, sizes open or fixed
+  | cut                      ops that Inductor knows, in a forward and a backward (`forward_backward.py`)
+  | segments                 of layers that are alike one is compiled
+forward, backward            compiled in the order of a `Start`, each with its strides checked
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
-from fxdp.ir.slots import Slot
+from fxdp.ir.signature import InputSpec
 from fxdp.lowering.backward import usual_zeros
-from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.forward_backward_pair import Boxed, ForwardBackward
 from fxdp.lowering.inductor.collective_order import must_stay
 from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
-from fxdp.lowering.inductor.segment_check import check_segments
-from fxdp.lowering.inductor.segment_code import AsItIs, SegmentPlan, plan_segments
-from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
+from fxdp.lowering.inductor.region_check import check_regions
+from fxdp.lowering.inductor.region_code import AsItIs, RegionPlan, plan_regions
+from fxdp.lowering.inductor.regions import CompiledRegion, NoRegionsError, regions
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
 from fxdp.lowering.inductor.sums_in_place import sum_in_place, sums_in_place
@@ -58,9 +58,9 @@ class LoweringOptions:
 
 
 def lower_inductor(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, start: Start,
     options: LoweringOptions,
-) -> Halves:  # fmt: skip
+) -> ForwardBackward:  # fmt: skip
     """Compile an emitted program.
 
     Parameters
@@ -75,10 +75,10 @@ def lower_inductor(
     halved = cut(gm, values, shapes, device, options.budget, by_layer=options.by_layer)
     keeps_strides = shapes.generic or not halved.chooses_layouts
     compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, options)
-    halves = compiler.inference() if halved.backward is None else compiler.training()
+    pair = compiler.inference() if halved.backward is None else compiler.training()
     if constants := fixed_sizes(halved.sizes):  # asked last, as compiling may fix sizes, too
         raise SizesFixedError(constants)
-    return halves
+    return pair
 
 
 @dataclass
@@ -95,34 +95,34 @@ class _Compiler:
     _donated: frozenset[str] = frozenset()
     """The names of the backward's inputs that it may write over."""
 
-    def training(self) -> Halves:
+    def training(self) -> ForwardBackward:
         types, zero = self.signature.tangents, self.options.zero
         zero = usual_zeros(types) if zero is None else zero
         forward, backward, saved_order = self.cut.forward, self.cut.backward, self.cut.saved_order
         assert backward is not None
         self._donated = donated(forward, backward, self.signature.outputs)
-        halves = Halves(
+        pair = ForwardBackward(
             _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
             self._compile_backward, self.options.summed,
         )  # fmt: skip
 
         def compile_forward() -> None:
-            halves.forward, strides = self._compile(forward, backward=False, inference=False)
+            pair.forward, strides = self._compile(forward, backward=False, inference=False)
             if not self.keeps_strides:
                 restride(backward, strides[self.signature.outputs :], saved_order)
 
         def compile_backward() -> None:
             if self.options.first is None:
-                halves.backward(zero)
+                pair.backward(zero)
             else:
-                halves.halved(self.options.first)
+                pair.halved(self.options.first)
 
         self.start.run(compile_forward, compile_backward, independent=self.keeps_strides)
-        return halves
+        return pair
 
-    def inference(self) -> Halves:
+    def inference(self) -> ForwardBackward:
         code, _ = self._compile(self.cut.forward, backward=False, inference=True)
-        return Halves(code, self.signature.outputs, self.cut.forward)
+        return ForwardBackward(code, self.signature.outputs, self.cut.forward)
 
     def _compile_backward(self, graph: fx.GraphModule, half: bool) -> Boxed:
         code, _ = self._compile(graph, backward=True, inference=False, exact=half)
@@ -139,15 +139,15 @@ class _Compiler:
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
-        whole, found, plan = self._in_segments(gm, visible, fixed) if may else (gm, [], None)
+        full, found, plan = self._in_regions(gm, visible, fixed) if may else (gm, [], None)
         # of a backward in two both halves read what was saved
         names = self._donated if backward and not exact else frozenset()
         if plan is None:
             return self._compile_graph(gm, visible, fixed, donated_inputs(gm.graph, names), **how)
         given_up = donated_to(found, names)
 
-        def compile_one(one: Segment) -> Boxed:
-            graph = graph_module(whole, one.graph)
+        def compile_one(one: CompiledRegion) -> Boxed:
+            graph = graph_module(full, one.graph)
             if one.between:
                 return AsItIs(graph)
             code, _ = self._compile_graph(graph, one.kept, one.fixed, given_up[one.kind], **how)
@@ -156,34 +156,34 @@ class _Compiler:
         with self.start.building():  # around all: kernels that several of them have are built once
             return plan.compile(compile_one), []
 
-    def _in_segments(
+    def _in_regions(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
-    ) -> tuple[fx.GraphModule, list[Segment], SegmentPlan | None]:
+    ) -> tuple[fx.GraphModule, list[CompiledRegion], RegionPlan | None]:
         """A half, or a copy that sums in place, with its segments and calls; None: it stays one piece."""
         try:
-            whole, found = self._found_segments(gm, visible, fixed)
+            full, found = self._found_regions(gm, visible, fixed)
             if not found:
                 return gm, [], None
-            plan = plan_segments(whole, found)
-            check_segments(whole, plan)
+            plan = plan_regions(full, found)
+            check_regions(full, plan)
         except Exception as error:  # what only saves time may not decide whether a program runs
             _log.debug(
                 "repeated layers are left out: a half is compiled as one piece, for a bug in fxdp: %r", error
             )
             return gm, [], None
-        return whole, found, plan
+        return full, found, plan
 
-    def _found_segments(
+    def _found_regions(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
-    ) -> tuple[fx.GraphModule, list[Segment]]:
+    ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
         hides, summed = self.options.hides, copied(gm) if self.options.in_place else gm
         try:
             if summed is not gm and sum_in_place(summed.graph, self.options.in_place):
-                found = segments(summed, visible, fixed, hides)
+                found = regions(summed, visible, fixed, hides)
                 if all(one.between or not sums_in_place(one.graph) for one in found):
                     return summed, found
-            return gm, segments(gm, visible, fixed, hides)
-        except NotInSegmentsError:
+            return gm, regions(gm, visible, fixed, hides)
+        except NoRegionsError:
             return gm, []
 
     def _compile_graph(

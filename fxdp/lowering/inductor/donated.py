@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor, fx
 
 from fxdp.ir.op_kinds import is_view
-from fxdp.lowering.inductor.segments import Segment
+from fxdp.lowering.inductor.regions import CompiledRegion
 from fxdp.lowering.inductor.strides import results
 from fxdp.torch_compat import OpOverload, aten
 
@@ -50,12 +50,12 @@ def donated_inputs(graph: fx.Graph, names: frozenset[str]) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(inputs) if node.name in names)
 
 
-def donated_to(segments: Sequence[Segment], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
+def donated_to(regions: Sequence[CompiledRegion], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
     """The same of the inputs of segments, by their kinds: what each of a kind may write over."""
-    last: dict[fx.Node, Segment] = {node: one for one in segments for node in one.takes}
-    apart = {node for one in segments if one.between for node in one.takes}
+    last: dict[fx.Node, CompiledRegion] = {node: one for one in regions for node in one.takes}
+    apart = {node for one in regions if one.between for node in one.takes}
     found: dict[str, set[int]] = {}
-    for one in segments:
+    for one in regions:
         own = {
             i for i, node in enumerate(one.takes)
             if node.name in names and node.op == "placeholder" and last[node] is one and node not in apart

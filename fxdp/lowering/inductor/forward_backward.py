@@ -1,14 +1,14 @@
 """An emitted joint graph as two graphs that Inductor compiles; of many layers that are alike a few are cut.
 
-    emitted joint graph          fxdp's ops, sizes open or fixed
-      | short program            most of the layers that are alike are left out
-      | trace                    ops that Inductor knows
-      | partition                min-cut: what the forward saves, what the backward computes again
-      | save values              where fxdp knows better than the partitioner
-      | put in order             collectives run in the same order on all ranks
-      | long halves              the layers that were left out are there again
-      | write back               new values of buffers are copied into them at the forward's end
-    forward, backward
+emitted joint graph          fxdp's ops, sizes open or fixed
+  | short program            most of the layers that are alike are left out
+  | trace                    ops that Inductor knows
+  | partition                min-cut: what the forward saves, what the backward computes again
+  | save values              where fxdp knows better than the partitioner
+  | put in order             collectives run in the same order on all ranks
+  | long halves              the layers that were left out are there again
+  | write back               new values of buffers are copied into them at the forward's end
+forward, backward
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.few_layers import OtherLayersError
 from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import note, tensor_type
-from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
+from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.repeated_program import OtherLayersError
+from fxdp.ir.signature import Buffer, Constant, InputSpec, Mutation, Parameter
 from fxdp.ir.types import TensorType
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order
-from fxdp.lowering.inductor.long_check import check_lengthened
-from fxdp.lowering.inductor.long_halves import Halves, lengthened
-from fxdp.lowering.inductor.saved_values import (
+from fxdp.lowering.inductor.expanded_check import check_expanded
+from fxdp.lowering.inductor.expanded_pair import ForwardBackward, expanded
+from fxdp.lowering.inductor.partitioner_hints import (
     compute_where_operands_are,
     save_compared_values,
     save_draws,
-    save_laid_out_weights,
+    save_formatted_weights,
     save_what_is_read,
 )
-from fxdp.lowering.inductor.short_program import shortened
+from fxdp.lowering.inductor.reduced_program import shortened
 from fxdp.lowering.inductor.strides import chooses_layouts, results
-from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
+from fxdp.lowering.inductor.trace import Traced, dead_rng_ops, trace
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import (
     FakeTensorMode,
     aten,
-    code_on_call,
     joint_passes_for_inference,
+    lazy_codegen,
+    memoized_sizes,
+    memoized_trees,
     partition_for_inductor,
-    quick_sizes,
-    quick_trees,
 )
 
 _log = logging.getLogger("fxdp")
@@ -58,7 +58,7 @@ _log = logging.getLogger("fxdp")
 class Signature:
     """What a program takes and gives."""
 
-    slots: tuple[Slot | None, ...]
+    specs: tuple[InputSpec | None, ...]
     """Of the forward's inputs."""
     tangents: tuple[TensorType, ...]
     outputs: int
@@ -70,11 +70,11 @@ class Signature:
     def of(gm: fx.GraphModule) -> Signature:
         """That of an emitted program."""
         return Signature(
-            tuple(note(n).slot for n in forward_inputs(gm.graph)),
+            tuple(meta(n).spec for n in forward_inputs(gm.graph)),
             tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
             len(forward_results(gm.graph)),
-            tuple(slot for slot, _ in results_of(gm.graph) if isinstance(slot, Mutation)),
-            len(unread_draws(gm.graph)),
+            tuple(spec for spec, _ in results_of(gm.graph) if isinstance(spec, Mutation)),
+            len(dead_rng_ops(gm.graph)),
         )
 
     @property
@@ -85,7 +85,7 @@ class Signature:
     @property
     def fixed(self) -> int:
         """How many inputs keep their addresses between steps; they come first."""
-        return sum(isinstance(slot, (Parameter, Buffer, Constant)) for slot in self.slots)
+        return sum(isinstance(spec, (Parameter, Buffer, Constant)) for spec in self.specs)
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class Cut:
 
 
 def cut(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float,
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float,
     *, by_layer: bool,
 ) -> Cut:  # fmt: skip
     """The halves of an emitted program; see `lower_inductor`."""
-    with code_on_call(), quick_sizes(), quick_trees():
+    with lazy_codegen(), memoized_sizes(), memoized_trees():
         found = _by_layer(gm, values, shapes, device, budget) if by_layer else None
         found = found or _cut(gm, values, shapes, device, budget)
     _write_back(found.forward, Signature.of(gm))
@@ -116,7 +116,7 @@ def cut(
 
 
 def _by_layer(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
 ) -> Cut | None:
     """Cut a program of a few of its repeated layers, and lengthen both halves; None where layers differ."""
     try:
@@ -129,35 +129,35 @@ def _by_layer(
         return None
     found = _cut(short.gm, values, shapes, device, budget)
     try:
-        halves = lengthened(short, (found.forward, found.backward, found.saved_order))
-        check_lengthened(gm, halves)
+        pair = expanded(short, (found.forward, found.backward, found.saved_order))
+        check_expanded(gm, pair)
     except OtherLayersError as error:
         _log.debug("all layers are lowered one by one: %s", error)
         return None
     except Exception as error:
         _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
         return None
-    forward, backward, saved_order = halves
+    forward, backward, saved_order = pair
     return replace(found, forward=forward, backward=backward, saved_order=saved_order)
 
 
 def _cut(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
 ) -> Cut:
     traced, signature = trace(gm, values, shapes, device), Signature.of(gm)
     lays_out = chooses_layouts(traced.joint, device)
-    halves: Halves
+    pair: ForwardBackward
     if backward_inputs(gm.graph) or backward_results(gm.graph):
-        halves = _halves(traced, signature, device, budget)
+        pair = _halves(traced, signature, device, budget)
     else:
-        halves = joint_passes_for_inference(traced.joint, device, traced.fake_mode), None, ()
-    return Cut(*halves, traced.fake_mode, traced.sizes, lays_out)
+        pair = joint_passes_for_inference(traced.joint, device, traced.fake_mode), None, ()
+    return Cut(*pair, traced.fake_mode, traced.sizes, lays_out)
 
 
-def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> Halves:
+def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> ForwardBackward:
     visible = signature.visible
     # before the cut: marks for the partitioner, and the order, which each rank's cut may disturb
-    save_laid_out_weights(traced.joint)
+    save_formatted_weights(traced.joint)
     order = collectives(traced.joint.graph)
     inputs, outputs = [*traced.inputs, *traced.tangents], visible + signature.unread
     forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode, budget)
@@ -177,7 +177,7 @@ def _write_back(forward: fx.GraphModule, signature: Signature) -> None:
         return
     values = results(forward)
     placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
-    targets = [placeholders[signature.slots.index(m.of)] for m in signature.mutations]
+    targets = [placeholders[signature.specs.index(m.of)] for m in signature.mutations]
     new = values[signature.outputs : signature.visible]
     kept = values[: signature.outputs] + values[signature.visible :]
     with forward.graph.inserting_before(forward.graph.output_node()):

@@ -14,8 +14,8 @@ larger buffer at once.
 
 And of a view of which nothing else is read it makes no more than the view:
 
-    %whole = exp(%x)                    traced [6, 8] with strides (8, 1)
-    %kept = %whole[:, :2]               traced [6, 2] with strides (8, 1), computed alone with (2, 1)
+    %entire = exp(%x)                    traced [6, 8] with strides (8, 1)
+    %kept = %entire[:, :2]               traced [6, 2] with strides (8, 1), computed alone with (2, 1)
 
 Such results are copied.
 """
@@ -138,7 +138,7 @@ def _dense(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
 
 
 def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """With the gaps that it was traced with, as a part of a whole that this half never makes."""
+    """With the gaps that it was traced with, as a part of an entire that this half never makes."""
     value: Tensor = node.meta["val"]
     size = [_number(graph, aten.sym_size.int, node, d) for d in range(value.dim())]
     stride = [_number(graph, aten.sym_stride.int, node, d) for d in range(value.dim())]
@@ -149,9 +149,9 @@ def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
     how: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     empty = graph.call_function(aten.full.default, ([room], 0), how)
     filled = graph.call_function(aten.as_strided_scatter.default, (empty, node, size, stride, 0))
-    empty.meta["val"] = filled.meta["val"] = whole = aten.new_zeros.default(value, [_value(room)])
+    empty.meta["val"] = filled.meta["val"] = full = aten.new_zeros.default(value, [_value(room)])
     made = graph.call_function(aten.as_strided.default, (filled, size, stride, 0))
-    made.meta["val"] = whole.as_strided(value.shape, value.stride(), 0)
+    made.meta["val"] = full.as_strided(value.shape, value.stride(), 0)
     return made
 
 

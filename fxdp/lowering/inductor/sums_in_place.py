@@ -4,7 +4,7 @@
     after     a, b -> start_sums -> finish_sums                 each is its own tensor, as without other ranks
 
 Only for what runs op by op, between segments, and where ranks read each other's values where they lie
-(`ranks/links/direct_sums.py`). A sum writes into its terms, so nobody may read one of them as it was: neither
+(`ranks/comms/direct_sums.py`). A sum writes into its terms, so nobody may read one of them as it was: neither
 in this graph, nor by a view of it.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.carriers import MESSAGE_BYTES
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import finish_sums, start_sums
+from fxdp.ir.transports import MESSAGE_BYTES
 from fxdp.lowering.inductor.between import calls_between
 from fxdp.lowering.inductor.collective_order import communicates
 from fxdp.torch_compat import aten
@@ -119,9 +119,9 @@ def _rewrite(
         sums.meta["val"] = values
     for place, part in enumerate(parts):
         with graph.inserting_before(part):
-            whole = graph.call_function(operator.getitem, (sums, place))
-            whole.meta["val"] = values[place]
-        part.replace_all_uses_with(whole)
+            full = graph.call_function(operator.getitem, (sums, place))
+            full.meta["val"] = values[place]
+        part.replace_all_uses_with(full)
         graph.erase_node(part)
     for node in (wait, start, start.args[0]):
         graph.erase_node(node)  # type: ignore[arg-type]

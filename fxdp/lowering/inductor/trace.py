@@ -11,17 +11,17 @@ from torch import Tensor, fx
 
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graphs import argument, results_of
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.ops import collectives, layouts
-from fxdp.ir.ops.whole_draws import is_twin
+from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.ir.placements import Shard
+from fxdp.ir.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size
 from fxdp.ir.sizes import B, named_size
-from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
-from fxdp.lowering.inductor.mended_ops import mended
-from fxdp.lowering.inductor.number_tensors import NumberTensors
-from fxdp.lowering.inductor.saved_values import marked, save_results_alone
+from fxdp.lowering.inductor.decomposition_overrides import mended
+from fxdp.lowering.inductor.partitioner_hints import marked, save_results_alone
+from fxdp.lowering.inductor.scalar_tensors import NumberTensors
 from fxdp.lowering.inductor.strides import channels_last, of_that_shape, traces_channels_last
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import (
@@ -55,7 +55,9 @@ class Traced:
     """Numbers, or symbolic ones, which stay open unless an op fixes them."""
 
 
-def trace(gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device) -> Traced:
+def trace(
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device
+) -> Traced:
     """The emitted graph as Inductor wants it; `values` holds real tensors, on whose strides code may rely."""
     fake_mode, sizes = shapes.trace_sizes()
     inputs, tangents = forward_inputs(gm.graph), backward_inputs(gm.graph)
@@ -70,19 +72,19 @@ def trace(gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device
 
 
 def _fake(
-    node: fx.Node, values: Mapping[Slot, Any], sizes: Mapping[str, Any], env: Mapping[Any, Any],
+    node: fx.Node, values: Mapping[InputSpec, Any], sizes: Mapping[str, Any], env: Mapping[Any, Any],
     fake_mode: FakeTensorMode, device: torch.device,
 ) -> Any:  # fmt: skip
-    slot, type_ = note(node).slot, note(node).type
-    if isinstance(slot, Size):
-        return sizes[slot.name]
-    if isinstance(slot, (Parameter, Buffer, Constant)):
-        if slot in values:
-            return fake_mode.from_tensor(values[slot].detach(), static_shapes=True)
+    spec, type_ = meta(node).spec, meta(node).type
+    if isinstance(spec, Size):
+        return sizes[spec.name]
+    if isinstance(spec, (Parameter, Buffer, Constant)):
+        if spec in values:
+            return fake_mode.from_tensor(values[spec].detach(), static_shapes=True)
         with fake_mode:  # the rows of a padded gather
             return torch.empty(sizes["B"], dtype=torch.int64, device=device)
     assert isinstance(type_, TensorType)
-    placement = note(node).placement
+    placement = meta(node).placement
     shape = local_shape(type_, placement if isinstance(placement, Shard) else None)
     with fake_mode:
         real = [n if isinstance(n, int) else interpret_sympy(n, env) for n in shape]
@@ -99,7 +101,7 @@ def joint_function(
     """
     order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
-    order += [*unread_draws(gm.graph), *backward_results(gm.graph)]
+    order += [*dead_rng_ops(gm.graph), *backward_results(gm.graph)]
     placeholders = [*inputs, *tangents]
     lays_out = traces_channels_last(device)
 
@@ -132,12 +134,12 @@ class _Run:
             return args[0]
         if is_twin(node.target):
             return self._draw(node, args)
-        args = self._sendable(node, self._laid_out(node, args) if self._lays_out else args)
+        args = self._sendable(node, self._in_memory_format(node, args) if self._lays_out else args)
         with marked(node, number):
             target, given = self._tensors.call(node, args)
             if (instead := mended(target, given)) is not None:
                 value = instead(*given, **kwargs)
-            elif note(node).again or node_draws(node):
+            elif meta(node).recompute or node_draws(node):
                 value = target(*given, **kwargs)
             else:
                 value = self._traces.call(target, given, kwargs)
@@ -146,7 +148,7 @@ class _Run:
             value = _read_again(value, self._numbers, node)
         return value if self._as_bytes.isdisjoint(node.all_input_nodes) else value.to(torch.bool)
 
-    def _laid_out(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _in_memory_format(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, those of a convolution channels-last.
 
         Inductor would lay them out itself, but after the trace: the strides of what is saved would then be
@@ -191,7 +193,7 @@ def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
     return value
 
 
-def unread_draws(graph: fx.Graph) -> list[fx.Node]:
+def dead_rng_ops(graph: fx.Graph) -> list[fx.Node]:
     """The last of one device's draws if nobody reads it.
 
     The forward returns it, else the partitioner would drop it; draws before it are read by those after them.

@@ -5,7 +5,7 @@
     run.new         -> run               /                     which is found where `run` is not there
     run.previous    removed
 
-So a folder under the name that was asked for, or under `.previous`, is whole, whenever a saver was killed.
+So a folder under the name that was asked for, or under `.previous`, is complete, whenever a saver was killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fxdp.save_safetensors`: a model's values whole in one file, written tensor by tensor.
+"""`fxdp.save_safetensors`: a model's values entire in one file, written tensor by tensor.
 
     length of the header | header: name, dtype, shape and place of each tensor | tensors, one after another
 
@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError, StateError, a_kind
-from fxdp.ir.model_tensors import dealing_of, held
-from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.ir.model_tensors import local_of, sharding_of
+from fxdp.ir.ops.parameter_shards import shard_range
 from fxdp.module.checkpoint.checkpoint_folder import path_of
-from fxdp.module.checkpoint.saving import joined_of, together
+from fxdp.module.checkpoint.saving import process_mesh_of, together
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import guard
-from fxdp.ranks.joined import Joined
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -48,10 +48,10 @@ _ALIGNED = 8  # the header's end, as its library has it: then all tensors lie at
 
 
 def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
-    """Write the model's parameters and buffers whole into one safetensors file, under the model's own names.
+    """Write the model's unsharded parameters and buffers into one safetensors file, under the model's names.
 
     All ranks call it together with one path; rank 0 writes. No rank holds more than rows of one tensor beyond
-    its share. What is there under the name stays until the new file is whole. `safetensors` need not be
+    its share. What is there under the name stays until the new file is complete. `safetensors` need not be
     installed; `safetensors.torch.load_file` and `load_model` read the file, transformers finds tied weights.
 
     Parameters
@@ -65,23 +65,23 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     StateError : the file could not be written; the one before is as it was.
     RankFailedError : another rank failed or died.
     """
-    joined, file = joined_of(compiled), path_of(path)
+    process_mesh, file = process_mesh_of(compiled), path_of(path)
     state = compiled.state_dict()
-    together(joined, _fault(compiled, state), InputError)
+    together(process_mesh, _fault(compiled, state), InputError)
     kept, tied = _kept_names(compiled._model, state)
     part = file.with_name(file.name + ".new")
-    there = joined.index == 0 and file.is_dir()
-    together(joined, f"{file} is a folder; expected the name of a file" if there else None, InputError)
+    there = process_mesh.index == 0 and file.is_dir()
+    together(process_mesh, f"{file} is a folder; expected the name of a file" if there else None, InputError)
     fault = None
     try:
-        output = part.open("wb") if joined.index == 0 else None
+        output = part.open("wb") if process_mesh.index == 0 else None
     except OSError as error:
         fault = f"{part} is not writable ({error}); expected a folder in which files can be made"
-    together(joined, fault, InputError)
-    fault = _written_whole(joined, output, part, {name: state[name] for name in kept}, tied)
+    together(process_mesh, fault, InputError)
+    fault = _written_completely(process_mesh, output, part, {name: state[name] for name in kept}, tied)
     if output is not None and fault is None:
         fault = _published(part, file)
-    together(joined, fault, StateError)
+    together(process_mesh, fault, StateError)
 
 
 def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
@@ -106,10 +106,10 @@ def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
 def _kept_names(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str], dict[str, str]]:
     """The names in the file, largest items first; of other names of tied tensors the one that is there."""
     every = (model.named_parameters, model.named_buffers)
-    held_as = {name: id(tensor) for named in every for name, tensor in named(remove_duplicate=False)}
+    stored_as = {name: id(tensor) for named in every for name, tensor in named(remove_duplicate=False)}
     groups: dict[object, list[str]] = {}
     for name in state:  # what a state dict has may be made for it, tied or not
-        groups.setdefault(held_as.get(name, name), []).append(name)
+        groups.setdefault(stored_as.get(name, name), []).append(name)
     made = _made_from_others(model)
     kept, tied = [], dict[str, str]()
     for names in groups.values():
@@ -128,17 +128,21 @@ def _made_from_others(model: nn.Module) -> list[str]:
     return found
 
 
-def _written_whole(
-    joined: Joined, output: BinaryIO | None, part: Path, state: Mapping[str, Tensor], tied: Mapping[str, str]
+def _written_completely(
+    process_mesh: ProcessMesh,
+    output: BinaryIO | None,
+    part: Path,
+    state: Mapping[str, Tensor],
+    tied: Mapping[str, str],
 ) -> str | None:
     """`_written`; half a file is of no use to anybody, and the disk may be full."""
-    whole = False
+    full = False
     try:
-        with guard(joined):
-            fault = _written(joined, output, state, tied)
-        whole = fault is None
+        with guard(process_mesh):
+            fault = _written(process_mesh, output, state, tied)
+        full = fault is None
     finally:
-        if output is not None and not whole:
+        if output is not None and not full:
             with contextlib.suppress(OSError):
                 output.close()
             part.unlink(missing_ok=True)
@@ -146,11 +150,11 @@ def _written_whole(
 
 
 def _written(
-    joined: Joined, output: BinaryIO | None, state: Mapping[str, Tensor], tied: Mapping[str, str]
+    process_mesh: ProcessMesh, output: BinaryIO | None, state: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> str | None:
     """Write header and tensors; in words what went wrong, after all ranks have given all of theirs."""
     fault = None
-    for piece in chain([_header(state, tied)], _pieces(joined, state)):
+    for piece in chain([_header(state, tied)], _pieces(process_mesh, state)):
         if output is not None and fault is None:
             try:
                 output.write(piece)
@@ -165,12 +169,12 @@ def _written(
     return fault
 
 
-def _pieces(joined: Joined, state: Mapping[str, Tensor]) -> Iterator[Any]:
+def _pieces(process_mesh: ProcessMesh, state: Mapping[str, Tensor]) -> Iterator[Any]:
     """On rank 0 the bytes of all tensors in their order, rows of sharded ones as their holders send them."""
-    dealt = [_own_rows(value) for value in state.values()]
-    group = None if joined.links is None else joined.links.whole_group
+    sharded = [_own_rows(value) for value in state.values()]
+    group = None if process_mesh.comms is None else process_mesh.comms.world_group
     place = 0 if group is None else dist.get_rank(group)
-    everywhere = gather_objects(joined, (place, dealt))
+    everywhere = gather_objects(process_mesh, (place, sharded))
     for number, value in enumerate(state.values()):
         holders: dict[int, tuple[int, int]] = {}
         for place_of_rank, rows in everywhere:
@@ -179,7 +183,7 @@ def _pieces(joined: Joined, state: Mapping[str, Tensor]) -> Iterator[Any]:
                 holders.setdefault(first, (last, place_of_rank))
         for first, (last, holder) in sorted(holders.items()):
             mine = holder == place
-            if joined.index == 0:
+            if process_mesh.index == 0:
                 shape = (last - first, *value.shape[1:]) if isinstance(value, DTensor) else value.shape
                 yield _in_memory(_own_bytes(value) if mine else _received(value, shape, holder, group))
             elif mine and isinstance(value, DTensor):
@@ -188,13 +192,13 @@ def _pieces(joined: Joined, state: Mapping[str, Tensor]) -> Iterator[Any]:
 
 def _received(value: Tensor, shape: Sequence[int], holder: int, group: Any) -> Tensor:
     size = prod(shape) * value.itemsize
-    got = torch.empty(size, dtype=torch.uint8, device=held(value).device)
+    got = torch.empty(size, dtype=torch.uint8, device=local_of(value).device)
     dist.recv(got, group=group, group_src=holder)
     return got
 
 
 def _own_bytes(value: Tensor) -> Tensor:
-    return held(value).detach().contiguous().view(-1).view(torch.uint8)
+    return local_of(value).detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _in_memory(data: Tensor) -> Any:
@@ -202,8 +206,8 @@ def _in_memory(data: Tensor) -> Any:
 
 
 def _own_rows(value: Tensor) -> tuple[int, int]:
-    """The first row that this rank holds and the one after its last; one row where none is dealt out."""
-    return dealt_range(value.shape[0], dealing_of(value)) if isinstance(value, DTensor) else (0, 1)
+    """The first row that this rank holds and the one after its last; one row where none is sharded."""
+    return shard_range(value.shape[0], sharding_of(value)) if isinstance(value, DTensor) else (0, 1)
 
 
 def _header(state: Mapping[str, Tensor], tied: Mapping[str, str]) -> bytes:

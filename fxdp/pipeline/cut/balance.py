@@ -101,9 +101,9 @@ def _fewest_bytes(chain: _Chain, stages: int, limit: float) -> tuple[int, ...]:
             first = int(np.searchsorted(chain.load[:j], chain.load[j] - limit))
             if first == j or not np.isfinite(fewest := sent[first:j].min()):
                 continue
-            ways = first + np.flatnonzero(sent[first:j] == fewest)
-            slow = np.maximum(slowest[ways], chain.load[j] - chain.load[ways])
-            source[j] = int(ways[slow.argmin()])
+            branches = first + np.flatnonzero(sent[first:j] == fewest)
+            slow = np.maximum(slowest[branches], chain.load[j] - chain.load[branches])
+            source[j] = int(branches[slow.argmin()])
             new_sent[j], new_slowest[j] = fewest + chain.bytes[j], slow.min()
         sent, slowest = new_sent, new_slowest
         came.append(source)

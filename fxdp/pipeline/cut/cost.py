@@ -22,7 +22,7 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graphs import argument, given_arguments
-from fxdp.ir.notes import note, tensor_operands, value_bytes
+from fxdp.ir.metadata import meta, tensor_operands, value_bytes
 from fxdp.ir.op_kinds import picks
 from fxdp.ir.sizes import hint
 from fxdp.ir.types import ScalarType, TensorType
@@ -104,9 +104,9 @@ def _op_name(node: fx.Node) -> str:
     """`mm` for `aten.mm.default`; empty for all that is no op."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ""
-    return "" if isinstance(note(node).type, ScalarType) else str(node.target._schema.name).split("::")[-1]
+    return "" if isinstance(meta(node).type, ScalarType) else str(node.target._schema.name).split("::")[-1]
 
 
 def _shape(value: Any, batch: int) -> tuple[int, ...]:
-    type_ = note(value).type if isinstance(value, fx.Node) else None
+    type_ = meta(value).type if isinstance(value, fx.Node) else None
     return tuple(hint(size, batch) for size in type_.shape) if isinstance(type_, TensorType) else ()

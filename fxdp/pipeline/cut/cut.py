@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torch import fx
 
 from fxdp.errors import StageError
-from fxdp.ir import conversions
-from fxdp.ir.notes import note, sequence_number, value_bytes
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import meta, sequence_number, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.balance import balance
@@ -39,7 +39,7 @@ def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None
     starts = _starts(graph, forward, phases, stages)
     places = {n: i for i, n in enumerate(forward)} | _homes(graph, forward, phases)
     for node, place in places.items():
-        note(node).stage = sum(place >= start for start in starts)
+        meta(node).stage = sum(place >= start for start in starts)
     _keep_views_at_home(graph, phases)
     _split_sums(graph, phases)
     _place_epilogue(graph, phases)
@@ -82,7 +82,7 @@ def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.N
         if node not in phases.backward:
             continue
         operands = [a for a in node.all_input_nodes if a in homes or a in position]
-        if node.target is operator.getitem or node.target is conversions.wait:
+        if node.target is operator.getitem or node.target is redistributions.wait:
             # no work of its own: a tuple and what is taken out of it must not be torn apart
             homes[node] = homes.get(operands[0], position.get(operands[0], 0))
             continue
@@ -107,7 +107,7 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
                 last[base] = max(last.get(base, 0), position[user])
     for base, end in last.items():
         start = position[base]
-        if base.target in conversions.COLLECTIVES or not isinstance(note(base).type, TensorType):
+        if base.target in redistributions.COLLECTIVES or not isinstance(meta(base).type, TensorType):
             # between a collective and its wait, or a tuple and its parts, there is nothing that could be sent
             blocked[start:end] = [True] * (end - start)
             continue
@@ -130,7 +130,7 @@ def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
 def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
     """Where the modules of these names begin."""
     faults, starts = [], []
-    modules = [note(n).site.module for n in forward]
+    modules = [meta(n).location.module for n in forward]
     for name in names:
         at = next((i for i, m in enumerate(modules) if m == name or m.startswith(name + ".")), None)
         if at is None:
@@ -159,11 +159,11 @@ def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
     """A view that only the results read is made where its base is, not sent on first."""
     output = graph.output_node()
     for node in graph.nodes:
-        if note(node).stage is None or not is_view(node.target) or node in phases.backward:
+        if meta(node).stage is None or not is_view(node.target) or node in phases.backward:
             continue
         base = node.all_input_nodes[0]
-        if note(base).stage is not None and all(user is output for user in node.users):
-            note(node).stage = note(base).stage
+        if meta(base).stage is not None and all(user is output for user in node.users):
+            meta(node).stage = meta(base).stage
 
 
 def _split_sums(graph: fx.Graph, phases: Phases) -> None:
@@ -182,13 +182,13 @@ def _is_sum(node: fx.Node) -> bool:
     """An addition of two values of the result's own type."""
     if node.target is not _ADD or node.kwargs:
         return False
-    return all(isinstance(a, fx.Node) and note(a).type == note(node).type for a in node.args)
+    return all(isinstance(a, fx.Node) and meta(a).type == meta(node).type for a in node.args)
 
 
 def _spans(node: fx.Node, phases: Phases) -> bool:
     """Whether the sum, or one inside of it, adds values of different stages."""
     operands = [a for a in node.all_input_nodes if a in phases.backward]
-    if len({note(a).stage for a in operands}) > 1:
+    if len({meta(a).stage for a in operands}) > 1:
         return True
     return any(_is_sum(a) and len(a.users) == 1 and _spans(a, phases) for a in operands)
 
@@ -196,5 +196,5 @@ def _spans(node: fx.Node, phases: Phases) -> bool:
 def _place_epilogue(graph: fx.Graph, phases: Phases) -> None:
     for node in graph.nodes:
         if node in phases.epilogue:
-            stages = [s for a in node.all_input_nodes if (s := note(a).stage) is not None]
-            note(node).stage = min(stages, default=0)
+            stages = [s for a in node.all_input_nodes if (s := meta(a).stage) is not None]
+            meta(node).stage = min(stages, default=0)

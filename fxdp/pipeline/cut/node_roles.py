@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.draws import node_draws
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_view
+from fxdp.ir.signature import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.sizes import LOCAL, OFFSET
-from fxdp.ir.slots import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import aten
 
@@ -29,7 +29,7 @@ _HEAVY = frozenset(
 )  # fmt: skip
 
 
-_KEEPING = frozenset({aten._to_copy.default, conversions.gather_rows, conversions.wait})
+_KEEPING = frozenset({aten._to_copy.default, redistributions.all_gather_shards, redistributions.wait})
 """What a parameter passes through and is still one."""
 
 
@@ -43,18 +43,16 @@ def input_only(graph: fx.Graph) -> set[fx.Node]:
 
 def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
     """Cheap nodes that depend on inputs, sizes and the `known` values alone."""
-    costly = conversions.COLLECTIVES.union(_HEAVY)
+    costly = redistributions.COLLECTIVES.union(_HEAVY)
     return _of_inputs(graph, known, lambda node: not node_draws(node) and node.target not in costly)
 
 
-def _of_inputs(
-    graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.Node], bool]
-) -> set[fx.Node]:
+def _of_inputs(graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """The `known` nodes and inputs, and all nodes that `counts` which read these alone."""
     found = set(known)
     for node in graph.nodes:
         if node.op == "placeholder":
-            if isinstance(note(node).slot, (Input, Buffer, Constant, Size)):
+            if isinstance(meta(node).spec, (Input, Buffer, Constant, Size)):
                 found.add(node)
         elif _reads_only(node, found) and counts(node):
             found.add(node)
@@ -62,13 +60,13 @@ def _of_inputs(
 
 
 def parameter_views(graph: fx.Graph) -> set[fx.Node]:
-    """Parameters, gathered whole where they lie in rows, and their views and casts."""
+    """Parameters, gathered in full where they lie in rows, and their views and casts."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder" and isinstance(note(node).slot, Parameter):
+        if node.op == "placeholder" and isinstance(meta(node).spec, Parameter):
             found.add(node)
         elif is_view(node.target) or node.target in _KEEPING:
-            tensors = [a for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
+            tensors = [a for a in node.all_input_nodes if isinstance(meta(a).type, TensorType)]
             if tensors and all(a in found for a in tensors):
                 found.add(node)
     return found
@@ -84,12 +82,16 @@ def same_in_all(graph: fx.Graph) -> set[fx.Node]:
         if not _is_replicated(node):
             continue
         if node.op == "placeholder":
-            match note(node).slot:
+            match meta(node).spec:
                 case Parameter() | Buffer() | Constant():
                     found.add(node)
                 case Size(name) if name not in (LOCAL.name, OFFSET.name):
                     found.add(node)
-        elif _reads_only(node, found) and not node_draws(node) and node.target not in conversions.CONVERSIONS:
+        elif (
+            _reads_only(node, found)
+            and not node_draws(node)
+            and node.target not in redistributions.REDISTRIBUTIONS
+        ):
             found.add(node)
     return found
 
@@ -99,4 +101,4 @@ def _reads_only(node: fx.Node, known: set[fx.Node]) -> bool:
 
 
 def _is_replicated(node: fx.Node) -> bool:
-    return all(p is None or str(p) == "R" for p in note(node).placements)
+    return all(p is None or str(p) == "R" for p in meta(node).placements)

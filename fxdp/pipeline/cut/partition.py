@@ -9,20 +9,20 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graphs import inputs_of
-from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.ir.metadata import Location, meta, tensor_type
 from fxdp.ir.placements import Partial, Placement
-from fxdp.ir.slots import Crossing, Parameter, ResultSlot
+from fxdp.ir.signature import OutputSpec, Parameter, StageValue
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.schedule.transfers import Edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutEdge(Edge):
-    """A value that stages hand on, by the name of its node in the whole program, and what it is there."""
+    """A value that stages hand on, by the name of its node in the entire program, and what it is there."""
 
     type: TensorType
     placement: Placement
-    site: Site
+    location: Location
     skip: str = ""
     """The skip connections that it carries, by name."""
 
@@ -43,7 +43,7 @@ class Part:
     """One part of a program: a joint graph whose slots say what comes from other parts and goes there."""
 
     gm: fx.GraphModule
-    reads: tuple[Crossing, ...]
+    reads: tuple[StageValue, ...]
     """What comes from other parts."""
     gives: tuple[str, ...]
     """The names of its results, which other parts or the step's results read, in their order."""
@@ -53,7 +53,7 @@ class Part:
     @property
     def parameters(self) -> dict[Parameter, TensorType]:
         """The parameters that it reads."""
-        return {slot: tensor_type(node) for slot, node in inputs_of(self.gm.graph, Parameter)}
+        return {spec: tensor_type(node) for spec, node in inputs_of(self.gm.graph, Parameter)}
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Partition:
     edges: tuple[CutEdge, ...]
     totals: dict[str, Total]
     """Values of micro-batches that epilogues or results read, by name."""
-    results: tuple[tuple[ResultSlot, str, int], ...]
+    results: tuple[tuple[OutputSpec, str, int], ...]
     """The program's results: slot, name of the value, stage that has it."""
     gathers: tuple[Part | None, ...] = ()
     """Per stage, what gathers the sharded parameters that it reads, before the first micro-batch."""
@@ -79,8 +79,8 @@ class Partition:
         found: dict[Parameter, set[int]] = {}
         for parts in (self.parts, self.gathers, self.epilogues):
             for part, rank in zip(parts, placement, strict=False):
-                for slot in part.parameters if part is not None else ():
-                    found.setdefault(slot, set()).add(rank)
+                for spec in part.parameters if part is not None else ():
+                    found.setdefault(spec, set()).add(rank)
         return found
 
     def with_sums(self) -> Partition:
@@ -96,12 +96,12 @@ class Partition:
 
 def forward_gives(part: Part) -> list[str]:
     """The names of what a part's forward gives, in its order."""
-    return [s.name for s in _slots(part) if isinstance(s, Crossing) and not s.backward]
+    return [s.name for s in _specs(part) if isinstance(s, StageValue) and not s.backward]
 
 
 def backward_gives(part: Part) -> list[str]:
     """The names of what a part's backward gives, in its order."""
-    return [s.name for s in _slots(part) if isinstance(s, Crossing) and s.backward]
+    return [s.name for s in _specs(part) if isinstance(s, StageValue) and s.backward]
 
 
 def summed(part: Part) -> tuple[int, ...]:
@@ -109,12 +109,12 @@ def summed(part: Part) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(backward_gives(part)) if name in part.summed)
 
 
-def halves_of(partition: Partition, stage: int) -> tuple[list[str], list[str]]:
+def backward_parts(partition: Partition, stage: int) -> tuple[list[str], list[str]]:
     """What a stage's backward gives: what other stages wait for, and the rest."""
     urgent = {e.name for e in partition.edges if e.source == stage and e.backward}
     gives = backward_gives(partition.parts[stage])
     return [g for g in gives if g in urgent], [g for g in gives if g not in urgent]
 
 
-def _slots(part: Part) -> tuple[Any, ...]:
-    return note(part.gm.graph.output_node()).results
+def _specs(part: Part) -> tuple[Any, ...]:
+    return meta(part.gm.graph.output_node()).results

@@ -1,10 +1,10 @@
 """When in a step a node runs: before the first micro-batch, in each, or after the last.
 
     gathers      of the sharded parameters that a stage reads
-    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch
+    prologue     collectives that depend on the inputs alone (token counts), on the rank's global batch
     microbatch   forward and backward of one micro-batch
     epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
-                 that need the whole batch (a variance that is only shown)
+                 that need the global batch (a variance that is only shown)
 
 A Partial value sums over micro-batches as it does over ranks. A collective in the midst of the forward or
 backward (BatchNorm's statistics) would need all micro-batches at once: with several it is refused.
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from fxdp.errors import StageError
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
-from fxdp.ir.notes import note
-from fxdp.ir.placements import P, R, Replicate, Rows
-from fxdp.ir.slots import Input, Mutation
+from fxdp.ir.metadata import meta
+from fxdp.ir.placements import P, ParamShard, R, Replicate
+from fxdp.ir.signature import Input, Mutation
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
 
@@ -35,7 +35,7 @@ class Phases:
     prologue: list[fx.Node]
     """Values that the prologue computes for all: results of collectives, and shared random numbers."""
     gathered: list[fx.Node]
-    """Sharded parameters that are gathered whole for all micro-batches, by each stage that reads them."""
+    """Sharded parameters that are gathered in full for all micro-batches, by each stage that reads them."""
     epilogue: set[fx.Node]
     free: set[fx.Node]
     """Cheap nodes that any part may compute for itself."""
@@ -71,24 +71,24 @@ def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
 def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
     """The phases of a program that `assign-stages` has annotated."""
     phases = _without_epilogue(graph, microbatches)
-    late = {n for n in graph.nodes if note(n).once}
+    late = {n for n in graph.nodes if meta(n).once}
     return replace(phases, epilogue=late, backward=phases.backward - late)
 
 
 def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
     early = _prologue(graph, microbatches)
     free = free_nodes(graph, early)
-    free |= {n.args[0] for n in early if n.target in (conversions.wait, operator.getitem)}  # type: ignore[misc]
+    free |= {n.args[0] for n in early if n.target in (redistributions.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
     elsewhere = free | views
-    backward = {n for n in graph.nodes if n.op == "call_function" and note(n).backward and n not in elsewhere}
+    backward = {n for n in graph.nodes if n.op == "call_function" and meta(n).backward and n not in elsewhere}
     return Phases(early, _gathered(graph), set(), free, views, backward)
 
 
 def _gathered(graph: fx.Graph) -> list[fx.Node]:
     """Waits for sharded parameters."""
-    starts = graph.find_nodes(op="call_function", target=conversions.gather_rows)
-    return [user for start in starts for user in start.users if user.target is conversions.wait]
+    starts = graph.find_nodes(op="call_function", target=redistributions.all_gather_shards)
+    return [user for start in starts for user in start.users if user.target is redistributions.wait]
 
 
 def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
@@ -98,10 +98,10 @@ def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
     for node in graph.nodes:
         if node not in known:
             continue
-        communicates = node.target is conversions.wait and (
-            microbatches > 1 or node.args[0].target is conversions.broadcast
+        communicates = node.target is redistributions.wait and (
+            microbatches > 1 or node.args[0].target is redistributions.broadcast
         )
-        if communicates or (node_draws(node) and isinstance(note(node).type, TensorType)):
+        if communicates or (node_draws(node) and isinstance(meta(node).type, TensorType)):
             found.append(node)
     return found
 
@@ -114,46 +114,48 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
     for node in graph.nodes:
         if node.op != "call_function" or node in elsewhere:
             continue
-        if node.target in conversions.COLLECTIVES or any(a in after for a in node.all_input_nodes):
+        if node.target in redistributions.COLLECTIVES or any(a in after for a in node.all_input_nodes):
             after.add(node)
     late: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node not in after:
             continue
-        whole = isinstance(note(node).placement, Replicate | Rows)
-        may = whole or (microbatches > 1 and (_only_shows(node, phases.views) or _adds_up(node)))
+        full = isinstance(meta(node).placement, Replicate | ParamShard)
+        may = full or (microbatches > 1 and (_only_shows(node, phases.views) or _adds_up(node)))
         if may and all(user is output or user in late for user in node.users):
             late.add(node)
-    stuck = [n for n in graph.nodes if n in after and n not in late and n.target in conversions.COLLECTIVES]
+    stuck = [
+        n for n in graph.nodes if n in after and n not in late and n.target in redistributions.COLLECTIVES
+    ]
     return late, stuck
 
 
 def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
     """Whether a node that only results wait for may read the samples of all micro-batches at once.
 
-    No op of the backward, and no layer: those would run whole in the end.
+    No op of the backward, and no layer: those would run replicated in the end.
     """
     layer = any(a in parameters and _dims(a) > 0 for a in node.all_input_nodes)
-    return not note(node).backward and not layer
+    return not meta(node).backward and not layer
 
 
 def _adds_up(node: fx.Node) -> bool:
-    """Whether a term of a sum is made of terms and of what is whole alone: of their sums it makes the sum.
+    """Whether a term of a sum is made of terms and of what is complete alone: of their sums it makes the sum.
 
     So it is with the gradient of a weight that is also read by its mean: that part of it comes from a number.
     """
-    made_of = [note(a).placement for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
-    return note(node).placement == P and all(placement in (P, R) for placement in made_of)
+    made_of = [meta(a).placement for a in node.all_input_nodes if isinstance(meta(a).type, TensorType)]
+    return meta(node).placement == P and all(placement in (P, R) for placement in made_of)
 
 
 def _dims(node: fx.Node) -> int:
-    type_ = note(node).type
+    type_ = meta(node).type
     return len(type_.shape) if isinstance(type_, TensorType) else 0
 
 
 _OWN_STATISTICS = (
     ', or batch_stats="microbatch": BatchNorm then normalizes each micro-batch by its own statistics, and '
-    "only the running statistics follow the whole batch"
+    "only the running statistics follow the global batch"
 )
 
 
@@ -166,7 +168,7 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
         listing = "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
         own = any(n.args[1:] == ("moments",) for n in stuck)
         raise StageError(
-            f"microbatches={microbatches}: the model needs values of the whole batch in the midst of a "
+            f"microbatches={microbatches}: the model needs values of the global batch in the midst of a "
             f"micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
             "Use microbatches=1 for this model, or layers that treat samples alone (GroupNorm, LayerNorm)"
             + (_OWN_STATISTICS if own else "")
@@ -174,8 +176,8 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
 
 
 def _refuse_changed_inputs(graph: fx.Graph) -> None:
-    slots = note(graph.output_node()).results
-    paths = [slot.of.path for slot in slots if isinstance(slot, Mutation) and isinstance(slot.of, Input)]
+    specs = meta(graph.output_node()).results
+    paths = [spec.of.path for spec in specs if isinstance(spec, Mutation) and isinstance(spec.of, Input)]
     if paths:
         raise StageError(
             f"the model changes its input {', '.join(paths)} in place, and the caller's tensor with it; "
@@ -185,18 +187,19 @@ def _refuse_changed_inputs(graph: fx.Graph) -> None:
 
 
 def _refuse_noisy_backward(graph: fx.Graph) -> None:
-    drawn = next((n for n in graph.nodes if node_draws(n) and note(n).backward), None)
+    drawn = next((n for n in graph.nodes if node_draws(n) and meta(n).backward), None)
     if drawn is not None:
         raise StageError(
-            f"at {note(drawn).site}: the backward draws random numbers (a hook adds noise to gradients?), "
+            f"at {meta(drawn).location}: the backward draws random numbers (a hook adds noise to "
+            "gradients?), "
             "which stages and micro-batches would share. Draw them in the forward, or use microbatches=1 "
             "without stages"
         )
 
 
 def _fault(node: fx.Node) -> tuple[str, str]:
-    """The place of what needs the whole batch, and what it needs."""
-    cause = note(node).cause
+    """The place of what needs the global batch, and what it needs."""
+    cause = meta(node).cause
     if cause is None:
-        return f"at {note(node).site}", target_text(node.target)
-    return f"at {cause.site}", f"{target_text(node.target)} for {cause.words}"
+        return f"at {meta(node).location}", target_text(node.target)
+    return f"at {cause.location}", f"{target_text(node.target)} for {cause.words}"

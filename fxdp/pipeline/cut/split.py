@@ -1,10 +1,10 @@
 """Cut a program into parts, each a graph of its own, and list what they hand to one another.
 
-`split` cuts a staged program; `split_gathers` cuts the gathers of parameters off a program that stays whole,
+`split` cuts a staged program; `split_gathers` cuts the gathers of parameters off a program that is not cut,
 so that they run when rows have changed and not at each call.
 
-    gather    %gather_rows = gather_rows([%w, %b], (20, 5), ())     reads rows, gives %w_whole, %b_whole
-    program   %mm = aten.mm(%x, %w_whole)                           takes these as it takes its inputs
+    gather  %all_gather_shards = all_gather_shards([%w, %b], (20, 5), ())  reads shards, gives %w_full,
+    %b_full program   %mm = aten.mm(%x, %w_whole)                           takes these as it takes its inputs
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.ir.graphs import inputs_of, results_of
-from fxdp.ir.notes import copy_note, note, placed_tensor, tensor_type, value_bytes
+from fxdp.ir.metadata import copy_meta, meta, placed_tensor, tensor_type, value_bytes
 from fxdp.ir.op_kinds import is_view
+from fxdp.ir.parameter_buckets import gather_starts, unsharded_parameters
 from fxdp.ir.placements import R
-from fxdp.ir.row_buckets import gather_starts, whole_values
-from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
+from fxdp.ir.signature import Gradient, OutputSpec, StageValue, Tangent
 from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
@@ -44,7 +44,7 @@ class _Cut:
         last = [self._epilogue(s, epilogue_members, loose) for s in range(self.stages)]
         read_late = [*(n for builder, _ in last for n in builder.crossing), *(n for _, n in self.results)]
         own = filter(self.phases.is_own, read_late)
-        wanted = {Crossing(node.name, node in self.phases.backward): node for node in own}
+        wanted = {StageValue(node.name, node in self.phases.backward): node for node in own}
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
         returned = {n for _, n in self.results}
@@ -57,7 +57,7 @@ class _Cut:
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
             {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in wanted.items()},
-            tuple((slot, n.name, self._home(n)) for slot, n in self.results),
+            tuple((spec, n.name, self._home(n)) for spec, n in self.results),
             tuple(gathers) if self.gathered else (),
         )
 
@@ -67,26 +67,26 @@ class _Cut:
         return node.op == "placeholder" or not self.phases.is_own(node)
 
     def _home(self, node: fx.Node) -> int:
-        return note(node).stage or 0
+        return meta(node).stage or 0
 
     # ---- the micro-batch's parts -------------------------------------------------------------------------
 
     def _stage(self, stage: int) -> PartBuilder:
-        roots = [n for n in self.graph.nodes if self.phases.is_own(n) and note(n).stage == stage]
+        roots = [n for n in self.graph.nodes if self.phases.is_own(n) and meta(n).stage == stage]
         members = set(roots)
         builder = PartBuilder(self.gm)
         backward = self.phases.backward
 
-        def crossing(node: fx.Node) -> Crossing | None:
+        def crossing(node: fx.Node) -> StageValue | None:
             if node in members:
                 return None
             if node in self.early:
-                return Crossing(node.name)
+                return StageValue(node.name)
             if not self.phases.is_own(node) or self._is_cheap_view(node):
                 return None
             # a forward value of a later stage can only be needed by this one's backward
-            later = node in backward or (note(node).stage or 0) > stage
-            return Crossing(node.name, later)
+            later = node in backward or (meta(node).stage or 0) > stage
+            return StageValue(node.name, later)
 
         builder.include(roots, crossing)
         return builder
@@ -96,23 +96,25 @@ class _Cut:
         if not is_view(node.target):
             return False
         base = node.all_input_nodes[0]
-        return value_bytes(base) <= value_bytes(node) and note(base).placement is not None
+        return value_bytes(base) <= value_bytes(node) and meta(base).placement is not None
 
-    def _finish_stage(self, stage: int, builders: list[PartBuilder], wanted: dict[Crossing, fx.Node]) -> Part:
-        gives: dict[Crossing, fx.Node] = {}
+    def _finish_stage(
+        self, stage: int, builders: list[PartBuilder], wanted: dict[StageValue, fx.Node]
+    ) -> Part:
+        gives: dict[StageValue, fx.Node] = {}
         for builder in builders:
-            for node, slot in builder.crossing.items():
-                if note(node).stage == stage and node not in self.early:
-                    gives[slot] = node
-        for slot, node in wanted.items():
-            if note(node).stage == stage:
-                gives[slot] = node
+            for node, spec in builder.crossing.items():
+                if meta(node).stage == stage and node not in self.early:
+                    gives[spec] = node
+        for spec, node in wanted.items():
+            if meta(node).stage == stage:
+                gives[spec] = node
         chosen = sorted(gives.items(), key=lambda item: (item[0].backward, self.order[item[1]]))
-        results: list[tuple[ResultSlot, fx.Node]] = list(chosen)
+        results: list[tuple[OutputSpec, fx.Node]] = list(chosen)
         builder = builders[stage]
         gm = builder.build(results, f"Stage{stage}")
         reads = tuple(builder.crossing[n] for n in builder.reads())
-        return Part(gm, reads, tuple(slot.name for slot, _ in chosen))
+        return Part(gm, reads, tuple(spec.name for spec, _ in chosen))
 
     def _edges(self, builders: list[PartBuilder]) -> list[CutEdge]:
         same = same_in_all(self.graph)
@@ -121,13 +123,13 @@ class _Cut:
             for node in builder.reads():
                 if node in self.early:
                     continue
-                (type_, placement), source = placed_tensor(node), note(node).stage
+                (type_, placement), source = placed_tensor(node), meta(node).stage
                 assert source is not None
-                backward, site = builder.crossing[node].backward, note(node).site
+                backward, location = builder.crossing[node].backward, meta(node).location
                 once = node in same and not backward
                 edge = CutEdge(
                     node.name, source, target, backward, once,
-                    type=type_, placement=placement, site=site, skip=note(node).skip or "",
+                    type=type_, placement=placement, location=location, skip=meta(node).skip or "",
                 )  # fmt: skip
                 found.append(edge)
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
@@ -141,21 +143,21 @@ class _Cut:
         roots = sorted(needed, key=self.order.__getitem__)
         builder = PartBuilder(self.gm)
         builder.include(roots, lambda _: None)
-        results: list[tuple[ResultSlot, fx.Node]] = [(Crossing(n.name), n) for n in roots]
+        results: list[tuple[OutputSpec, fx.Node]] = [(StageValue(n.name), n) for n in roots]
         gm = builder.build(results, title)
         return Part(gm, (), tuple(n.name for n in roots))
 
     def _epilogue(
         self, stage: int, members: set[fx.Node], loose: set[fx.Node]
     ) -> tuple[PartBuilder, list[fx.Node]]:
-        own = {n for n in members if note(n).stage == stage}
+        own = {n for n in members if meta(n).stage == stage}
         builder = PartBuilder(self.gm)
 
-        def crossing(node: fx.Node) -> Crossing | None:
+        def crossing(node: fx.Node) -> StageValue | None:
             if node in own:
                 return None
             if node in self.early or node in members or self.phases.is_own(node):
-                return Crossing(node.name)
+                return StageValue(node.name)
             return None
 
         roots = [n for n in self.graph.nodes if n in own or (stage == 0 and n in loose)]
@@ -168,15 +170,15 @@ class _Cut:
         if not roots:
             return None
         read = {n for other, _ in last if other is not builder for n in other.crossing}
-        slots: dict[fx.Node, list[ResultSlot]] = {}
-        for slot, node in self.results:
-            slots.setdefault(node, []).append(slot)
-        given: list[tuple[ResultSlot, fx.Node]] = []
+        specs: dict[fx.Node, list[OutputSpec]] = {}
+        for spec, node in self.results:
+            specs.setdefault(node, []).append(spec)
+        given: list[tuple[OutputSpec, fx.Node]] = []
         for node in roots:
-            if node in read or not all(isinstance(slot, Gradient) for slot in slots.get(node, ())):
-                given.append((Crossing(node.name), node))
-            elif node in slots:
-                given.append((slots[node][0], node))
+            if node in read or not all(isinstance(spec, Gradient) for spec in specs.get(node, ())):
+                given.append((StageValue(node.name), node))
+            elif node in specs:
+                given.append((specs[node][0], node))
         gm = builder.build(given, "Epilogue")
         _make_tangents(gm.graph)
         reads = tuple(builder.crossing[n] for n in builder.reads())
@@ -188,10 +190,10 @@ def _make_tangents(graph: fx.Graph) -> None:
     for _, node in inputs_of(graph, Tangent):
         # of a value beside it, whose device it takes
         first = next(n for n in graph.nodes if node in n.all_input_nodes)
-        beside = next(n for n in first.all_input_nodes if n is not node and note(n).placement == R)
+        beside = next(n for n in first.all_input_nodes if n is not node and meta(n).placement == R)
         with graph.inserting_before(first):
             one = graph.call_function(aten.new_ones.default, (beside, []), {"dtype": tensor_type(node).dtype})
-        copy_note(node, one, slot=None, operands=(R,))
+        copy_meta(node, one, spec=None, operands=(R,))
         node.replace_all_uses_with(one)
         graph.erase_node(node)
 
@@ -204,12 +206,12 @@ def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
 def split_gathers(gm: fx.GraphModule) -> Partition:
     """The program without its gathers as the one part, and these, if there are any, as another."""
     starts = gather_starts(gm.graph, backward=False)
-    wholes = [whole for start in starts for _, whole in whole_values(start)]
-    if not wholes:
+    fulls = [full for start in starts for _, full in unsharded_parameters(start)]
+    if not fulls:
         return _partition(Part(gm, (), ()))
     gather, program = PartBuilder(gm), PartBuilder(gm)
-    gather.include(wholes, lambda _: None)
-    names = {whole: Crossing(whole.name) for whole in wholes}
+    gather.include(fulls, lambda _: None)
+    names = {full: StageValue(full.name) for full in fulls}
     output = gm.graph.output_node()
     # gradients belong to parameters, so these stay inputs, though nothing else reads their rows
     own = [n for n in gm.graph.nodes if n is not output and n not in gather.included]
@@ -218,8 +220,8 @@ def split_gathers(gm: fx.GraphModule) -> Partition:
     program.include([node for _, node in results], names.get)
     reads = tuple(names[node] for node in program.reads())
     part = Part(program.build(results, "Program"), reads, ())
-    built = gather.build([(names[n], n) for n in wholes], "Gather")
-    return _partition(part, Part(built, (), tuple(n.name for n in wholes)))
+    built = gather.build([(names[n], n) for n in fulls], "Gather")
+    return _partition(part, Part(built, (), tuple(n.name for n in fulls)))
 
 
 def _partition(part: Part, *gathers: Part) -> Partition:

@@ -1,8 +1,8 @@
 """What holds of a graph whose nodes have their stages; the verifier runs these checks at level STAGED.
 
-    stage 0 -> 1 -> 2    values of the forward
-    stage 0 <- 1 <- 2    values of the backward
-    epilogue             reads the sums of all micro-batches; no micro-batch reads from it
+stage 0 -> 1 -> 2    values of the forward
+stage 0 <- 1 <- 2    values of the backward
+epilogue             reads the sums of all micro-batches; no micro-batch reads from it
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 
 Fault = tuple[fx.Node, str]
 
@@ -19,47 +19,47 @@ Fault = tuple[fx.Node, str]
 def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: what reads a stage's value belongs to a stage; only values of all stages have none."""
     for node in graph.nodes:
-        if node.op != "call_function" or note(node).stage is not None:
+        if node.op != "call_function" or meta(node).stage is not None:
             continue
         for source in node.all_input_nodes:
-            if note(source).stage is not None:
-                yield node, f"has no stage, but reads %{source.name} of stage {note(source).stage}"
+            if meta(source).stage is not None:
+                yield node, f"has no stage, but reads %{source.name} of stage {meta(source).stage}"
                 break
 
 
 def forward_goes_on(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: a forward op reads no value of a later stage."""
     for node, source, here, there in _edges(graph):
-        if not note(node).backward and not note(source).backward and there > here:
+        if not meta(node).backward and not meta(source).backward and there > here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the forward only goes on"
 
 
 def backward_comes_back(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: a backward op reads no gradient of an earlier stage."""
     for node, source, here, there in _edges(graph):
-        if note(node).backward and note(source).backward and there < here:
+        if meta(node).backward and meta(source).backward and there < here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the backward only comes back"
 
 
 def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: no micro-batch reads what is computed after the last one."""
     for node in graph.nodes:
-        if node.op != "call_function" or note(node).once:
+        if node.op != "call_function" or meta(node).once:
             continue
         for source in node.all_input_nodes:
-            if note(source).once:
+            if meta(source).once:
                 yield node, f"runs in each micro-batch, but reads %{source.name}, which comes after the last"
 
 
 def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
     """Ops of a micro-batch with their operands, where both belong to stages, and these stages."""
     for node in graph.nodes:
-        here = note(node).stage
-        if node.op != "call_function" or here is None or note(node).once:
+        here = meta(node).stage
+        if node.op != "call_function" or here is None or meta(node).once:
             continue
         for source in node.all_input_nodes:
-            there = note(source).stage
-            if there is not None and not note(source).once:
+            there = meta(source).stage
+            if there is not None and not meta(source).once:
                 yield node, source, here, there
 
 

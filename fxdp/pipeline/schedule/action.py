@@ -1,6 +1,6 @@
 """One unit of a rank's work: a stage runs forward or backward on one micro-batch.
 
-Written in torch's words: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` a whole backward, which
+Written in torch's words: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` an entire backward, which
 zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` (gradient of the weights).
 """
 

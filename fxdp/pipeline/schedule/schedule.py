@@ -55,7 +55,7 @@ class Schedule:
         """The same schedule with each B of these stages as its I and, right after it, its W.
 
         Between the two the input gradient can leave, so that another rank waits for half of the backward
-        instead of the whole; the order of work and the activations held stay as they are.
+        instead of the full value; the order of work and the activations held stay as they are.
 
         With `holds_more` the last W but one of a rank follows its last I, whose gradient so leaves earlier:
         at the end the ranks before have nothing else to do. In 1F1B the last stage then holds part of two
@@ -82,7 +82,7 @@ class Schedule:
 
     def order(self, costs: Costs | None = None) -> tuple[tuple[int, Action], ...]:
         """All actions with their ranks in one order that agrees with every rank's and with the data."""
-        return tuple((slot.rank, slot.action) for slot in self.timeline(costs).slots)
+        return tuple((spec.rank, spec.action) for spec in self.timeline(costs).specs)
 
     def in_flight(self) -> tuple[int, ...]:
         """Per stage, the most micro-batches whose activations it holds at once."""
@@ -141,18 +141,18 @@ def _faults_of_counts(schedule: Schedule) -> Iterator[str]:
 
 
 def _faults_of_one(count: Counter[Action], stage: int, microbatch: int, trains: bool) -> Iterator[str]:
-    whole, half = backward(stage, microbatch), input_gradient(stage, microbatch)
+    full, half = backward(stage, microbatch), input_gradient(stage, microbatch)
     rest = weight_gradient(stage, microbatch)
     if not count[forward(stage, microbatch)]:
         yield f"{forward(stage, microbatch)} is missing"
-    if count[whole] and (count[half] or count[rest]):
-        yield f"{whole} occurs beside {half if count[half] else rest}"
+    if count[full] and (count[half] or count[rest]):
+        yield f"{full} occurs beside {half if count[half] else rest}"
     elif count[half] and not count[rest]:
         yield f"{rest} is missing after {half}"
     elif count[rest] and not count[half]:
         yield f"{half} is missing before {rest}"
-    elif trains and not count[whole] and not count[half]:
-        yield f"{whole} is missing"
+    elif trains and not count[full] and not count[half]:
+        yield f"{full} is missing"
 
 
 def _faults_of_order(schedule: Schedule) -> Iterator[str]:

@@ -21,7 +21,7 @@ from fxdp.pipeline.schedule.action import Action, Kind, forward
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long each stage takes for one micro-batch, in any one unit; a whole backward is I + W."""
+    """How long each stage takes for one micro-batch, in any one unit; an entire backward is I + W."""
 
     forward: tuple[float, ...]
     input_gradient: tuple[float, ...]
@@ -49,7 +49,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class InputSpec:
     """An action's place on the time axis; `depth` counts the actions it had to wait for in a row."""
 
     rank: int
@@ -63,23 +63,23 @@ class Slot:
 class Timeline:
     """All slots, in the one order that every rank follows: by finish time, then depth, then rank."""
 
-    slots: tuple[Slot, ...]
+    specs: tuple[InputSpec, ...]
     ranks: int
 
     @cached_property
     def span(self) -> float:
         """From the start of the first action to the end of the last."""
-        return max((slot.finish for slot in self.slots), default=0.0)
+        return max((spec.finish for spec in self.specs), default=0.0)
 
     @cached_property
     def bubble(self) -> float:
         """The part of all ranks' time in which they wait: 0 is a full pipeline."""
-        busy = sum(slot.finish - slot.start for slot in self.slots)
+        busy = sum(spec.finish - spec.start for spec in self.specs)
         return 1.0 - busy / (self.ranks * self.span) if self.span else 0.0
 
-    def of_rank(self, rank: int) -> tuple[Slot, ...]:
+    def of_rank(self, rank: int) -> tuple[InputSpec, ...]:
         """One rank's slots in its own order."""
-        return tuple(slot for slot in self.slots if slot.rank == rank)
+        return tuple(spec for spec in self.specs if spec.rank == rank)
 
 
 def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
@@ -99,7 +99,7 @@ def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[
 def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
     """Simulate the clock; `DeadlockError` with the cycle if the ranks wait for one another forever."""
     backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
-    done: dict[Action, Slot] = {}
+    done: dict[Action, InputSpec] = {}
     heads, last = [0] * len(ranks), [(0.0, 0)] * len(ranks)
     moved = True
     while moved:
@@ -112,17 +112,17 @@ def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
                     break
                 before = [last[rank], *((done[n].finish, done[n].depth) for n in needed)]
                 start, depth = max(finish for finish, _ in before), 1 + max(depth for _, depth in before)
-                slot = done[action] = Slot(rank, action, start, start + costs.of(action), depth)
-                heads[rank], last[rank], moved = heads[rank] + 1, (slot.finish, depth), True
+                spec = done[action] = InputSpec(rank, action, start, start + costs.of(action), depth)
+                heads[rank], last[rank], moved = heads[rank] + 1, (spec.finish, depth), True
     _refuse_stuck(ranks, heads, done, backwards)
-    slots = sorted(done.values(), key=lambda slot: (slot.finish, slot.depth, slot.rank))
-    return Timeline(tuple(slots), len(ranks))
+    specs = sorted(done.values(), key=lambda spec: (spec.finish, spec.depth, spec.rank))
+    return Timeline(tuple(specs), len(ranks))
 
 
 def _refuse_stuck(
     ranks: Sequence[Sequence[Action]],
     heads: Sequence[int],
-    done: Mapping[Action, Slot],
+    done: Mapping[Action, InputSpec],
     backwards: Mapping[tuple[int, int], Action],
 ) -> None:
     home = {action: rank for rank, row in enumerate(ranks) for action in row}

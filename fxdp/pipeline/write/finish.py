@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.notes import placed_tensor
-from fxdp.ir.slots import Gradient, Parameter, ResultSlot
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import placed_tensor
+from fxdp.ir.signature import Gradient, OutputSpec, Parameter
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.write.dealt_parameters import DealtParameters
+from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import Message, StepGraph, ValueType
 
 
@@ -24,7 +24,7 @@ class Finish:
 
     Parameters
     ----------
-    dealt : rows that other pipeline ranks hold.
+    sharded : rows that other pipeline ranks hold.
     everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
     parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
     """
@@ -32,8 +32,8 @@ class Finish:
     step: StepGraph
     partition: Partition
     schedule: Schedule
-    whole: fx.Node
-    dealt: DealtParameters
+    full: fx.Node
+    sharded: StageShards
     everywhere: bool
     parallel: bool
     _brought: set[tuple[str, int]] = field(default_factory=set)
@@ -50,19 +50,21 @@ class Finish:
             if self.schedule.placement[stage] == self.step.rank:
                 args = [self.step.value(c.name, None) for c in part.reads]
                 call = self.step.reduce if self.parallel and _communicates(part) else self.step.module
-                made = call(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
+                made = call(f"finish_{stage}", (self.full, *args), f"finish_{stage}")
                 self.step.keep_items(made, part.gives)
         for rank in range(len(self.schedule.ranks)):
             self._deliver(rank)
-            self.dealt.deal({n: t for n, t in self._dealt.items() if self._home(n) == rank}, rank)
-        return [self._result(slot, name) for slot, name, _ in self.partition.results]
+            self.sharded.send_to_owners(
+                {n: t for n, t in self._sharded.items() if self._home(n) == rank}, rank
+            )
+        return [self._result(spec, name) for spec, name, _ in self.partition.results]
 
     @cached_property
-    def _dealt(self) -> dict[str, TensorType]:
+    def _sharded(self) -> dict[str, TensorType]:
         """The gradients whose rows go to the ranks that hold those of their parameters."""
-        types = self.dealt.types
-        slots = {n: slot.of for slot, n, _ in self.partition.results if isinstance(slot, Gradient)}
-        return {n: types[of] for n, of in slots.items() if isinstance(of, Parameter) and of in types}
+        types = self.sharded.types
+        specs = {n: spec.of for spec, n, _ in self.partition.results if isinstance(spec, Gradient)}
+        return {n: types[of] for n, of in specs.items() if isinstance(of, Parameter) and of in types}
 
     def _home(self, name: str) -> int | None:
         """The rank on which a value of the step is made."""
@@ -118,30 +120,30 @@ class Finish:
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
         """The names of the results that a rank has and another one gets."""
         names = []
-        for slot, name, _ in self.partition.results:
+        for spec, name, _ in self.partition.results:
             source = self._source(name)
-            if source is None or self._home(name) != rank or name in self._dealt:
+            if source is None or self._home(name) != rank or name in self._sharded:
                 continue
-            if self._is_for(peer, slot):
+            if self._is_for(peer, spec):
                 names.append(name)
         return tuple(dict.fromkeys(names))
 
-    def _is_for(self, rank: int, slot: ResultSlot) -> bool:
-        if self.everywhere or not (isinstance(slot, Gradient) and isinstance(slot.of, Parameter)):
+    def _is_for(self, rank: int, spec: OutputSpec) -> bool:
+        if self.everywhere or not (isinstance(spec, Gradient) and isinstance(spec.of, Parameter)):
             return True
-        return rank in self._readers.get(slot.of, ())
+        return rank in self._readers.get(spec.of, ())
 
     @cached_property
     def _readers(self) -> dict[Parameter, set[int]]:
         return self.partition.readers(self.schedule.placement)
 
-    def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
-        if name in self._dealt:
-            return self.dealt.rows_of(name)
+    def _result(self, spec: OutputSpec, name: str) -> fx.Node | None:
+        if name in self._sharded:
+            return self.sharded.rows_of(name)
         source = self._source(name)
         here = source is None or self.schedule.placement[source.stage] == self.step.rank
-        return self.step.value(name, None) if here or self._is_for(self.step.rank, slot) else None
+        return self.step.value(name, None) if here or self._is_for(self.step.rank, spec) else None
 
 
 def _communicates(part: Part) -> bool:
-    return any(node.target in conversions.COLLECTIVES for node in part.gm.graph.nodes)
+    return any(node.target in redistributions.COLLECTIVES for node in part.gm.graph.nodes)

@@ -11,25 +11,25 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True)
 class MicrobatchSizes:
-    """The size symbols of each micro-batch, and of the whole local batch under None; where each begins."""
+    """The size symbols of each micro-batch, and of the entire local batch under None; where each begins."""
 
     sizes: Mapping[int | None, Mapping[str, int]]
     bounds: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, whole: Mapping[str, int], microbatches: int) -> MicrobatchSizes:
-        """From the sizes of the rank's whole batch (`B`, `b`, `offset`, ...).
+    def of(cls, full: Mapping[str, int], microbatches: int) -> MicrobatchSizes:
+        """From the sizes of the rank's global batch (`B`, `b`, `offset`, ...).
 
         Raises
         ------
         InputError : no samples on any rank.
         """
-        if microbatches > 1 and whole["B"] == 0:
+        if microbatches > 1 and full["B"] == 0:
             raise InputError("microbatches > 1 need at least one sample in the global batch")
-        bounds = microbatch_bounds(whole["b"], microbatches)
-        found: dict[int | None, Mapping[str, int]] = {None: whole}
+        bounds = microbatch_bounds(full["b"], microbatches)
+        found: dict[int | None, Mapping[str, int]] = {None: full}
         for index, (start, size) in enumerate(bounds):
-            found[index] = {**whole, "b": size, "offset": whole["offset"] + start}
+            found[index] = {**full, "b": size, "offset": full["offset"] + start}
         return cls(found, tuple(bounds))
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from fxdp.ir import raw_bytes
-from fxdp.ir.ops.parameter_rows import rows_each
-from fxdp.ir.placements import Placement, Rows
+from fxdp.ir.ops.parameter_shards import shard_rows
+from fxdp.ir.placements import ParamShard, Placement
 from fxdp.ir.sizes import evaluate
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.pipeline.write.events import Events
@@ -70,20 +70,20 @@ def waits(node: fx.Node) -> bool:
 class StepGraph:
     """Writes one rank's graph.
 
-    `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None;
-    `dealing` says how sharded parameters are dealt out, over data ranks and then over pipeline ranks.
+    `sizes` are the values of the size symbols in each micro-batch, and in the entire local batch under None;
+    `sharding` says how sharded parameters are sharded, over data ranks and then over pipeline ranks.
     """
 
     rank: int
     sizes: Mapping[int | None, Mapping[str, int]]
-    dealing: tuple[tuple[int, int], ...] = ((1, 0),)
+    sharding: tuple[tuple[int, int], ...] = ((1, 0),)
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
     tag: int = 0
     """The number of the last transfer; each takes the next, on all ranks alike."""
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
-    _under_way: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
+    _in_flight: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
     _events: Events = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,28 +150,28 @@ class StepGraph:
 
     def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
         """The shape of this rank's value; of rows with their padding."""
-        if isinstance(placement, Rows):
+        if isinstance(placement, ParamShard):
             first, *rest = type_.shape
-            return [rows_each(int(first), self.dealing[0][0]), *map(int, rest)]
+            return [shard_rows(int(first), self.sharding[0][0]), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
     def send(self, message: Message, value: fx.Node, peer: int, origin: Origin | None = None) -> None:
         """Start a send, after waiting for all but the last few to that rank; it is noted for the plan."""
-        under_way = self._under_way.setdefault(peer, [])
-        if len(under_way) >= _WINDOW:
-            self.function(p2p.wait_sent, (under_way.pop(0)[0],), "sent")
+        in_flight = self._in_flight.setdefault(peer, [])
+        if len(in_flight) >= _WINDOW:
+            self.function(p2p.wait_sent, (in_flight.pop(0)[0],), "sent")
         way = ("send_backward", P2P_BACKWARD) if message.backward else ("send_forward", P2P_FORWARD)
         node = self._on(*way, (value, peer, message.tag), f"send_{message.name}_to{peer}")
-        under_way.append((node, origin))
+        in_flight.append((node, origin))
         row, size = message.row or message.name, prod(message.shape) * message.dtype.itemsize
         values = message.values or (row,)
         self.sent.append(Sent(row, self.rank, peer, size, message.backward, message.tag, values))
 
     def settle(self, origin: Origin) -> None:
         """Let go of what a forward sent: its backward begins, so all who needed it have it."""
-        for under_way in self._under_way.values():
-            for item in [i for i in under_way if i[1] == origin]:
-                under_way.remove(item)
+        for in_flight in self._in_flight.values():
+            for item in [i for i in in_flight if i[1] == origin]:
+                in_flight.remove(item)
                 self.function(p2p.wait_sent, (item[0],), "sent")
 
     def receive(self, message: Message, peer: int) -> fx.Node:
@@ -214,8 +214,8 @@ class StepGraph:
 
     def end(self, results: tuple[Any, ...]) -> None:
         """The program's results; nothing is under way when the step ends."""
-        for under_way in self._under_way.values():
-            for node, _ in under_way:
+        for in_flight in self._in_flight.values():
+            for node, _ in in_flight:
                 self.function(p2p.wait_sent, (node,), "sent")
         self._events.join()
         self.graph.output(results)

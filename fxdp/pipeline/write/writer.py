@@ -30,15 +30,15 @@ from torch import fx
 from fxdp.ir.ops.parts import join_parts
 from fxdp.ir.placements import Partial, Shard
 from fxdp.ir.sizes import evaluate
-from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, forward_gives, halves_of
+from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, backward_parts, forward_gives
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import End, Transfer, programs
-from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
+from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import Message, StepGraph, suffix
 from fxdp.runtime import p2p
 
@@ -70,7 +70,7 @@ class Writer:
     everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
     recompute : the micro-batches of which nothing is kept.
     data_ranks : how many ranks hold parts of the batch.
-    keeps_whole : whether gathered parameters stay from step to step, and are an input.
+    keeps_unsharded : whether gathered parameters stay from step to step, and are an input.
     """
 
     step: StepGraph
@@ -81,7 +81,7 @@ class Writer:
     everywhere: bool
     recompute: Recompute
     data_ranks: int
-    keeps_whole: bool = False
+    keeps_unsharded: bool = False
     _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _totals: dict[str, dict[int, fx.Node]] = field(default_factory=dict)
@@ -90,17 +90,17 @@ class Writer:
     _batches: dict[int, fx.Node] = field(default_factory=dict)
 
     def write(self) -> fx.Graph:
-        """The program; its one input is the whole local batch, its results are the partition's.
+        """The program; its one input is the entire local batch, its results are the partition's.
 
         Raises
         ------
         DeadlockError : ranks that could wait for one another forever.
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
-        self.whole = self.step.input("batch")
+        self.full = self.step.input("batch")
         self.step.tag = self._last_tag
-        dealt = DealtParameters(self.step, self.partition, self.schedule)
-        self._prologue(dealt)
+        sharded = StageShards(self.step, self.partition, self.schedule)
+        self._prologue(sharded)
         order = programs(self.schedule, self._edges())
         check(order)
         for event in order[self.step.rank]:
@@ -110,14 +110,14 @@ class Writer:
                 self._act(event)
         self._put_together()
         finish = Finish(
-            self.step, self.partition, self.schedule, self.whole, dealt, self.everywhere, self.data_ranks > 1
+            self.step, self.partition, self.schedule, self.full, sharded, self.everywhere, self.data_ranks > 1
         )
         self.step.end(tuple(finish.write()))
         check_order(self.step.graph)
         return self.step.graph
 
     def write_gathers(self, step: StepGraph) -> fx.Graph:
-        """The program that runs before this one, if rows have changed, where whole values are kept.
+        """The program that runs before this one, if rows have changed, where full values are kept.
 
         Raises
         ------
@@ -140,23 +140,21 @@ class Writer:
                 found.setdefault((edge.name, edge.source, placement[edge.target]), edge)
         return list(found.values())
 
-    def _prologue(self, dealt: DealtParameters) -> None:
+    def _prologue(self, sharded: StageShards) -> None:
         part = self.partition.prologue
         if part is not None:
-            made = self.step.module("prologue", (self.whole,), "prologue")
+            made = self.step.module("prologue", (self.full,), "prologue")
             self.step.keep_items(made, part.gives)
-        if self.keeps_whole:
-            take_gathered(self.step, self.partition, self.schedule, dealt)
+        if self.keeps_unsharded:
+            take_gathered(self.step, self.partition, self.schedule, sharded)
         else:
-            write_gathers(self.step, self.partition, self.schedule, dealt, self.whole)
+            write_gathers(self.step, self.partition, self.schedule, sharded, self.full)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
             start, size = self.bounds[microbatch]
-            args = (self.whole, microbatch, start, size, list(self.batch_dims))
-            self._batches[microbatch] = self.step.function(
-                p2p.microbatch, args, f"microbatch_{microbatch}"
-            )
+            args = (self.full, microbatch, start, size, list(self.batch_dims))
+            self._batches[microbatch] = self.step.function(p2p.microbatch, args, f"microbatch_{microbatch}")
         return self._batches[microbatch]
 
     # ---- actions -----------------------------------------------------------------------------------------
@@ -225,7 +223,7 @@ class Writer:
 
     def _input_gradient(self, stage: int, microbatch: int) -> None:
         made = self._call_backward("input_gradient", stage, microbatch)
-        first, _ = halves_of(self.partition, stage)
+        first, _ = backward_parts(self.partition, stage)
         self._give_all(made, first, stage, microbatch)
         name = f"rest_{stage}{suffix(microbatch)}"
         self._rest[stage, microbatch] = self.step.item(made, len(first), name)
@@ -234,7 +232,7 @@ class Writer:
         name = f"weight_gradient_{stage}{suffix(microbatch)}"
         args = (self._rest.pop((stage, microbatch)), self._sums_of(stage))
         made = self.step.module(f"weight_gradient_{stage}", args, name)
-        _, later = halves_of(self.partition, stage)
+        _, later = backward_parts(self.partition, stage)
         self._give_all(made, later, stage, microbatch)
 
     # ---- values ------------------------------------------------------------------------------------------
@@ -262,7 +260,7 @@ class Writer:
             self._totals[name] = {microbatch: value}
 
     def _put_together(self) -> None:
-        """Totals become values of the whole step."""
+        """Totals become values of the entire step."""
         for stage, sums in self._sums.items():
             part = self.partition.parts[stage]
             self.step.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])

@@ -10,4 +10,4 @@ rank that dies ends each with "connection closed" at its neighbours, or with a t
 unpickle. What torch does well, large sums, stays with gloo and NCCL.
 """
 
-import fxdp.ranks.links  # noqa: F401 - first, as it imports files of this room that import files of its own
+import fxdp.ranks.comms  # noqa: F401 - first, as it imports files of this room that import files of its own

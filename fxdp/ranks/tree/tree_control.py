@@ -1,4 +1,4 @@
-"""Rounds of many ranks of a mesh, by the tree: the same as `links/control.py` does all to all.
+"""Rounds of many ranks of a mesh, by the tree: the same as `comms/control.py` does all to all.
 
     round     a child sends up DATA once its own children's parts are there; the root sends the answer down
     refusal   goes up and down at once; each direction of each connection has exactly one DATA or REFUSED in
@@ -19,10 +19,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.channel import Channel, RefusedError
-from fxdp.ranks.links.ending import TEXT_BYTES, TEXT_LIMIT, Ending, EndKind, as_bytes, as_text, harmless
-from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, framed
-from fxdp.ranks.links.wires import Peer
+from fxdp.ranks.comms.channel import Channel, RefusedError
+from fxdp.ranks.comms.departure import (
+    TEXT_BYTES,
+    TEXT_LIMIT,
+    Departure,
+    DepartureKind,
+    as_bytes,
+    as_text,
+    harmless,
+)
+from fxdp.ranks.comms.frames import DATA_BYTES, ROUND, FrameKind, framed
+from fxdp.ranks.comms.wires import Peer
 from fxdp.ranks.tree.rank_parts import RankParts
 from fxdp.ranks.tree.tree_shape import TreePlace
 
@@ -62,8 +70,10 @@ class TreeControl(Channel):
     def finish(self) -> Sequence[bytes]:
         """Wait for the answer of the round that `start` began."""
         waiting = self._missing()
-        if waiting and (ending := self._ending(waiting)):  # read by the watch: no event tells of it any more
-            raise RankFailedError(self.words(ending))
+        if waiting and (
+            departure := self._departure(waiting)
+        ):  # read by the watch: no event tells of it any more
+            raise RankFailedError(self.words(departure))
         self._wait(self._missing)
         if self._refusals:
             raise RefusedError("\n".join(f"rank {self.names[r]} failed: {t}" for r, t in self._refusals))
@@ -117,10 +127,10 @@ class TreeControl(Channel):
                 child.rounds.clear()
                 self._turn_away(child, str(error))
                 return
-        joined = RankParts.join(parts)
+        process_mesh = RankParts.join(parts)
         if self._parent is None:
-            joined = joined.ordered(self._arrived)
-        data = joined.encode()
+            process_mesh = process_mesh.ordered(self._arrived)
+        data = process_mesh.encode()
         if len(data) > DATA_BYTES:
             text = f"{len(data)} bytes are more than so many ranks tell each other at once; a bug in fxdp"
             self._decide_refused([(self.rank, text)])
@@ -128,7 +138,7 @@ class TreeControl(Channel):
         for child in self._children:
             child.rounds.popleft()
         if self._parent is None:
-            self._answer, self._open = joined, False
+            self._answer, self._open = process_mesh, False
             self._send_all(framed(FrameKind.DATA, data, self.rank), self._children)
         else:
             self._risen = True
@@ -168,18 +178,18 @@ class TreeControl(Channel):
             ranks = [rank for (rank,) in _RANK.iter_unpack(named[: len(named) & -_RANK.size])]
             known = tuple(rank for rank in ranks if 0 <= rank < self.size)
             self._absent[peer.rank] = ROUND.unpack_from(content)[0], known
-            self._tell_missing()
+            self._send_missing()
             return
         if kind is FrameKind.ENDED and about != peer.rank:  # the peer itself goes on
-            self._pass_on(Ending(about, EndKind.ENDED, as_text(content)), peer)
+            self._pass_on(Departure(about, DepartureKind.ENDED, as_text(content)), peer)
             return
         super()._take(peer, kind, about, content)
         if kind in (FrameKind.DATA, FrameKind.REFUSED):
             if self._open:
                 self._advance()
-                self._tell_missing()
-        elif peer.ending is not None:
-            self._pass_on(peer.ending, peer)
+                self._send_missing()
+        elif peer.departure is not None:
+            self._pass_on(peer.departure, peer)
 
     def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
         super()._hear_place(source, about, content)
@@ -187,43 +197,43 @@ class TreeControl(Channel):
 
     def _hang_up(self, peer: Peer) -> None:
         super()._hang_up(peer)
-        assert peer.ending is not None
-        self._pass_on(peer.ending, peer)
+        assert peer.departure is not None
+        self._pass_on(peer.departure, peer)
 
     def _turn_away(self, peer: Peer, fault: str) -> None:
         super()._turn_away(peer, fault)
-        assert peer.ending is not None
-        self._pass_on(peer.ending, peer)
+        assert peer.departure is not None
+        self._pass_on(peer.departure, peer)
 
-    def _pass_on(self, ending: Ending, source: Peer) -> None:
+    def _pass_on(self, departure: Departure, source: Peer) -> None:
         """Tell the others. Of the ranks that leave without an error the first one is enough."""
-        if ending.kind is not EndKind.ENDED:
-            self.last_words(ending)
+        if departure.kind is not DepartureKind.ENDED:
+            self.broadcast_failure(departure)
             return
         if self.left is not None or self.silent:
             return
-        self.left = ending
-        self._tell(self._besides(source), framed(FrameKind.ENDED, as_bytes(ending.text), ending.rank))
+        self.left = departure
+        self._tell(self._besides(source), framed(FrameKind.ENDED, as_bytes(departure.text), departure.rank))
 
     def _besides(self, source: Peer) -> list[Peer]:
         return [peer for peer in self.peers if peer is not source]
 
     def _is_way_to(self, peer: Peer, rank: int) -> bool:
-        return peer.rank == rank or (peer.ending is not None and peer.ending.rank == rank)
+        return peer.rank == rank or (peer.departure is not None and peer.departure.rank == rank)
 
-    def _ending(self, waiting: list[Peer]) -> Ending | None:
-        return super()._ending(waiting) or self.left
+    def _departure(self, waiting: list[Peer]) -> Departure | None:
+        return super()._departure(waiting) or self.left
 
     # -- who is late ---------------------------------------------------------------------------------------
 
-    def _tell_where(self, waiting: list[Peer]) -> None:
+    def _send_where(self, waiting: list[Peer]) -> None:
         """Tell all neighbours, also those whose part is here: who is missing may be far off."""
-        super()._tell_where(self.peers)
+        super()._send_where(self.peers)
         with self._lock:
             self._telling = True
-            self._tell_missing()
+            self._send_missing()
 
-    def _tell_missing(self) -> None:
+    def _send_missing(self) -> None:
         """Tell each neighbour whom this rank misses on its other sides, if that is news."""
         if not (self._telling and self._open):
             return

@@ -1,8 +1,8 @@
 """Connect the ranks of a tree: each rank asks the store for its own neighbours, and for nobody else's.
 
-    every rank   fxdp/<ranks>/1/5         its address, and the first rank of its row       1 request
-    rank 0       reads all of these at once, and writes for each rank whom to call, who calls, its places
-    every rank   fxdp/<ranks>/1/place/5   reads what is for it                             1 request
+every rank   fxdp/<ranks>/1/5         its address, and the first rank of its row       1 request
+rank 0       reads all of these at once, and writes for each rank whom to call, who calls, its places
+every rank   fxdp/<ranks>/1/place/5   reads what is for it                             1 request
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.addresses import Addresses
-from fxdp.ranks.links.meeting import Meeting
-from fxdp.ranks.links.notices import KeyValueStore
-from fxdp.ranks.links.rendezvous import listening, met
+from fxdp.ranks.comms.accepting import Rendezvousing
+from fxdp.ranks.comms.addresses import Addresses
+from fxdp.ranks.comms.failure_broadcast import KeyValueStore
+from fxdp.ranks.comms.rendezvous import listening, met
 from fxdp.ranks.tree.tree_shape import ARITY, TreePlace, tree_places
 
 _FEW = 8
@@ -30,8 +30,9 @@ class TreeJoint:
 
     Attributes
     ----------
-    connections : for the whole mesh and for this rank's row, by rank of the mesh.
-    places : in the whole mesh's tree, and in the row's, by index in the row; None where a row is small enough
+    connections : for the entire mesh and for this rank's row, by rank of the mesh.
+    places : in the entire mesh's tree, and in the row's, by index in the row; None where a row is small
+    enough
         to be joined all to all.
     """
 
@@ -57,8 +58,9 @@ def connect_tree(
         addresses.publish(rank, host, listener.getsockname()[1], row[0])
         if rank == 0:
             addresses.wait_for(range(size), look)
-            own = _deal_out(store, prefix, addresses, size, tree_above)
+            own = _assign_neighbors(store, prefix, addresses, size, tree_above)
         else:
+
             def late() -> None:  # rank 0 knows who is missing, and says so
                 addresses.check_time([], later_s=2 * addresses.look_s + _SAYS_S)
 
@@ -66,11 +68,13 @@ def connect_tree(
             (own,) = addresses.read([f"{prefix}/place/{rank}"], look, late)
         calls, answers, places = _read(own)
         addresses.know({other: where for (_, other), where in calls.items()})
-        found = met(Meeting(addresses, rank, calls, answers, look), listener, lost_s)
+        found = met(Rendezvousing(addresses, rank, calls, answers, look), listener, lost_s)
     return TreeJoint([*found, {}, {}][:2], places)
 
 
-def _deal_out(store: KeyValueStore, prefix: str, addresses: Addresses, size: int, tree_above: int) -> str:
+def _assign_neighbors(
+    store: KeyValueStore, prefix: str, addresses: Addresses, size: int, tree_above: int
+) -> str:
     """Tell each rank its neighbours; gives those of rank 0."""
     rows: dict[int, list[int]] = {}
     for rank in range(size):
@@ -84,15 +88,15 @@ def _deal_out(store: KeyValueStore, prefix: str, addresses: Addresses, size: int
 
 def neighbours(
     address: Callable[[int], tuple[str, int]],
-    whole: Sequence[Sequence[int]],
+    full: Sequence[Sequence[int]],
     rows: Sequence[Sequence[int]],
     tree_above: int,
 ) -> Mapping[int, Mapping[str, Any]]:
     """For each rank what it is told: whom to call and where, who calls it, and its places."""
     found: dict[int, dict[str, Any]] = {
-        rank: {"calls": [], "answers": [], "places": [None, None]} for group in whole for rank in group
+        rank: {"calls": [], "answers": [], "places": [None, None]} for group in full for rank in group
     }
-    for plane, group in [(0, group) for group in whole] + [(1, row) for row in rows]:
+    for plane, group in [(0, group) for group in full] + [(1, row) for row in rows]:
         for caller, called in _pairs(found, plane, group, address, tree_above):
             found[caller]["calls"].append([plane, called, *address(called)])
             found[called]["answers"].append([plane, caller])
@@ -129,15 +133,15 @@ def _read(text: str) -> _Read:
         entry = json.loads(text)
         calls = {(int(p), int(other)): (str(host), int(port)) for p, other, host, port in entry["calls"]}
         answers = [(int(plane), int(other)) for plane, other in entry["answers"]]
-        whole, row = (place and _place(*place) for place in entry["places"])
-        if whole is None:
+        full, row = (place and _place(*place) for place in entry["places"])
+        if full is None:
             raise ValueError("no place")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RankFailedError(
             f"the process group's store has no place in the tree of ranks for this one ({error}); expected "
             "what rank 0 of the same release of fxdp writes"
         ) from error
-    return calls, answers, (whole, row)
+    return calls, answers, (full, row)
 
 
 def _place(size: int, parent: int | None, *lists: Sequence[int]) -> TreePlace:

@@ -1,4 +1,4 @@
-"""Small values of many ranks, by the tree: the same rounds as `links/messages.py`, summed on the way.
+"""Small values of many ranks, by the tree: the same rounds as `comms/messages.py`, summed on the way.
 
     sum      a child sends up the sum of its subtree, own + first child + second child; the root's goes down
     gather   a child sends up the values of its subtree, each rank's before those of its children
@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fxdp.ranks.links.messages import (
+from fxdp.ranks.comms.messages import (
     HEADER,
     Correspondent,
     Messages,
@@ -66,11 +66,11 @@ class TreeMessages(Messages):
 
     def _begin(self, value: memoryview, add: Adder | None) -> Round:
         self.rounds += 1
-        moment, summed = self.history.now, add is not None
+        moment, summed = self.sequence_log.now, add is not None
         begun = _TreeRound(self.rounds, len(value), moment, summed=summed, value=value, add=add)
         if not self._children:
             self._send_up(begun, value)
-        self._under_way.append(begun)
+        self._in_flight.append(begun)
         return begun
 
     def _receive(self, expected: Round) -> None:
@@ -80,24 +80,24 @@ class TreeMessages(Messages):
             try:
                 self._read_from(self._children, sizes, expected)
             except OutOfOrderError:
-                self._answer_astray(expected)
+                self._answer_out_of_step(expected)
                 raise
             values = [expected.value, *(child.value for child in self._children)]
-            joined = expected.add(values) if expected.add else memoryview(b"".join(values))
+            process_mesh = expected.add(values) if expected.add else memoryview(b"".join(values))
         else:
-            joined = expected.value
+            process_mesh = expected.value
         if self._parent is None:
-            found = joined if expected.add else self._by_rank(joined, expected.size)
+            found = process_mesh if expected.add else self._by_rank(process_mesh, expected.size)
         else:
             if self._children:
-                self._send_up(expected, joined)
-            whole = expected.size if expected.add else expected.size * self._place.size
-            self._read_from([self._parent], [whole], expected)
+                self._send_up(expected, process_mesh)
+            full = expected.size if expected.add else expected.size * self._place.size
+            self._read_from([self._parent], [full], expected)
             found = self._parent.value
         header = _header(expected, len(found))
         for child in self._children:
             send_value(child, header, found)
-        if self._children and not self._under_way:
+        if self._children and not self._in_flight:
             self._wait([], expected)  # until all is sent: this rank may stop reading
         self._keep(expected, found)
 
@@ -109,7 +109,7 @@ class TreeMessages(Messages):
         for peer in peers:
             check_header(peer, expected)
 
-    def _answer_astray(self, expected: Round) -> None:
+    def _answer_out_of_step(self, expected: Round) -> None:
         """Let children that are elsewhere see where this rank is, as they would of ranks all to all."""
         for child in self._children:
             if child.got >= HEADER.size and HEADER.unpack_from(child.frame)[2] != expected.moment:
@@ -125,11 +125,11 @@ class TreeMessages(Messages):
                     expected.parts[rank] = found[rank * size : (rank + 1) * size]
         expected.done = True
 
-    def _by_rank(self, joined: memoryview, size: int) -> memoryview:
+    def _by_rank(self, process_mesh: memoryview, size: int) -> memoryview:
         """What came in the tree's order."""
         values = [b""] * self._place.size
         for i, rank in enumerate(self._place.order):
-            values[rank] = bytes(joined[i * size : (i + 1) * size])
+            values[rank] = bytes(process_mesh[i * size : (i + 1) * size])
         return memoryview(bytearray().join(values))  # tensors want memory that may be written
 
     def _send_up(self, begun: Round, value: memoryview) -> None:
@@ -155,12 +155,12 @@ class TreeMessages(Messages):
 
     def _read(self, peer: Correspondent) -> bool:
         while True:
-            whole = super()._read(peer)
+            full = super()._read(peer)
             if peer.got < HEADER.size:
-                return whole
+                return full
             missing, size, about = HEADER.unpack_from(peer.frame)
             if size != _NOTE:
-                return whole
+                return full
             self._absent[peer.rank] = about, missing
             rest = peer.frame[HEADER.size : peer.got]
             peer.expect(len(peer.frame) - HEADER.size)

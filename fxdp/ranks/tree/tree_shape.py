@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxdp.ir.carriers import NEIGHBOURS
+from fxdp.ir.transports import NEIGHBOURS
 
 ARITY = NEIGHBOURS - 1  # one is the parent
 """The most children of a rank; of the first one of a host half of them there, if there are other hosts."""

@@ -1,9 +1,9 @@
 """The modules of a model with what their values are and what travels for them; equal layers in one row.
 
-    h                    h
-      0   attn, mlp        0 to 11  x12   attn, mlp
-      ...
-      11  attn, mlp
+h                    h
+  0   attn, mlp        0 to 11  x12   attn, mlp
+  ...
+  11  attn, mlp
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def module_tree(details: Details) -> Branch:
     root = Branch(details.model or "the model")
     for row in details.explanations:
         kind = lies(row.placement)
-        for branch in root.at(row.site.module):
+        for branch in root.at(row.location.module):
             branch.values[kind] += bool(kind)
     for parameter in details.parameters:
         for branch in root.at(parameter.name.rpartition(".")[0]):
@@ -74,7 +74,9 @@ def module_tree(details: Details) -> Branch:
 
 def _module(need: Need) -> str:
     """The module for which a value travels: that of the parameter, if it is a gradient."""
-    return need.text.removeprefix("gradient of ").rpartition(".")[0] if need.gradient else need.site.module
+    return (
+        need.text.removeprefix("gradient of ").rpartition(".")[0] if need.gradient else need.location.module
+    )
 
 
 def _folded(branch: Branch) -> Branch:

@@ -37,7 +37,7 @@ def _template() -> Template:
 
 
 def plan_page(plan: Plan) -> str:
-    """The whole page, about what a screen of it tells: from the headline down to each cause."""
+    """The entire page, about what a screen of it tells: from the headline down to each cause."""
     details, rows = plan.details(), plan.collectives()
     size = sum(row.bytes for row in rows)
     return _template().render(
@@ -92,13 +92,13 @@ def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
     if plan.error:
         return [(format_bytes(sum(row.held for row in plan.parameters())), "of parameters on a rank")]
     peak = max((one.peak.bytes for one in plan.memory()), default=0)
-    whole = len(plan.coverage())
+    full = len(plan.coverage())
     return [
         (format_bytes(size), "travel in a step"),
         (str(sum(row.count for row in plan.communication)), "messages"),
         (format_bytes(plan.gradient_bytes), "of them gradients"),
         (format_bytes(peak), "at most on a rank"),
-        (str(whole) if whole else "all", "places do not split" if whole else "splits over the ranks"),
+        (str(full) if full else "all", "places do not split" if full else "splits over the ranks"),
     ]
 
 
@@ -106,7 +106,7 @@ def _kinds(rows: tuple[Collective, ...]) -> list[dict[str, Any]]:
     """The collectives by kind, phase and carrier."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
-        key = {"kind": row.kind, "phase": row.phase, "axis": row.axis, "carrier": row.carrier}
+        key = {"kind": row.kind, "phase": row.phase, "axis": row.axis, "transport": row.transport}
         one = found.setdefault(tuple(key.values()), {**key, "count": 0, "bytes": 0})
         one["count"] += row.count
         one["bytes"] += row.bytes

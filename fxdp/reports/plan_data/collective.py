@@ -1,16 +1,16 @@
 """`Collective`: what travels between ranks in a step, why, where in the user's code, and when.
 
-    all_reduce_9        what    387 floats, 1.5 KiB, summed over dp by gloo
-      gradient of 0.weight      why: %t_8 is P(sum), needed as R by the result
-      model.py:7 in 0           where
-      after t_8, before view    when: issued, and waited for; hidden behind what runs between
+all_reduce_9        what    387 floats, 1.5 KiB, summed over dp by gloo
+  gradient of 0.weight      why: %t_8 is P(sum), needed as R by the result
+  model.py:7 in 0           where
+  after t_8, before view    when: issued, and waited for; hidden behind what runs between
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.reports.rows import format_bytes
 
 
@@ -20,8 +20,8 @@ class Need:
 
     Attributes
     ----------
-    value, conversion, consumer : nodes of `plan.graph`: the value, its conversion, the op that reads it.
-    text : the cause in words: the op that needs it, or whose gradient it is.
+    value, redistribution, consumer : nodes of `plan.graph`: the value, its redistribution, the op that reads
+    it. text : the cause in words: the op that needs it, or whose gradient it is.
     has, wants : its placement before and after.
     made, read : the ops that make and read it, each with the rule that placed it.
     bytes : of the value, or of the piece of it that travels here.
@@ -30,7 +30,7 @@ class Need:
     """
 
     value: str
-    conversion: str
+    redistribution: str
     consumer: str
     text: str
     has: str
@@ -38,7 +38,7 @@ class Need:
     made: str
     read: str
     bytes: int
-    site: Site
+    location: Location
     through: str = ""
     gradient: bool = False
 
@@ -47,11 +47,11 @@ class Need:
         needed = f"%{self.value} is {self.has}, made by {self.made}"
         asked = f"{self.text} needs it as {self.wants}: {self.read}"
         through = (f"through {self.through}",) if self.through else ()
-        return needed, asked, *through, f"at {self.site}"
+        return needed, asked, *through, f"at {self.location}"
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class Overlapped:
     """What runs while a message is under way: how many ops, from the first to the last in program order."""
 
     count: int = 0
@@ -93,13 +93,13 @@ class Collective:
     type: str
     dtype: str
     axis: str
-    carrier: str
+    transport: str
     phase: str
     text: str
     needs: tuple[Need, ...]
     issued: str
     waited: str
-    hidden: Hidden
+    overlapped: Overlapped
     gradient: bool = False
     count: int = 1
 
@@ -109,16 +109,16 @@ class Collective:
         return f"{self.part.replace(' ', '_')}.{self.name}" if self.part else self.name
 
     @property
-    def site(self) -> Site:
+    def location(self) -> Location:
         """The user's line of the first value in it."""
-        return self.needs[0].site
+        return self.needs[0].location
 
     def chain(self) -> tuple[str, ...]:
         """Why it exists, from the first value in it to the user's line."""
         return self.needs[0].chain()
 
     def __repr__(self) -> str:
-        by = f" by {self.carrier}" if self.carrier else ""
+        by = f" by {self.transport}" if self.transport else ""
         return (
             f"Collective({self.name}: {self.kind} of {format_bytes(self.bytes)} over {self.axis}{by}, "
             f"{self.phase}, {self.text})"
@@ -126,7 +126,7 @@ class Collective:
 
     def __str__(self) -> str:
         times = f", {self.count} times" if self.count > 1 else ""
-        by = f" by {self.carrier}" if self.carrier else ""
+        by = f" by {self.transport}" if self.transport else ""
         where = f" in {self.part}" if self.part else ""
         head = (
             f"{self.name}{where}: {self.kind} of {self.type}, {format_bytes(self.bytes)}{times}, "
@@ -136,5 +136,5 @@ class Collective:
         lines = [head, *self.chain(), *([f"and {more} more values"] if more else [])]
         issued, waited = self.issued or "the inputs", self.waited or "the end"
         lines.append(f"issued after {issued}, waited for before {waited}")
-        lines.append(f"hidden behind {self.hidden}")
+        lines.append(f"hidden behind {self.overlapped}")
         return "\n    ".join(lines)

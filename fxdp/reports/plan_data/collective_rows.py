@@ -10,15 +10,15 @@ from functools import cached_property
 
 from torch import fx
 
-from fxdp.capture.sites import Origin, is_user_file
-from fxdp.ir import conversions
-from fxdp.ir.carriers import carrier_name
+from fxdp.capture.locations import Origin, is_user_file
+from fxdp.ir import redistributions
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Site, is_host_size, note
+from fxdp.ir.metadata import Cause, Location, is_host_size, meta
 from fxdp.ir.sizes import B
+from fxdp.ir.transports import transport_name
 from fxdp.ir.types import dtype_name, tensor_types, type_bytes
-from fxdp.reports.plan_data.collective import Collective, Hidden, Need
+from fxdp.reports.plan_data.collective import Collective, Need, Overlapped
 from fxdp.reports.rows import CommRow
 from fxdp.rules.registry import registry
 
@@ -50,52 +50,54 @@ class Reader:
     def need(self, cause: Cause) -> Need:
         """Why one value travels."""
         producer, consumer = self.nodes.get(cause.producer), self.nodes.get(cause.consumer)
-        conversion = _conversion(producer, cause)
-        through = str(Site(cause.site.file, cause.site.line)) if _is_torchs(cause.site) else ""
+        redistribution = _redistribution(producer, cause)
+        through = (
+            str(Location(cause.location.file, cause.location.line)) if _is_torchs(cause.location) else ""
+        )
         return Need(
             value=cause.producer,
-            conversion="" if conversion is None else conversion.name,
+            redistribution="" if redistribution is None else redistribution.name,
             consumer=cause.consumer,
             text=cause.text or cause.consumer,
-            has="" if producer is None else str(note(producer).placement),
-            wants="" if conversion is None else str(note(conversion).placement),
+            has="" if producer is None else str(meta(producer).placement),
+            wants="" if redistribution is None else str(meta(redistribution).placement),
             made="" if producer is None else described(producer),
             read=_A_RESULT if consumer is None or consumer.op == "output" else described(consumer),
             bytes=0 if producer is None else self._bytes(producer, cause),
-            site=self.origin.of(cause.site),
+            location=self.origin.of(cause.location),
             through=through,
             gradient=cause.gradient,
         )
 
     def _bytes(self, producer: fx.Node, cause: Cause) -> int:
         """Of the value, or of the piece that travels."""
-        type_ = note(producer).type
+        type_ = meta(producer).type
         if cause.elements is None:
             return type_bytes(type_, self.sizes)
         return cause.elements * tensor_types(type_)[0].dtype.itemsize
 
 
-def _conversion(producer: fx.Node | None, cause: Cause) -> fx.Node | None:
+def _redistribution(producer: fx.Node | None, cause: Cause) -> fx.Node | None:
     """The node that converts the value; the one that was made for this consumer, if there are several."""
     if producer is None:
         return None
-    made = [n for n in (*producer.users, producer) if n.target in conversions.COLLECTIVES]
-    own = [n for n in made if (found := note(n).cause) is not None and found.consumer == cause.consumer]
+    made = [n for n in (*producer.users, producer) if n.target in redistributions.COLLECTIVES]
+    own = [n for n in made if (found := meta(n).cause) is not None and found.consumer == cause.consumer]
     return next(iter([*own, *made]), None)
 
 
-def _is_torchs(site: Site) -> bool:
-    return bool(site.file) and not is_user_file(site.file)
+def _is_torchs(location: Location) -> bool:
+    return bool(location.file) and not is_user_file(location.file)
 
 
 def described(node: fx.Node) -> str:
     """An op and the rule that placed it: `aten.mm (rule product_of_two of einsum)`."""
-    known = note(node)
+    known = meta(node)
     if node.op == "placeholder":
         return "an input of the step"
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return described(node.args[0])
-    name = known.spells or target_text(node.target)
+    name = known.decomposed_from or target_text(node.target)
     rule = registry.get(node.target)
     family = "" if rule is None else f" of {rule.family}"
     return name if known.reason is None else f"{name} (rule {known.reason}{family})"
@@ -108,18 +110,21 @@ def communication(
 
     With an `origin` a row's line is the user's own, where torch's modules run the op.
     """
-    nodes = (node for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
+    nodes = (node for node in gm.graph.nodes if node.target in redistributions.COLLECTIVES)
     return tuple(_comm_row(node, sizes, origin) for node in nodes)
 
 
 def _comm_row(node: fx.Node, sizes: Mapping[str, int], origin: Origin | None) -> CommRow:
-    known = note(node)
-    cause = known.cause or Cause("", "", known.site)
+    known = meta(node)
+    cause = known.cause or Cause("", "", known.location)
     phase = "backward" if known.backward else "forward"
-    op, site = target_text(node.target), str(cause.site if origin is None else origin.of(cause.site))
+    op, location = (
+        target_text(node.target),
+        str(cause.location if origin is None else origin.of(cause.location)),
+    )
     # a size that only the data knows counts as the batch's
     size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))
-    return CommRow(op, size, 1, cause.text, site, phase, cause.gradient)
+    return CommRow(op, size, 1, cause.text, location, phase, cause.gradient)
 
 
 def collectives_of(
@@ -132,24 +137,24 @@ def collectives_of(
     return tuple(
         _collective(node, reader, mesh, part, _timing(node, order, position, work))
         for node in order
-        if node.target in conversions.COLLECTIVES and _travels(node, mesh)
+        if node.target in redistributions.COLLECTIVES and _travels(node, mesh)
     )
 
 
 def _travels(node: fx.Node, mesh: Mesh | None) -> bool:
     """Whether there are several ranks along its axis; micro-batches, which passes count as some, are none."""
-    found = conversions.conversion_of(node)
+    found = redistributions.redistribution_of(node)
     return mesh is None or found is None or mesh.size_along(found.axis) > 1
 
 
 def _collective(
-    node: fx.Node, reader: Reader, mesh: Mesh | None, part: str, timing: tuple[str, str, Hidden]
+    node: fx.Node, reader: Reader, mesh: Mesh | None, part: str, timing: tuple[str, str, Overlapped]
 ) -> Collective:
-    known, found = note(node), conversions.conversion_of(node)
-    cause = known.cause or Cause(node.name, node.name, known.site)
+    known, found = meta(node), redistributions.redistribution_of(node)
+    cause = known.cause or Cause(node.name, node.name, known.location)
     assert found is not None
     axes = () if mesh is None else mesh.axes
-    issued, waited, hidden = timing
+    issued, waited, overlapped = timing
     (type_, *_) = tensor_types(known.type)
     return Collective(
         name=node.name,
@@ -160,31 +165,31 @@ def _collective(
         type=type_text(type_),
         dtype=dtype_name(type_.dtype),
         axis=found.axis or ", ".join(axes),
-        carrier="" if mesh is None else carrier_name(node, mesh),
+        transport="" if mesh is None else transport_name(node, mesh),
         phase="backward" if known.backward else "forward",
         text=cause.text or cause.consumer,
         needs=tuple(reader.need(one) for one in cause.each),
         issued=issued,
         waited=waited,
-        hidden=hidden,
+        overlapped=overlapped,
         gradient=cause.gradient,
     )
 
 
 def _computes(node: fx.Node) -> bool:
     """Whether a node is work of the model's, behind which a message can hide."""
-    if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
+    if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS or is_host_size(node):
         return False
-    return node.target is not operator.getitem and note(node).reason not in _PACKING
+    return node.target is not operator.getitem and meta(node).reason not in _PACKING
 
 
 def _timing(
     node: fx.Node, order: Sequence[fx.Node], position: Mapping[fx.Node, int], work: Sequence[int]
-) -> tuple[str, str, Hidden]:
+) -> tuple[str, str, Overlapped]:
     """The op after which it is issued, the one before which it is waited for, and what runs between."""
     start = position[node]
-    end = next((position[user] for user in node.users if user.target is conversions.wait), start)
+    end = next((position[user] for user in node.users if user.target is redistributions.wait), start)
     i, j = bisect_left(work, start), bisect_right(work, end)
     names = [order[work[k]].name if 0 <= k < len(work) else "" for k in (i - 1, i, j - 1, j)]
     before, first, last, after = names
-    return before, after, Hidden(j - i, first, last) if j > i else Hidden()
+    return before, after, Overlapped(j - i, first, last) if j > i else Overlapped()

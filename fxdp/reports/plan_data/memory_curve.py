@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from fxdp.errors import InputError
-from fxdp.ir.slots import Parameter
+from fxdp.ir.signature import Parameter
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.reports.plan_data.held_values import HeldValues, summed
+from fxdp.reports.plan_data.live_values import LiveValues, summed
 from fxdp.reports.rows import format_bytes
 
 _POINTS = 240  # as many as a picture of some hundred pixels shows
@@ -52,7 +52,7 @@ class RankMemory:
     points : all of it, from op to op.
     optimizer : its state, there all the time.
     shared : buffers through which ranks of one host exchange large values, there all the time.
-    whole : sharded parameters that were gathered and stay, there all the time.
+    entire : sharded parameters that were gathered and stay, there all the time.
     at_peak : the bytes of the highest point by what they are: the names above, `saved` activations, `buckets`
         of gradients and of gathered parameters under way, `temporary` values.
     """
@@ -65,13 +65,13 @@ class RankMemory:
     points: tuple[MemoryPoint, ...]
     optimizer: int = 0
     shared: int = 0
-    whole: int = 0
+    full: int = 0
     at_peak: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def still(self) -> int:
         """What is there all the time."""
-        return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared + self.whole
+        return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared + self.full
 
     @property
     def peak(self) -> MemoryPoint:
@@ -96,7 +96,7 @@ class RankMemory:
 
 
 _SPOKEN = {
-    "parameters": "parameters", "whole": "whole parameters", "gradients": "gradients",
+    "parameters": "parameters", "full": "unsharded parameters", "gradients": "gradients",
     "optimizer": "optimizer state",
     "saved": "saved activations", "buckets": "buckets in flight", "temporary": "temporary values",
     "buffers": "buffers", "inputs": "inputs", "shared": "memory shared with other ranks",
@@ -125,18 +125,19 @@ def curve(
 ) -> RankMemory:  # fmt: skip
     """The memory of a program that is one part; `mesh_ranks` are the ranks along each axis, and all.
 
-    `gather` makes the whole parameters that stay from step to step, `shown` are gathers that copy nothing.
+    `gather` makes the unsharded parameters that stay from step to step, `shown` are gathers that copy
+    nothing.
     """
-    held = HeldValues(gm, mesh_ranks, sizes, shares=shared > 0, shown=shown)
+    held = LiveValues(gm, mesh_ranks, sizes, shares=shared > 0, shown=shown)
     sums, gradients = summed(held.given()), held.gradients()
     state = {"optimizer": ADAM * gradients, "shared": shared}
     points, live = [], Counter[str]({**sums, **state})
     highest = live.copy()
     if gather is not None:
-        gathered = HeldValues(gather, mesh_ranks, sizes)
+        gathered = LiveValues(gather, mesh_ranks, sizes)
         highest = live + gathered.top(backward=False)
         points.append(MemoryPoint("gather", "forward", highest.total()))
-        state["whole"] = live["whole"] = gathered.results()
+        state["full"] = live["full"] = gathered.results()
     for moment in held.moments():
         live.subtract(moment.dropped)
         live.update(moment.added)
@@ -157,15 +158,15 @@ def scheduled_curves(
     """The memory of each pipeline rank: a forward keeps what its backward reads, for as long as that waits.
 
     `parts` are the stages, `sizes` those of each micro-batch, `gradients` the bytes of each stage's. Every
-    rank holds all parameters; of those that `gathers` make whole, stage by stage, its rows. An optimizer has
+    rank holds all parameters; of those that `gathers` make full, stage by stage, its rows. An optimizer has
     state for all that a rank holds, or (`owned`) for those of its stages.
     """
-    held = [[HeldValues(part, mesh_ranks, one) for one in sizes] for part in parts]
-    gathered = [None if gm is None else HeldValues(gm, mesh_ranks, sizes[0]) for gm in gathers]
+    held = [[LiveValues(part, mesh_ranks, one) for one in sizes] for part in parts]
+    gathered = [None if gm is None else LiveValues(gm, mesh_ranks, sizes[0]) for gm in gathers]
     every = (*(one[0] for one in held), *(one for one in gathered if one is not None))
-    given = {slot: size for one in every for slot, size in one.given().items()}
+    given = {spec: size for one in every for spec, size in one.given().items()}
     sums = summed(given)
-    whole = [0 if one is None else one.results() for one in gathered] or [0] * len(parts)
+    full = [0 if one is None else one.results() for one in gathered] or [0] * len(parts)
     del sums["inputs"]
     found = []
     for rank, row in enumerate(schedule.ranks):
@@ -173,7 +174,7 @@ def scheduled_curves(
         trained = {of for s in (own if owned else range(len(parts))) for of in gradients[s]}
         state = {"optimizer": ADAM * sum(given.get(of, 0) for of in trained)}
         inputs = {"inputs": max((summed(one.given())["inputs"] for s in own for one in held[s]), default=0)}
-        live = Counter[str]({**sums, **state, **inputs, "buckets": sum(whole[stage] for stage in own)})
+        live = Counter[str]({**sums, **state, **inputs, "buckets": sum(full[stage] for stage in own)})
         points, highest, made = _along(row, held, [sum(sizes.values()) for sizes in gradients], live)
         kept = {**sums, **inputs, **state, "gradients": made}
         found.append(RankMemory(rank, **kept, points=points, at_peak=highest))
@@ -181,7 +182,7 @@ def scheduled_curves(
 
 
 def _along(
-    row: Sequence[Action], held: Sequence[Sequence[HeldValues]], gradients: Sequence[int], live: Counter[str]
+    row: Sequence[Action], held: Sequence[Sequence[LiveValues]], gradients: Sequence[int], live: Counter[str]
 ) -> tuple[tuple[MemoryPoint, ...], dict[str, int], int]:
     """What lives at each action of a rank, the highest of it by kind, and the gradients at the end."""
     points, added, highest = list[MemoryPoint](), set[int](), live.copy()

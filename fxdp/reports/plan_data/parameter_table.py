@@ -8,15 +8,15 @@ from math import prod
 
 from torch import Tensor, fx
 
-from fxdp.capture.sites import Origin
-from fxdp.ir.conversion_cause import unconverted
+from fxdp.capture.locations import Origin
 from fxdp.ir.factors import product_of_factors
 from fxdp.ir.graphs import inputs_of, results_of
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Site, note, tensor_type
-from fxdp.ir.ops.parameter_rows import most_rows
-from fxdp.ir.placements import Rows
-from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.metadata import Location, meta, tensor_type
+from fxdp.ir.ops.parameter_shards import largest_shard
+from fxdp.ir.placements import ParamShard
+from fxdp.ir.redistribution_cause import unconverted
+from fxdp.ir.signature import Gradient, Parameter
 from fxdp.ir.types import TensorType, dtype_name
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
@@ -29,9 +29,9 @@ class ParameterRow:
     Attributes
     ----------
     name : as in the model; of tied ones the first.
-    shape, dtype : of the whole.
-    bytes, held : of the whole, and of what one rank holds.
-    placement : `R`: whole on every rank; `Rows`: its rows of dim 0.
+    shape, dtype : of the full value.
+    bytes, held : of the full value, and of what one rank holds.
+    placement : `R`: full on every rank; `ParamShard`: its rows of dim 0.
     gradient : whether a gradient is computed.
     reduced_by : the collectives that carry its gradient, by their keys.
     stages : the pipeline stages that read it.
@@ -47,20 +47,20 @@ class ParameterRow:
     gradient: bool
     reduced_by: tuple[str, ...]
     stages: tuple[int, ...]
-    site: Site
+    location: Location
 
     def __repr__(self) -> str:
         return f"ParameterRow({self.name}: {self.dtype}{list(self.shape)}, {self.placement})"
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "a number"
-        whole = "whole on every rank" if self.placement == "R" else f"{format_bytes(self.held)} on a rank"
-        lines = [f"{self.name}: {self.dtype} {shape}, {format_bytes(self.bytes)}, {self.placement}: {whole}"]
+        full = "full on every rank" if self.placement == "R" else f"{format_bytes(self.held)} on a rank"
+        lines = [f"{self.name}: {self.dtype} {shape}, {format_bytes(self.bytes)}, {self.placement}: {full}"]
         if self.stages:
             lines.append(f"read by stage {', '.join(map(str, self.stages))}")
         reduced = " and ".join(self.reduced_by) or "nothing: all ranks have it, or one does"
         lines.append(f"gradient reduced by {reduced}" if self.gradient else "no gradient")
-        return "\n    ".join([*lines, f"first read at {self.site}"])
+        return "\n    ".join([*lines, f"first read at {self.location}"])
 
 
 def parameter_rows(
@@ -73,66 +73,66 @@ def parameter_rows(
     for row in collectives:
         for need in row.needs:
             carried.setdefault(need.value, []).append(row.key)
-            if need.gradient:  # of a gradient that every rank computes whole its factors travel
+            if need.gradient:  # of a gradient that every rank computes in full its factors travel
                 carried.setdefault(need.consumer, []).append(row.key)
     return tuple(
-        _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
-        for slot, node in inputs_of(causes.graph, Parameter)
+        _row(node, spec, mesh, origin, made, carried, stages.get(spec.name, ()))
+        for spec, node in inputs_of(causes.graph, Parameter)
     )
 
 
 def parameter_row(
-    name: str, parameter: Tensor | TensorType, mesh: Mesh, site: Site, *, rows: bool
+    name: str, parameter: Tensor | TensorType, mesh: Mesh, location: Location, *, rows: bool
 ) -> ParameterRow:
-    """The row of a parameter of which no program is known, dealt out in rows or not."""
+    """The row of a parameter of which no program is known, sharded or not."""
     shape = held = tuple(int(n) for n in parameter.shape)
     if rows and shape:
-        held = (most_rows(shape[0], mesh.dealing), *shape[1:])
+        held = (largest_shard(shape[0], mesh.sharding), *shape[1:])
     return ParameterRow(
         name=name,
         shape=shape,
         dtype=dtype_name(parameter.dtype),
         bytes=prod(shape) * parameter.dtype.itemsize,
         held=prod(held) * parameter.dtype.itemsize,
-        placement="Rows" if rows and shape else "R",
+        placement="ParamShard" if rows and shape else "R",
         gradient=isinstance(parameter, Tensor) and parameter.requires_grad,
         reduced_by=(),
         stages=(),
-        site=site,
+        location=location,
     )
 
 
 def _row(
-    node: fx.Node, slot: Parameter, mesh: Mesh, origin: Origin, made: Mapping[str, str],
+    node: fx.Node, spec: Parameter, mesh: Mesh, origin: Origin, made: Mapping[str, str],
     carried: Mapping[str, list[str]], stages: tuple[int, ...],
 ) -> ParameterRow:  # fmt: skip
-    placement, site = note(node).placement, origin.of(first_read(node))
+    placement, location = meta(node).placement, origin.of(first_read(node))
     return replace(
-        parameter_row(slot.name, tensor_type(node), mesh, site, rows=isinstance(placement, Rows)),
+        parameter_row(spec.name, tensor_type(node), mesh, location, rows=isinstance(placement, ParamShard)),
         placement=str(placement),
-        gradient=slot.name in made,
-        reduced_by=tuple(dict.fromkeys(carried.get(made.get(slot.name, ""), ()))),
+        gradient=spec.name in made,
+        reduced_by=tuple(dict.fromkeys(carried.get(made.get(spec.name, ""), ()))),
         stages=stages,
     )
 
 
-def first_read(node: fx.Node) -> Site:
-    """The line of the first op that reads a value, through conversions and other ops without a line."""
+def first_read(node: fx.Node) -> Location:
+    """The line of the first op that reads a value, through redistributions and other ops without a line."""
     seen, pending = {node}, [node]
     while pending:
         for user in pending.pop(0).users:
-            if note(user).site.file:
-                return note(user).site
+            if meta(user).location.file:
+                return meta(user).location
             if user not in seen and user.op != "output":
                 seen.add(user)
                 pending.append(user)
-    return Site()
+    return Location()
 
 
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
     """By parameter, the node of its gradient before that is reduced, or of what multiplies its factors."""
     return {
-        slot.of.name: product_of_factors(unconverted(value)).name
-        for slot, value in results_of(causes.graph)
-        if isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
+        spec.of.name: product_of_factors(unconverted(value)).name
+        for spec, value in results_of(causes.graph)
+        if isinstance(spec, Gradient) and isinstance(spec.of, Parameter)
     }

@@ -45,6 +45,7 @@ class PlanDiff(Shown):
 
 def differences(here: Details, there: Details) -> PlanDiff:
     """What differs, from the model down to each collective."""
+
     def about(one: Details) -> dict[str, str]:
         mesh = ", ".join(f"{axis}={size}" for axis, size in one.mesh.items())
         options = dict(line.removeprefix("option ").split("=", 1) for line in one.options)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxdp.errors import FxdpError, InputError, a_kind
-from fxdp.ir.notes import Site
+from fxdp.ir.metadata import Location
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.reports.rows import CoverageRow
@@ -43,10 +43,10 @@ def read(kind: Any, value: Any) -> Any:
 
 def read_coverage(rows: list[dict[str, Any]]) -> tuple[CoverageRow, ...]:
     """The rows of a coverage, whose places stand beside their other values."""
-    names = [field.name for field in dataclasses.fields(Site)]
+    names = [field.name for field in dataclasses.fields(Location)]
     return tuple(
         CoverageRow(
-            site=Site(**{name: row[name] for name in names}),
+            location=Location(**{name: row[name] for name in names}),
             **{name: value for name, value in row.items() if name not in names},
         )
         for row in rows

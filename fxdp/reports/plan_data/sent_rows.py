@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.conversion_cause import unconverted
+from fxdp.ir import redistributions
 from fxdp.ir.graph_text import type_text
 from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import Site, note
-from fxdp.ir.slots import Parameter, ResultSlot, result_words
+from fxdp.ir.metadata import Location, meta
+from fxdp.ir.redistribution_cause import unconverted
+from fxdp.ir.signature import OutputSpec, Parameter, result_words
 from fxdp.ir.types import TensorType, dtype_name
 from fxdp.pipeline.cut.partition import CutEdge, Partition
-from fxdp.pipeline.write.dealt_parameters import PARAMETERS
+from fxdp.pipeline.write.stage_shards import PARAMETERS
 from fxdp.pipeline.write.step_graph import Sent, waits
-from fxdp.reports.plan_data.collective import Collective, Hidden, Need
+from fxdp.reports.plan_data.collective import Collective, Need, Overlapped
 from fxdp.reports.plan_data.collective_rows import Reader, described
 
 _TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "receive_backward"})
@@ -38,7 +38,7 @@ class Transfers:
     partition: Partition
     reader: Reader
     steps: Sequence[fx.Graph]
-    carrier: str
+    transport: str
 
     def rows(self, sent: Iterable[Sent]) -> tuple[Collective, ...]:
         """One row per value, from and to, and direction; all micro-batches together."""
@@ -46,8 +46,8 @@ class Transfers:
         for item in sent:
             groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
         edges = {edge.name: edge for edge in self.partition.edges}
-        made, slots = self._made(), {name: slot for slot, name, _ in self.partition.results}
-        return tuple(self._row(items, edges.get(key[0]), made, slots) for key, items in groups.items())
+        made, specs = self._made(), {name: spec for spec, name, _ in self.partition.results}
+        return tuple(self._row(items, edges.get(key[0]), made, specs) for key, items in groups.items())
 
     def _made(self) -> dict[str, fx.Node]:
         """The nodes of all parts by name: what is sent is made in one of them."""
@@ -58,114 +58,118 @@ class Transfers:
 
     def _row(
         self, items: Sequence[Sent], edge: CutEdge | None, made: Mapping[str, fx.Node],
-        slots: Mapping[str, ResultSlot],
+        specs: Mapping[str, OutputSpec],
     ) -> Collective:  # fmt: skip
         first, size = items[0], sum(item.bytes for item in items)
         skip = f", skip {edge.skip}" if edge is not None and edge.skip else ""
         node = made.get(first.name)
         packed = node is None
-        issued, waited, hidden = self._timing(items)
+        issued, waited, overlapped = self._timing(items)
         return Collective(
             name=f"send_{first.name}_{first.source}_to_{first.target}",
             part="",
             kind="send",
             words="sent to another stage",
             bytes=size,
-            type=f"{len(first.values)} results" if node is None else type_text(note(node).type),
+            type=f"{len(first.values)} results" if node is None else type_text(meta(node).type),
             dtype="bytes" if packed or node is None else _dtype(node),
             axis="pp",
-            carrier=self.carrier,
+            transport=self.transport,
             phase="backward" if first.backward else "forward",
             text=f"{first.name} from pipeline rank {first.source} to {first.target}{skip}",
-            needs=tuple(self._need(n, first, edge, made.get(n), slots.get(n)) for n in first.values),
+            needs=tuple(self._need(n, first, edge, made.get(n), specs.get(n)) for n in first.values),
             issued=issued,
             waited=waited,
-            hidden=hidden,
+            overlapped=overlapped,
             count=len(items),
         )
 
     def _need(
-        self, name: str, item: Sent, edge: CutEdge | None, node: fx.Node | None, slot: ResultSlot | None
+        self, name: str, item: Sent, edge: CutEdge | None, node: fx.Node | None, spec: OutputSpec | None
     ) -> Need:
         reads = f"stage {edge.target}" if edge is not None else f"pipeline rank {item.target}"
         gather = self._gathers.get(name) if item.name == PARAMETERS else None
         if gather is not None:
             return self._of_parameter(name, item, gather)
-        made = node or self._result(slot)
-        placement = "whole" if made is None or node is None else str(note(made).placement)
+        made = node or self._result(spec)
+        placement = "full" if made is None or node is None else str(meta(made).placement)
         there = "the backward there" if item.backward else "the forward there"
         return Need(
             value=name,
-            conversion="",
+            redistribution="",
             consumer=reads,
-            text=f"{reads} for {result_words(slot)}" if slot is not None else reads,
+            text=f"{reads} for {result_words(spec)}" if spec is not None else reads,
             has=f"{placement} on pipeline rank {item.source}",
             wants=f"{placement} on pipeline rank {item.target}",
             made="" if made is None else described(made),
             read=there if edge is not None else "a result of the step",
             bytes=item.bytes if len(item.values) == 1 else 0,
-            site=self.reader.origin.of(edge.site if edge is not None else self._site(name, node, slot)),
+            location=self.reader.origin.of(
+                edge.location if edge is not None else self._location(name, node, spec)
+            ),
         )
 
     def _of_parameter(self, name: str, item: Sent, gather: fx.Node) -> Need:
         """Rows of a parameter that another rank's stages read: for the op that first reads it there."""
-        cause = note(gather).cause
+        cause = meta(gather).cause
         return Need(
             value=name,
-            conversion="",
+            redistribution="",
             consumer=f"pipeline rank {item.target}",
             text=f"{name} for {'a stage' if cause is None else cause.text}",
             has=f"rows on pipeline rank {item.source}",
-            wants=f"{note(gather).placement} on pipeline rank {item.target}",
+            wants=f"{meta(gather).placement} on pipeline rank {item.target}",
             made=f"parameter {name}",
             read="the stages there, once per step",
             bytes=item.bytes if len(item.values) == 1 else 0,
-            site=self.reader.origin.of(Site() if cause is None else cause.site),
+            location=self.reader.origin.of(Location() if cause is None else cause.location),
         )
 
     @cached_property
     def _gathers(self) -> dict[str, fx.Node]:
         """The first gather of each sharded parameter, by the parameter's name."""
         found: dict[str, fx.Node] = {}
-        for node in self.reader.causes.graph.find_nodes(op="call_function", target=conversions.gather_rows):
+        for node in self.reader.causes.graph.find_nodes(
+            op="call_function", target=redistributions.all_gather_shards
+        ):
             rows: Any = node.args[0]
-            slot = note(rows if rows.op == "placeholder" else rows.all_input_nodes[0]).slot
-            if isinstance(slot, Parameter):
-                found.setdefault(slot.name, node)
+            spec = meta(rows if rows.op == "placeholder" else rows.all_input_nodes[0]).spec
+            if isinstance(spec, Parameter):
+                found.setdefault(spec.name, node)
         return found
 
-    def _site(self, name: str, node: fx.Node | None, slot: ResultSlot | None) -> Site:
+    def _location(self, name: str, node: fx.Node | None, spec: OutputSpec | None) -> Location:
         """Where a value is made; of one that was cut out of a bucket, where the result is."""
         own = self.reader.nodes.get(name)
-        for found in (node, own, self._result(slot)):
-            if found is not None and note(found).site.file:
-                return note(found).site
-        return Site()
+        for found in (node, own, self._result(spec)):
+            if found is not None and meta(found).location.file:
+                return meta(found).location
+        return Location()
 
-    def _result(self, slot: ResultSlot | None) -> fx.Node | None:
+    def _result(self, spec: OutputSpec | None) -> fx.Node | None:
         """What a result is made of, before it is reduced."""
-        found = next((v for s, v in results_of(self.reader.causes.graph) if s == slot), None)
+        found = next((v for s, v in results_of(self.reader.causes.graph) if s == spec), None)
         return None if found is None else unconverted(found)
 
-    def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Hidden]:
+    def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Overlapped]:
         """The stage's call after which the first leaves, the one that waits for it, and what runs between."""
         tags = {item.tag for item in items}
         source, target = self.steps[items[0].source], self.steps[items[0].target]
         issued = next((before for before, node in _calls(source) if _tag(node) == items[0].tag), "")
-        hidden, under_way, waited_at = list[str](), set[Any](), list[int]()
+        overlapped, in_flight, waited_at = list[str](), set[Any](), list[int]()
         names = list[str]()
         for _, node in _calls(target):
             if waits(node):
-                waited_at += [len(names)] if node.args[0] in under_way else []
-                under_way.discard(node.args[0])
+                waited_at += [len(names)] if node.args[0] in in_flight else []
+                in_flight.discard(node.args[0])
             elif str(node.target).startswith("receive") and _tag(node) in tags:
-                under_way.add(node)
+                in_flight.add(node)
             elif _is_work(node):
                 names.append(node.name)
-                hidden += [node.name] if under_way else []
+                overlapped += [node.name] if in_flight else []
         waited = names[waited_at[0]] if waited_at and waited_at[0] < len(names) else ""
-        ends = (hidden[0], hidden[-1]) if hidden else ("", "")
-        return issued, waited, Hidden(len(hidden), *ends)
+        ends = (overlapped[0], overlapped[-1]) if overlapped else ("", "")
+        return issued, waited, Overlapped(len(overlapped), *ends)
 
 
 def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
@@ -191,7 +195,5 @@ def _tag(node: fx.Node) -> Any:
 
 
 def _dtype(node: fx.Node) -> str:
-    type_ = note(node).type
+    type_ = meta(node).type
     return dtype_name(type_.dtype) if isinstance(type_, TensorType) else ""
-
-

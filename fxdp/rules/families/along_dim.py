@@ -1,7 +1,7 @@
 """Ops that work along one or a few dims and leave all other dims alone: softmax, cumsum, sort, flip, glu.
 
 Law: every dim that the op does not name may be sharded, alike on all operands and results; the named
-dims must be whole. The linear ones keep sums of terms. Softmax has recipes for a sharded named dim
+dims must be full. The linear ones keep sums of terms. Softmax has recipes for a sharded named dim
 (`families/softmax.py`); sort, topk and the cumulative ops gather it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.rules.cook import in_parts
+from fxdp.rules.builder import in_parts
 from fxdp.rules.dims import offered, together, widens, wrap_all
 from fxdp.rules.families.softmax import softmax_backward_in_parts, softmax_in_parts
 from fxdp.rules.labels import linear
@@ -42,7 +42,7 @@ def softmax(op: Op) -> Iterator[Alternative]:
 def cumsum(op: Op) -> Iterator[Alternative]:
     """Sums of leading parts; linear, unless each number is rounded to another dtype first.
 
-    Along the batch a rank's sums need those of all ranks before it, which is no conversion: gathered.
+    Along the batch a rank's sums need those of all ranks before it, which is no redistribution: gathered.
     """
     yield from together(op, _named(op))
     if widens(op.operands[0].type.dtype, op.output.dtype):
@@ -66,7 +66,7 @@ def gradient_along(op: Op) -> Iterator[Alternative]:
 
 @rule("along-dim", *existing("_masked_softmax", "_masked_softmax_backward"))
 def masked_softmax(op: Op) -> Iterator[Alternative]:
-    """Softmax of what a mask of the same shape leaves, or its gradient; other masks keep all whole."""
+    """Softmax of what a mask of the same shape leaves, or its gradient; other masks keep all full."""
     if op.arg("dim") is not None and len({o.shape for o in op.operands}) == 1:
         yield from together(op, _named(op))
         if op.target in existing("_masked_softmax_backward"):
@@ -90,7 +90,7 @@ def roll(op: Op) -> Iterator[Alternative]:
 
 @rule("along-dim", aten.renorm.default)
 def renorm(op: Op) -> Iterator[Alternative]:
-    """The norm of each slice along `dim` is bounded: a slice must be whole, so only `dim` may be sharded."""
+    """The norm of each slice along `dim` is bounded: a slice must be full, so only `dim` may be sharded."""
     (named,) = _named(op)
     for shard in offered(op.operands):
         if shard.dim == named:

@@ -1,8 +1,9 @@
 """Fused scaled dot-product attention, forward and backward, for CPU and CUDA.
 
 Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it splits, with
-the log-sum-exp and any mask or bias that has it. A mask of size 1 there is whole, and its gradient partial.
-Dropout inside the op (`dropout_p > 0`) draws the rank's own numbers from the seed state, which is whole.
+the log-sum-exp and any mask or bias that has it. A mask of size 1 there is complete, and its gradient
+partial.
+Dropout inside the op (`dropout_p > 0`) draws the rank's own numbers from the seed state, which is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
     aten._scaled_dot_product_fused_attention_overrideable.default,
 )
 def attention(op: Op) -> Iterator[Alternative]:
-    """Output and log-sum-exp per sample; seeds and empty results whole."""
+    """Output and log-sum-exp per sample; seeds and empty results full."""
     if op.operands[0].ndim != 4 or argument_or_none(op, "return_debug_mask"):
         return
     # Which results there are differs by kernel: after the first two come generator states, which all ranks
@@ -73,7 +74,7 @@ def attention_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
-# Samples of different lengths in one row: where each begins is counted over the whole batch, so no range of
+# Samples of different lengths in one row: where each begins is counted over the global batch, so no range of
 # rows could be run by itself.
 _RAGGED = (
     "cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "seqlen_k", "alibi_slopes",
@@ -83,7 +84,7 @@ _RAGGED = (
 
 @rule("attention", *existing("_flash_attention_forward", "_efficient_attention_forward"))
 def attention_by_position(op: Op) -> Iterator[Alternative]:
-    """The kernels below: `[samples, positions, heads, features]`; ragged ones stay whole."""
+    """The kernels below: `[samples, positions, heads, features]`; ragged ones stays in one piece."""
     if not _is_ragged(op):
         yield from attention(op)
 

@@ -1,7 +1,7 @@
 """Counts and searches: histograms, buckets, membership.
 
 Laws: a histogram over given bounds counts every element apart, so counts of parts add up (bounds taken
-from the data do not). A search looks each value up in a whole sorted sequence, or row by row.
+from the data do not). A search looks each value up in an entire sorted sequence, or row by row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import R
 from fxdp.rules.labels import by_labels, letters
-from fxdp.rules.registry import Alternative, Op, rule, runs_whole
+from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 
 @rule("counting", aten.histc.default, kind="contracted")
@@ -39,7 +39,7 @@ def histogram_over_bins(op: Op) -> Iterator[Alternative]:
 
 @rule("counting", aten.bucketize.Tensor, aten.isin.Tensor_Tensor)
 def looked_up(op: Op) -> Iterator[Alternative]:
-    """Each value's bucket among whole boundaries, or membership in a whole set."""
+    """Each value's bucket among entire boundaries, or membership in an entire set."""
     x = op.operands[0]
     names = letters(x.ndim)
     yield from by_labels(op, [(x, names)], names)
@@ -47,12 +47,12 @@ def looked_up(op: Op) -> Iterator[Alternative]:
 
 # one number among all values
 _OF_ONE = existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor")
-runs_whole("search_of_one", "counting", *_OF_ONE)
+runs_replicated("search_of_one", "counting", *_OF_ONE)
 
 
 @rule("counting", aten.searchsorted.Tensor)
 def searchsorted(op: Op) -> Iterator[Alternative]:
-    """Each value's place in one whole sequence, or in its own row's."""
+    """Each value's place in one entire sequence, or in its own row's."""
     sequence, x = op.arg("sorted_sequence"), op.arg("self")
     names = letters(x.ndim)
     if sequence.ndim == 1:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import sympy
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import OFFSET, batch_factor
 from fxdp.rules.dims import rearranged, wrap
 from fxdp.rules.labels import linear

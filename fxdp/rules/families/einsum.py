@@ -61,14 +61,14 @@ def biased_product(op: Op) -> Iterator[Alternative]:
     if op.target is aten.addmv.default and bias.shape != op.output.shape:
         return  # torch gives the result of an empty matrix the bias's shape
     inputs = [(a, left), (b, right), (bias, trailing(result, bias.ndim))]
-    # a whole bias beside partial products would be added once per rank
+    # an entire bias beside partial products would be added once per rank
     yield from by_labels(op, inputs, [result], broadcast=True, addends=[bias])
     yield from linear(op, [bias, a], [bias, b])
 
 
 @rule("einsum", aten._addmm_activation.default)
 def activated_product(op: Op) -> Iterator[Alternative]:
-    """The contracted dim must stay whole under an activation; rows and columns split."""
+    """The contracted dim must stays in one piece under an activation; rows and columns split."""
     bias, a, b = op.operands
     # relu(x + y) is not relu(x) + relu(y): terms of a sum must not reach the activation
     inputs = [(a, "m_"), (b, "_n"), (bias, trailing("mn", bias.ndim))]
@@ -105,12 +105,12 @@ def distances(op: Op) -> Iterator[Alternative]:
     """Pairwise distances: split batches and the rows of either side; the feature dim is no plain sum.
 
     For `p == 2` torch picks one of two formulas by the row counts unless `compute_mode` says which; rows
-    split only where a rank with few of them picks the formula of the whole batch.
+    split only where a rank with few of them picks the formula of the global batch.
     """
     a, b = op.operands
     free = op.arg("p") != 2 or op.arg("compute_mode") in (1, 2)
     # The two formulas differ in their rounding: distances near zero, by more than verification allows. So a
-    # side splits only where the other, which every rank has whole, decides alone.
+    # side splits only where the other, which every rank has full, decides alone.
     rows = "M" if free or _many(b.shape[-2]) else "_"
     columns = "N" if free or _many(a.shape[-2]) else "_"
     batch = letters(max(a.ndim, b.ndim) - 2)
@@ -136,7 +136,7 @@ def distances_backward(op: Op) -> Iterator[Alternative]:
     """The gradient of the first side sums over the rows of the second; batches and rows split.
 
     The second side may lack batch dims. Where the first does, torch gives the gradient of no rows the
-    first side's shape instead of the result's, so it must be whole.
+    first side's shape instead of the result's, so it must be full.
     """
     grad, a, b, distance = op.operands
     yield from linear(op, [grad])

@@ -1,6 +1,6 @@
 """Tables read by row number.
 
-Law: every index reads its own row of a whole table, so the index dims split freely and lead the result.
+Law: every index reads its own row of an entire table, so the index dims split freely and lead the result.
 The table's gradient sums the rows' gradients over all indices, and is partial where these are split,
 unless each row is divided by its *global* frequency.
 """
@@ -59,7 +59,7 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
 @rule("embedding", *existing("_embedding_bag_backward"), kind="gathered")
 @rule("embedding", *existing("_embedding_bag_dense_backward"), kind="contracted")
 def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
-    """The table's gradient sums over indices, each reading its bag's row of a whole gradient."""
+    """The table's gradient sums over indices, each reading its bag's row of a full gradient."""
     grad = op.arg("grad")
     if op.arg("mode") == _MAXIMUM or op.arg("scale_grad_by_freq"):
         return

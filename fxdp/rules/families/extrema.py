@@ -19,12 +19,12 @@ from collections.abc import Iterator
 
 import torch
 
+from fxdp.ir.decompositions import Rewrite, Term
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax, amin
 from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.sizes import batch_factor
-from fxdp.rules.cook import MAX, MIN, SUM, Cook
+from fxdp.rules.builder import MAX, MIN, SUM, DecompositionBuilder
 from fxdp.rules.dims import keeps_dims, offered, wrap
 from fxdp.rules.registry import Alternative, Op
 
@@ -60,27 +60,27 @@ def place_of_extremum(op: Op) -> Iterator[Alternative]:
 
 
 def _place(op: Op, shard: Shard) -> Alternative:
-    cook, (operand,) = Cook(op), op.operands
+    builder, (operand,) = DecompositionBuilder(op), op.operands
     largest = op.target in LARGEST
-    x = cook.operand(operand, shard)
+    x = builder.operand(operand, shard)
     # The lowest position that has the extremum, in two reductions. A rank's own position says nothing to the
     # others before it is known whether the rank has the extremum at all.
-    top = cook.reduce(amax if largest else amin, x, [shard.dim], MAX if largest else MIN)
-    hit = cook.pointwise(aten.eq.Tensor, x, top, dtype=torch.bool)
+    top = builder.reduce(amax if largest else amin, x, [shard.dim], MAX if largest else MIN)
+    hit = builder.pointwise(aten.eq.Tensor, x, top, dtype=torch.bool)
     if x.type.dtype.is_floating_point:
         # torch takes the first nan, and x == nan is false
-        nan = cook.pointwise(aten.ne.Tensor, x, x, dtype=torch.bool)
-        hit = cook.pointwise(aten.logical_or.default, hit, nan)
-    rows = cook.positions(x, operand.ndim, operand.shape[shard.dim], shard)
-    where = cook.pointwise(aten.where.ScalarOther, hit, rows, _NONE, dtype=torch.int64)
-    first = cook.reduce(amin, where, [shard.dim], MIN)
+        nan = builder.pointwise(aten.ne.Tensor, x, x, dtype=torch.bool)
+        hit = builder.pointwise(aten.logical_or.default, hit, nan)
+    rows = builder.positions(x, operand.ndim, operand.shape[shard.dim], shard)
+    where = builder.pointwise(aten.where.ScalarOther, hit, rows, _NONE, dtype=torch.int64)
+    first = builder.reduce(amin, where, [shard.dim], MIN)
     results = [top, first][-len(op.outputs) :]
     shapes = [t.shape for t in op.outputs if t is not None]
-    return cook.serves(*(_final(cook, r, s) for r, s in zip(results, shapes, strict=True)))
+    return builder.serves(*(_final(builder, r, s) for r, s in zip(results, shapes, strict=True)))
 
 
-def _final(cook: Cook, term: Term, shape: tuple[Dim, ...]) -> Term:
-    return cook.whole(term) if term.type.shape == shape else cook.reshaped(term, shape)
+def _final(builder: DecompositionBuilder, term: Term, shape: tuple[Dim, ...]) -> Term:
+    return builder.full(term) if term.type.shape == shape else builder.reshaped(term, shape)
 
 
 def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
@@ -89,30 +89,30 @@ def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
     dim = wrap(op.arg("dim"), ndim)
     if ndim == 0 or batch_factor(op.output.shape[dim]) is None:
         return
-    cook, shard = Cook(op), Shard(dim)
+    builder, shard = DecompositionBuilder(op), Shard(dim)
     shape = (*op.output.shape[:dim], 1, *op.output.shape[dim + 1 :])
-    grad, index = (cook.reshaped(cook.operand(o), shape) for o in op.operands)
-    rows = cook.positions(grad, ndim, op.output.shape[dim], shard)
-    hit = cook.pointwise(aten.eq.Tensor, rows, index, dtype=torch.bool)
-    yield cook.serves(cook.pointwise(aten.where.ScalarOther, hit, grad, 0, dtype=op.output.dtype))
+    grad, index = (builder.reshaped(builder.operand(o), shape) for o in op.operands)
+    rows = builder.positions(grad, ndim, op.output.shape[dim], shard)
+    hit = builder.pointwise(aten.eq.Tensor, rows, index, dtype=torch.bool)
+    yield builder.serves(builder.pointwise(aten.where.ScalarOther, hit, grad, 0, dtype=op.output.dtype))
 
 
 def norm_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`linalg_vector_norm` over a sharded dim."""
-    cook, order = Cook(op), op.arg("ord")
+    builder, order = DecompositionBuilder(op), op.arg("ord")
     half = op.output.dtype in (torch.float16, torch.bfloat16)
-    x = cook.cast(cook.operand(op.operands[0], shard), torch.float32 if half else op.output.dtype)
-    size = cook.pointwise(aten.abs.default, x)
+    x = builder.cast(builder.operand(op.operands[0], shard), torch.float32 if half else op.output.dtype)
+    size = builder.pointwise(aten.abs.default, x)
     if order in (float("inf"), float("-inf")):
         largest = order > 0
-        result = cook.reduce(amax if largest else amin, size, dims, MAX if largest else MIN)
+        result = builder.reduce(amax if largest else amin, size, dims, MAX if largest else MIN)
     elif order == 0:
-        nonzero = cook.cast(cook.pointwise(aten.ne.Scalar, size, 0, dtype=torch.bool), x.type.dtype)
-        result = cook.reduce(aten.sum.dim_IntList, nonzero, dims, SUM)
+        nonzero = builder.cast(builder.pointwise(aten.ne.Scalar, size, 0, dtype=torch.bool), x.type.dtype)
+        result = builder.reduce(aten.sum.dim_IntList, nonzero, dims, SUM)
     else:
-        powers = size if order == 1 else cook.pointwise(aten.pow.Tensor_Scalar, size, order)
-        result = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
+        powers = size if order == 1 else builder.pointwise(aten.pow.Tensor_Scalar, size, order)
+        result = builder.reduce(aten.sum.dim_IntList, powers, dims, SUM)
         if order != 1:
-            result = cook.pointwise(aten.pow.Tensor_Scalar, result, 1.0 / order)
-    result = _final(cook, result, op.output.shape)
-    return cook.serves(cook.cast(result, op.output.dtype))
+            result = builder.pointwise(aten.pow.Tensor_Scalar, result, 1.0 / order)
+    result = _final(builder, result, op.output.shape)
+    return builder.serves(builder.cast(result, op.output.dtype))

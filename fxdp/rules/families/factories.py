@@ -2,8 +2,8 @@
 
 Law: a constant fill is the same on any part, so a factory with a batch dim is local for free. `new_*`
 reads nothing of its operand but dtype and device: any placement does. `*_like` reads its operand's
-*local* shape: the result is sharded as the operand is, and replicated if the operand has the whole
-shape, be it partial. Numbered values (`arange`, `eye`) are whole; taking a rank's part costs nothing.
+*local* shape: the result is sharded as the operand is, and replicated if the operand has the full value
+shape, be it partial. Numbered values (`arange`, `eye`) are full; taking a rank's part costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import P, R, Shard
 from fxdp.ir.sizes import batch_factor, mentions_batch
-from fxdp.rules.registry import Alternative, Op, rule, runs_whole
+from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 
 @rule(
@@ -48,7 +48,7 @@ def filled(op: Op) -> Iterator[Alternative]:
     aten.fill.Scalar, aten.zero.default,
 )  # fmt: skip
 def filled_like(op: Op) -> Iterator[Alternative]:
-    """A constant of the operand's shape, with its shard; a partial operand has the whole shape."""
+    """A constant of the operand's shape, with its shard; a partial operand has the full value shape."""
     x = op.operands[0]
     for shard in x.shards:
         yield op.alternative({x.index: shard}, shard)
@@ -56,8 +56,8 @@ def filled_like(op: Op) -> Iterator[Alternative]:
         yield op.alternative({x.index: P}, R)
 
 
-# values that depend on their position are made whole
-runs_whole(
+# values that depend on their position are made entire
+runs_replicated(
     "numbered", "factory",
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.range.default, aten.range.step,
     aten.eye.default, aten.eye.m, aten.scalar_tensor.default, aten.linspace, aten.logspace,

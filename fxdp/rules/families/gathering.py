@@ -1,7 +1,7 @@
 """Reads and writes along one dim at given positions: gather, scatter, index_select, index_add.
 
 Laws: the dims other than `dim` only carry along and split freely where all tensors agree in size. A read
-splits along the positions, each asking a whole operand. Writes that *add* split along the positions
+splits along the positions, each asking a full operand. Writes that *add* split along the positions
 too, into a partial result. Positions that are `arange(B)` on a dim of size `B` (`iota`) touch each
 sample's own row: then `dim` itself is split and the positions count from the rank's first row.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import P, S
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
@@ -48,7 +48,7 @@ def scatter(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.index_select.default)
 def index_select(op: Op) -> Iterator[Alternative]:
-    """Whole slices at the positions of a 1-d index."""
+    """Entire slices at the positions of a 1-d index."""
     source, index = op.operands
     if source.ndim == 0 or index.ndim == 0:
         return
@@ -65,7 +65,7 @@ def index_select(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 @rule("gathering", aten.index_add.default, kind="contracted")
 def index_write(op: Op) -> Iterator[Alternative]:
-    """Whole slices written at the positions of a 1-d index; `index_add` is partial over split ones."""
+    """Entire slices written at the positions of a 1-d index; `index_add` is partial over split ones."""
     target, index, *values = op.operands
     if target.ndim == 0 or index.ndim == 0:
         return
@@ -82,7 +82,7 @@ def index_write(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.take.default)
 def take(op: Op) -> Iterator[Alternative]:
-    """Elements of the flattened operand: it must be whole (or partial), the positions split."""
+    """Elements of the flattened operand: it must be entire (or partial), the positions split."""
     source, index = op.operands
     names = letters(index.ndim)
     yield from by_labels(op, [(index, names)], [names])
@@ -107,7 +107,7 @@ def sums_of_parts(op: Op, target: Operand, source: Operand) -> Iterator[Alternat
 def _kept_labels(op: Op, operand: Operand) -> tuple[int, str]:
     """The op's `dim`, and labels for all dims but that one."""
     dim = int(op.arg("dim")) % operand.ndim
-    return dim, letters(operand.ndim, whole={dim})
+    return dim, letters(operand.ndim, full={dim})
 
 
 def _with(labels: str, dim: int) -> str:

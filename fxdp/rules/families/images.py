@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import mentions_batch
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
@@ -123,7 +123,7 @@ def constant_padding(op: Op) -> Iterator[Alternative]:
     pad = op.arg("pad")
     amounts = list(zip(pad[::2], pad[1::2], strict=True))  # from the last dim to the first
     padded = {x.ndim - 1 - i for i, amount in enumerate(amounts) if amount != (0, 0)}
-    names = letters(x.ndim, whole=padded)
+    names = letters(x.ndim, full=padded)
     yield from by_labels(op, [(x, names)], names)
     if op.arg("value") == 0:
         yield from linear(op, [x])

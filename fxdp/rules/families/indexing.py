@@ -2,9 +2,9 @@
 
 Laws, with the result laid out as numpy does (index dims in place where the index tensors are adjacent,
 else in front): the dims without an index only carry along; the index dims split, each rank reading from
-a whole operand; a write that accumulates is partial over them. An index that is `arange(B)` along an
+a full operand; a write that accumulates is partial over them. An index that is `arange(B)` along an
 index dim (`iota`), on a dim of size `B`, reads each sample's own row: that dim and the index dim are
-split together. Boolean masks have no fixed size and stay whole, except where a write of one value
+split together. Boolean masks have no fixed size and stays in one piece, except where a write of one value
 through them keeps the shape.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
@@ -47,7 +47,7 @@ def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | N
         return None
     dims = [d for d, _ in indexed]
     broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
-    labels = letters(source.ndim, whole=dims)
+    labels = letters(source.ndim, full=dims)
     kept = [name for name in labels if name != "_"]
     # x[i, j] keeps the index dims in place; x[i, :, j] has no one place for them, and puts them in front
     adjacent = dims[-1] - dims[0] == len(dims) - 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, local_size
 from fxdp.rules.dims import offered, rearranged, without, wrap
 from fxdp.rules.labels import linear
@@ -30,17 +30,17 @@ def cat(op: Op) -> Iterator[Alternative]:
             yield op.alternative({o.index: shard for o in op.operands}, shard)
     along = [(o.shape[dim], s.outer) for o in op.operands for s in o.shards if s.dim == dim]
     for block in dict.fromkeys(exact_quotient(size, outer) for size, outer in along):
-        yield from _blocks_joined(op, dim, block)
+        yield from _blocks_merged(op, dim, block)
 
 
-def _blocks_joined(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]:
+def _blocks_merged(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]:
     if block is None:
         return
     counts = [exact_quotient(o.shape[dim], block) for o in op.operands]
-    whole = [n for n in counts if n is not None]
-    if len(whole) == len(counts):
-        total = sum(whole[1:], whole[0])
-        inputs = {o.index: Shard(dim, n) for o, n in zip(op.operands, whole, strict=True) if n != 0}
+    full = [n for n in counts if n is not None]
+    if len(full) == len(counts):
+        total = sum(full[1:], full[0])
+        inputs = {o.index: Shard(dim, n) for o, n in zip(op.operands, full, strict=True) if n != 0}
         yield op.alternative(inputs, Shard(dim, total))
 
 
@@ -56,8 +56,8 @@ def stack(op: Op) -> Iterator[Alternative]:
     dim = wrap(op.arg("dim"), len(op.output.shape))
     yield from linear(op, op.operands)
     for shard in offered(op.operands):
-        lifted = Shard(shard.dim + (shard.dim >= dim), shard.outer)
-        yield op.alternative({o.index: shard for o in op.operands}, lifted)
+        dynamic_inputs = Shard(shard.dim + (shard.dim >= dim), shard.outer)
+        yield op.alternative({o.index: shard for o in op.operands}, dynamic_inputs)
 
 
 @rule("join", aten.unbind.int, *existing("unbind_copy.int"))
@@ -82,10 +82,10 @@ def split(op: Op) -> Iterator[Alternative]:
         if shard.dim != dim:
             yield op.alternative({0: shard}, shard)
         else:
-            yield from _whole_blocks(op, shard)
+            yield from _full_blocks(op, shard)
 
 
-def _whole_blocks(op: Op, shard: Shard) -> Iterator[Alternative]:
+def _full_blocks(op: Op, shard: Shard) -> Iterator[Alternative]:
     (x,) = op.operands
     block = exact_quotient(x.shape[shard.dim], shard.outer)
     sizes = [t.shape[shard.dim] for t in op.outputs if t is not None]

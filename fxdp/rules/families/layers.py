@@ -1,10 +1,10 @@
-"""Whole layers as one op: fused recurrent cells (CUDA) and transformer layers in evaluation.
+"""Entire layers as one op: fused recurrent cells (CUDA) and transformer layers in evaluation.
 
 Law: dim 0 counts samples, which never meet: the rows of a cell's gates, the sequences that attend within
-themselves. Weights are whole, and a bias's gradient sums over samples. A mask that counts samples too splits
-with them, one over positions only is whole.
+themselves. Weights are full, and a bias's gradient sums over samples. A mask that counts samples too splits
+with them, one over positions only is complete.
 
-Whole recurrent layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run whole: they hand an opaque workspace from
+Entire recurrent layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run replicated: they hand an opaque workspace from
 forward to backward that has no placement. Captured without these backends they fall apart into cells.
 """
 

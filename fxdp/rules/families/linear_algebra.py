@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import R
-from fxdp.ir.recipes import Rewrite
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -63,7 +63,7 @@ def pseudo_inverse(op: Op) -> Iterator[Alternative]:
 def cross_product(op: Op) -> Iterator[Alternative]:
     """Vectors along `dim`; all other dims broadcast and split."""
     a, b = op.operands
-    names = letters(a.ndim, whole={op.arg("dim") % a.ndim})
+    names = letters(a.ndim, full={op.arg("dim") % a.ndim})
     inputs = [(a, names), (b, trailing(names, b.ndim))]
     yield from by_labels(op, inputs, names, broadcast=True)
 
@@ -72,7 +72,7 @@ def cross_product(op: Op) -> Iterator[Alternative]:
 def transform(op: Op) -> Iterator[Alternative]:
     """Real or complex transforms over `dim`."""
     (x,) = op.operands
-    names = letters(x.ndim, whole={d % x.ndim for d in op.arg("dim")})
+    names = letters(x.ndim, full={d % x.ndim for d in op.arg("dim")})
     # MKL refuses empty parts, though a transform of no rows is no rows
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)

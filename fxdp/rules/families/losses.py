@@ -1,11 +1,11 @@
 """Losses over samples, with reduction `none` or `sum`.
 
 Law: each element's loss depends on its own prediction and target, so it splits; the sum is partial. The
-mean divides by a count over the whole batch and has no rule: capture decomposes it into sum and count.
+mean divides by a count over the global batch and has no rule: capture decomposes it into sum and count.
 
 Classes may be spread over the ranks as well: contrastive losses have one class per sample, so the class dim
 is sharded where the similarities are a transposed product. Every rank sees whether a sample's class is among
-its own, and the losses add up: one sum, which is the loss itself. Gathering would send the whole matrix of
+its own, and the losses add up: one sum, which is the loss itself. Gathering would send the full matrix of
 log-probabilities.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 
 import torch
 
+from fxdp.ir.decompositions import Rewrite, Term
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import Dim, P, Placement, R, Shard
-from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.types import TensorType
-from fxdp.rules.cook import Cook
+from fxdp.rules.builder import DecompositionBuilder
 from fxdp.rules.labels import by_labels, letters, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
@@ -66,7 +66,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
-    names = letters(prediction.ndim, whole={1})  # `[N, C, ...]`: all but the classes
+    names = letters(prediction.ndim, full={1})  # `[N, C, ...]`: all but the classes
     chosen = names.replace("_", "")
     # of losses that stay apart the total weight is zero, the same on all ranks
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
@@ -80,7 +80,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     prediction, target, grad = op.arg("self"), op.arg("target"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
-    names = letters(prediction.ndim, whole={1})  # `[N, C, ...]`: all but the classes
+    names = letters(prediction.ndim, full={1})  # `[N, C, ...]`: all but the classes
     chosen = names.replace("_", "")
     inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
@@ -117,7 +117,7 @@ def margin_loss_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", CTC_OP)
 def ctc_loss(op: Op) -> Iterator[Alternative]:
-    """The loss of each sample of `[T, N, C]`; targets that follow one another in one row stay whole."""
+    """The loss of each sample of `[T, N, C]`; targets that follow one another in one row are not split."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, _sequences(op), ["n"])
 
@@ -144,42 +144,42 @@ def _class_shards(op: Op) -> Iterator[Shard]:
 
 def _nll_in_parts(op: Op, shard: Shard) -> Alternative:
     """`nll_loss(x, target)` of `x` sharded on its class dim."""
-    cook, operand = Cook(op), op.arg("self")
-    x, target = cook.operand(operand, shard), cook.operand(op.arg("target"))
-    hit, valid = _hits(cook, operand, target, shard)
-    picked = cook.pointwise(aten.where.ScalarOther, hit, x, 0, dtype=operand.type.dtype)
-    loss = cook.pointwise(aten.neg.default, picked)
+    builder, operand = DecompositionBuilder(op), op.arg("self")
+    x, target = builder.operand(operand, shard), builder.operand(op.arg("target"))
+    hit, valid = _hits(builder, operand, target, shard)
+    picked = builder.pointwise(aten.where.ScalarOther, hit, x, 0, dtype=operand.type.dtype)
+    loss = builder.pointwise(aten.neg.default, picked)
     scalar = TensorType(op.output.dtype, ())
     if op.arg("reduction") == _NONE:
-        losses = cook.reshaped(cook.reduce(aten.sum.dim_IntList, loss, [1], P), op.output.shape)
-        weight = cook.call(aten.full.default, (), 0, type=scalar, at=R, dtype=scalar.dtype)
-        return cook.serves(losses, weight)
-    total = cook.call(aten.sum.default, loss, type=scalar, at=P)
-    weight = cook.call(aten.sum.default, cook.cast(valid, scalar.dtype), type=scalar, at=R)
-    return cook.serves(total, weight)
+        losses = builder.reshaped(builder.reduce(aten.sum.dim_IntList, loss, [1], P), op.output.shape)
+        weight = builder.call(aten.full.default, (), 0, type=scalar, at=R, dtype=scalar.dtype)
+        return builder.serves(losses, weight)
+    total = builder.call(aten.sum.default, loss, type=scalar, at=P)
+    weight = builder.call(aten.sum.default, builder.cast(valid, scalar.dtype), type=scalar, at=R)
+    return builder.serves(total, weight)
 
 
 def _nll_backward_in_parts(op: Op, shard: Shard) -> Alternative:
     """The gradient: minus the loss's own at each sample's class, zero elsewhere."""
-    cook, operand = Cook(op), op.arg("self")
-    cook.unread(operand)
-    cook.unread(op.arg("total_weight"))
-    target, grad = cook.operand(op.arg("target")), cook.operand(op.arg("grad_output"))
-    hit, _ = _hits(cook, operand, target, shard)
+    builder, operand = DecompositionBuilder(op), op.arg("self")
+    builder.unread(operand)
+    builder.unread(op.arg("total_weight"))
+    target, grad = builder.operand(op.arg("target")), builder.operand(op.arg("grad_output"))
+    hit, _ = _hits(builder, operand, target, shard)
     if grad.type.shape:
-        grad = cook.reshaped(grad, _column(grad))
-    minus = cook.pointwise(aten.neg.default, grad)
-    return cook.serves(cook.pointwise(aten.where.ScalarOther, hit, minus, 0, dtype=op.output.dtype))
+        grad = builder.reshaped(grad, _column(grad))
+    minus = builder.pointwise(aten.neg.default, grad)
+    return builder.serves(builder.pointwise(aten.where.ScalarOther, hit, minus, 0, dtype=op.output.dtype))
 
 
-def _hits(cook: Cook, x: Operand, target: Term, shard: Shard) -> tuple[Term, Term]:
+def _hits(builder: DecompositionBuilder, x: Operand, target: Term, shard: Shard) -> tuple[Term, Term]:
     """Where a part's class is the sample's own and not ignored; which samples are not ignored."""
-    classes = cook.reshaped(target, _column(target))
-    ignored = cook.op.arg("ignore_index")
-    valid = cook.pointwise(aten.ne.Scalar, classes, ignored, dtype=torch.bool)
-    rows = cook.positions(classes, x.ndim, x.shape[1], shard)
-    own = cook.pointwise(aten.eq.Tensor, rows, classes, dtype=torch.bool)
-    return cook.pointwise(aten.logical_and.default, own, valid), valid
+    classes = builder.reshaped(target, _column(target))
+    ignored = builder.op.arg("ignore_index")
+    valid = builder.pointwise(aten.ne.Scalar, classes, ignored, dtype=torch.bool)
+    rows = builder.positions(classes, x.ndim, x.shape[1], shard)
+    own = builder.pointwise(aten.eq.Tensor, rows, classes, dtype=torch.bool)
+    return builder.pointwise(aten.logical_and.default, own, valid), valid
 
 
 def _column(term: Term) -> tuple[Dim, ...]:

@@ -1,7 +1,7 @@
-"""Ops that must see everything: they run whole on every rank, each for the reason its group states.
+"""Ops that must see everything: they run replicated on every rank, each for the reason its group states.
 
-Registering them says that this was decided; an op without any rule runs whole too, but is reported as
-unknown. Sizes that depend on values can only be known of the whole value.
+Registering them says that this was decided; an op without any rule runs replicated too, but is reported as
+unknown. Sizes that depend on values can only be known of the full value.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from fxdp.ir.ops.library import existing
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, rule, runs_whole
+from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 # the size of the result depends on all values
-runs_whole(
+runs_replicated(
     "size_by_value", "size by value",
     *existing(
         "nonzero", "nonzero_static", "masked_select", "bincount", "repeat_interleave.Tensor",
@@ -23,7 +23,7 @@ runs_whole(
 )  # fmt: skip
 
 # what a sample gets depends on the samples before it, or on an extreme of all
-runs_whole(
+runs_replicated(
     "order_of_values", "order of values",
     *existing(
         "masked_scatter", "_ctc_loss", "_ctc_loss.Tensor", "_ctc_loss_backward", "_ctc_loss_backward.Tensor",
@@ -35,10 +35,10 @@ runs_whole(
 )  # fmt: skip
 
 # pairs `i < j` are counted through: a rank's pairs lie apart in the result
-runs_whole("pairs", "order of values", *existing("_pdist_forward"))
+runs_replicated("pairs", "order of values", *existing("_pdist_forward"))
 
-# statistics of the whole batch in one op; capture takes those apart that occur in a model
-runs_whole(
+# statistics of the global batch in one op; capture takes those apart that occur in a model
+runs_replicated(
     "batch_statistics", "batch statistics",
     *existing(
         "_native_batch_norm_legit.no_stats", "_batch_norm_with_update_functional", "batch_norm_backward",
@@ -49,7 +49,7 @@ runs_whole(
 )  # fmt: skip
 
 # a workspace that only the op's own backward can read has no placement
-runs_whole(
+runs_replicated(
     "opaque_state", "opaque state",
     *existing(
         "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
@@ -58,7 +58,7 @@ runs_whole(
 )  # fmt: skip
 
 # scales are laid out in blocks of several rows, by a recipe
-runs_whole(
+runs_replicated(
     "opaque_scales", "opaque scales",
     *existing(
         "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2",
@@ -67,7 +67,7 @@ runs_whole(
 )  # fmt: skip
 
 # a number for the host, or an assertion: all ranks must read the same
-runs_whole(
+runs_replicated(
     "checks", "checks",
     *existing(
         "_local_scalar_dense", "_assert_async", "_assert_async.msg", "_functional_assert_async.msg",
@@ -84,6 +84,6 @@ def gradient_by_order(op: Op) -> Iterator[Alternative]:
 
 @rule("checks", *existing("_assert_tensor_metadata"))
 def checks_of_metadata(op: Op) -> Iterator[Alternative]:
-    """A dtype is the same everywhere; sizes and strides are those of the whole value."""
+    """A dtype is the same everywhere; sizes and strides are those of the full value."""
     if op.arg("size") is None and op.arg("stride") is None:
         yield op.alternative({o.index: None for o in op.operands})

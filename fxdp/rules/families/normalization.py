@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import MOMENTS, R, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.rules.dims import argument_or_none, wrap_all
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
@@ -70,7 +70,7 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     # the trap: in training the same op couples all samples, and a rank's own statistics look plausible
     if argument_or_none(op, "training") or x.ndim < 2:
         return
-    names = letters(x.ndim, whole={1})  # the channels
+    names = letters(x.ndim, full={1})  # the channels
     yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
 
 
@@ -83,7 +83,7 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     grad, x = op.operands[:2]
     if op.arg("train") or x.ndim < 2:
         return
-    names = letters(x.ndim, whole={1})  # the channels
+    names = letters(x.ndim, full={1})  # the channels
     unread = [op.arg("save_mean"), op.arg("save_invstd")]
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
@@ -105,9 +105,9 @@ def moments(op: Op) -> Iterator[Alternative]:
             yield op.alternative({0: shard}, Shard(place, shard.outer))
 
 
-@rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, whole=False)
+@rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, full=False)
 def standardize(op: Op) -> Iterator[Alternative]:
-    """Each part by its own statistics: any shard, and never whole, which would mean other statistics."""
+    """Each part by its own statistics: any shard, and never full, which would mean other statistics."""
     x = op.operands[-1]
     shards = [s for o in op.operands for s in o.shards] or [Shard(dim) for dim in x.batch_dims]
     for shard in dict.fromkeys(shards):
@@ -119,6 +119,6 @@ def standardize(op: Op) -> Iterator[Alternative]:
     kind="gathered",
 )  # fmt: skip
 def weight_norm(op: Op) -> Iterator[Alternative]:
-    """`g * v / |v|` of weights, which are whole; its backward is linear in the gradient."""
+    """`g * v / |v|` of weights, which are full; its backward is linear in the gradient."""
     if op.target is aten._weight_norm_interface_backward.default:
         yield from linear(op, op.operands[:1])

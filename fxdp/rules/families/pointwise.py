@@ -1,7 +1,7 @@
 """Pointwise ops: every element of the result depends on the aligned elements of the operands only.
 
 Law: with operands broadcast from the right, sharding one dim of the result shards that dim of each
-operand that has it and leaves whole those that lack it or broadcast it (size 1).
+operand that has it and leaves entire those that lack it or broadcast it (size 1).
 A sum of terms survives only where the op is linear: `add(P, P)`, `mul(P, R)`, `neg(P)`, `where(R, P, P)`,
 a gradient through a pointwise op. Never `add(P, 1.0)`, which would add the number once per rank; `add(P, 0)`,
 with which a sum of losses begins, adds nothing.

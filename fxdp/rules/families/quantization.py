@@ -64,7 +64,7 @@ def packed_product(op: Op) -> Iterator[Alternative]:
 def scaled_product(op: Op) -> Iterator[Alternative]:
     """`(a * scale_a) @ (b * scale_b) + bias` with one scale each, or one per row and column.
 
-    The contracted dim stays whole: its partial sums would round. Scales in blocks keep all whole.
+    The contracted dim stays in one piece: its partial sums would round. Scales in blocks keep all full.
     """
     a, b, scale_a, scale_b = (op.arg(n) for n in ("self", "mat2", "scale_a", "scale_b"))
     row = _scale_labels(scale_a, (a.shape[0], 1), "m_")
@@ -84,7 +84,7 @@ def _scale_labels(scale: Operand, per_line: tuple[object, object], labels: str) 
 
 @rule("quantization", *existing("_grouped_mm"), kind="contracted")
 def grouped_product(op: Op) -> Iterator[Alternative]:
-    """One product per group. Groups of rows (or columns) end at `offs`, so that dim must be whole.
+    """One product per group. Groups of rows (or columns) end at `offs`, so that dim must be full.
 
     a [M, K], b [G, K, N] -> [M, N]     M in groups: K contracted, N splits
     a [G, M, K], b [G, K, N] -> [G, M, N]

@@ -3,12 +3,14 @@
 Law, in distribution: a rank may draw the numbers of its own samples. Numbers that must be equal on all
 ranks are the business of the pass that places these ops.
 
-Law, bit for bit as on one device (`drawn_whole`): every rank draws the numbers of the whole batch and keeps
+Law, bit for bit as on one device (`drawn_for_full_batch`): every rank draws the numbers of the global batch
+and keeps
 its own. A generator is a sequence, so the numbers of a rank's samples are known only once those before them
 have been drawn; drawing is local, and nothing is sent. Each op has a twin in the `fxdp` library that takes
-the whole shape and the rank's range as well (`ir/ops/whole_draws.py`). How many numbers an op takes must not
+the full shape and the rank's range as well (`ir/ops/full_batch_draws.py`). How many numbers an op takes must
+not
 depend on values that other ranks hold. Bernoulli, dropout, normal and multinomial draws take as many whatever
-they are given; those of `_BY_VALUE` are gathered and drawn whole.
+they are given; those of `_BY_VALUE` are gathered and drawn in full.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fxdp.ir.decompositions import Rewrite
+from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.ops.whole_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.placements import Placement, R, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import filled_like
 from fxdp.rules.families.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, registry, rule, runs_whole
+from fxdp.rules.registry import Alternative, Op, registry, rule, runs_replicated
 
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}
@@ -77,13 +79,13 @@ def drawn_per_row(op: Op) -> Iterator[Alternative]:
     yield from together(op, frozenset({op.operands[0].ndim - 1}))
 
 
-runs_whole("permutation", "random", aten.randperm)
+runs_replicated("permutation", "random", aten.randperm)
 
 
-def drawn_whole(
+def drawn_for_full_batch(
     op: Op, order: tuple[int, ...], gaps: tuple[int, ...], *, one_rank: bool
 ) -> Iterator[Alternative]:
-    """The ways to draw `op` as one device would: kept in parts for nothing, or whole."""
+    """The ways to draw `op` as one device would: kept in parts for nothing, or full."""
     target = op.target
     found, name = registry.get(target), target._schema.name.removeprefix("aten::")
     if found is None or found.family != "random":
@@ -108,7 +110,7 @@ def _kept(
     unread = registry[op.target].name == "drawn_like"
     dims = tuple(UNREAD if unread else p.dim if isinstance(p, Shard) else -1 for p in alternative.inputs)
     arguments: tuple[tuple[str, Any], ...] = (
-        ("whole", op.output.shape),
+        ("full", op.output.shape),
         ("dims", dims),
         ("order", order if len(order) == len(op.output.shape) else ()),
         ("gaps", gaps if op.target in IN_PLACE or op.target in FUSED_DROPOUTS else ()),

@@ -2,7 +2,7 @@
 
 Law: a shard on a dim that stays passes. A shard on a dim that is summed gives each rank a term of the
 sum: `P`. Extrema, norms and logsumexp over it need one number per slice of each rank (`families/extrema.py`,
-`families/softmax.py`). Other reductions (product, median, mode, ...) need the reduced dims whole. Sums and
+`families/softmax.py`). Other reductions (product, median, mode, ...) need the reduced dims full. Sums and
 means are linear. Statistics over the batch itself become sums before placement (capture.couplings).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, Shard
-from fxdp.rules.cook import in_parts
+from fxdp.rules.builder import in_parts
 from fxdp.rules.dims import argument_or_none, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
     extremum_in_parts,
@@ -23,7 +23,7 @@ from fxdp.rules.families.extrema import (
 )
 from fxdp.rules.families.softmax import logsumexp_in_parts
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, rule, runs_whole
+from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 
 @rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
@@ -34,7 +34,7 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
     x = op.operands[0]
     if widens(x.type.dtype, op.output.dtype):
         yield from linear(op, [x])
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     if op.target not in (aten.mean.default, aten.mean.dim):
         yield from _terms(op)
 
@@ -47,7 +47,7 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def sum_of_parts(op: Op) -> Iterator[Alternative]:
     """Sums of a function of each element."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     yield from _terms(op)
 
 
@@ -64,9 +64,9 @@ def sum_of_parts(op: Op) -> Iterator[Alternative]:
     aten.norm.ScalarOpt_dtype, *existing("_aminmax"),
     kind="gathered",
 )  # fmt: skip
-def whole_reduction(op: Op) -> Iterator[Alternative]:
+def full_reduction(op: Op) -> Iterator[Alternative]:
     """Reductions that need all elements of the reduced dims at once."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
 
 
 @rule(
@@ -77,28 +77,28 @@ def whole_reduction(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def extremum(op: Op) -> Iterator[Alternative]:
     """The largest or smallest element."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     yield from extremum_in_parts(op, _reduced(op))
 
 
 @rule("reduction", aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
 def extremum_with_position(op: Op) -> Iterator[Alternative]:
     """The same with the position of its first occurrence."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     yield from place_of_extremum(op)
 
 
 @rule("reduction", aten.linalg_vector_norm.default)
 def vector_norm(op: Op) -> Iterator[Alternative]:
     """A norm of order `ord`."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     yield from in_parts(op, _reduced(op), norm_in_parts)
 
 
 @rule("reduction", aten.logsumexp.default)
 def logsumexp(op: Op) -> Iterator[Alternative]:
     """The logarithm of a sum of powers."""
-    yield from _over_whole_dims(op)
+    yield from _over_full_dims(op)
     yield from in_parts(op, wrap_all(op.arg("dim"), op.operands[0].ndim), logsumexp_in_parts)
 
 
@@ -112,7 +112,7 @@ def _reduced(op: Op) -> frozenset[int]:
     return frozenset() if dims is not None and op.output.shape == x.shape else frozenset(range(x.ndim))
 
 
-def _over_whole_dims(op: Op) -> Iterator[Alternative]:
+def _over_full_dims(op: Op) -> Iterator[Alternative]:
     reduced, keeps = _reduced(op), keeps_dims(op)
 
     def stays(dim: int) -> int | None:
@@ -150,8 +150,8 @@ def trace(op: Op) -> Iterator[Alternative]:
     yield from linear(op, op.operands)
 
 
-# one answer about whole values
-runs_whole(
+# one answer about full values
+runs_replicated(
     "of_everything", "reduction",
     aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,
     *existing("allclose", "hash_tensor"),

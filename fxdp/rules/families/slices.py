@@ -1,6 +1,6 @@
 """Slices and their backwards: slice, select, unfold, and pieces put back into zeros or a tensor.
 
-Law: on a dim they do not touch shards pass. On the sharded dim whole blocks may be cut out or put back:
+Law: on a dim they do not touch shards pass. On the sharded dim entire blocks may be cut out or put back:
 half of `S(0, 2)` is `S(0)`. All are linear.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import sympy
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B, exact_quotient
 from fxdp.rules.dims import has_argument, rearranged, without, wrap
 from fxdp.rules.labels import linear
@@ -71,18 +71,18 @@ def put_back(op: Op) -> Iterator[Alternative]:
 def kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
     """How many of the `outer` blocks of a dim a slice along it keeps, or None if it cuts a block."""
     start, end, step = op.arg("start"), op.arg("end"), op.arg("step")
-    whole = end is None or end == size or (isinstance(end, int) and end >= _UNBOUNDED)
+    full = end is None or end == size or (isinstance(end, int) and end >= _UNBOUNDED)
     if step != 1:
-        return outer if whole and _strides_evenly(start, step, size, outer) else None
-    if whole and (start is None or start == 0):
+        return outer if full and _strides_evenly(start, step, size, outer) else None
+    if full and (start is None or start == 0):
         return outer
-    # Each rank has rows of every block: [a a | b b] is [a b] on both of two ranks. What keeps whole blocks
+    # Each rank has rows of every block: [a a | b b] is [a b] on both of two ranks. What keeps in full blocks
     # keeps blocks of each rank; a cut through a block would leave some ranks all of it and others none.
     block = exact_quotient(size, outer)
     if block is None or not isinstance(outer, int):
         return None
     first = _block_number(start or 0, block, outer)
-    last = outer if whole else _block_number(end, block, outer)
+    last = outer if full else _block_number(end, block, outer)
     return last - first if first is not None and last is not None and first < last else None
 
 
@@ -105,7 +105,7 @@ def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
 
 
 def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
-    """The blocks of the whole dim of which `outer`, of equal size, are the piece."""
+    """The blocks of the entire dim of which `outer`, of equal size, are the piece."""
     if op.arg("step") != 1:
         return outer if kept_blocks(op, size, outer) == outer else None
     block = exact_quotient(piece, outer)
@@ -137,8 +137,8 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x, piece])
-    lifted = (Shard(s.dim + (s.dim >= dim), s.outer) for s in piece.shards)
-    for shard in dict.fromkeys((*x.shards, *lifted)):
+    dynamic_inputs = (Shard(s.dim + (s.dim >= dim), s.outer) for s in piece.shards)
+    for shard in dict.fromkeys((*x.shards, *dynamic_inputs)):
         if shard.dim != dim:
             below = Shard(shard.dim - (shard.dim > dim), shard.outer)
             yield op.alternative({0: shard, 1: below}, shard)

@@ -8,71 +8,71 @@ With `n` bytes in a slice of the result (one number along the dim) the recipes s
 | softmax, log_softmax, safe softmax, logsumexp | max, sum | 2n + 2n |
 | their backwards | sum | 2n |
 
-where gathering would send the whole operand. Half precision is reduced in float32, as torch's kernels add.
+where gathering would send the full operand. Half precision is reduced in float32, as torch's kernels add.
 """
 
 from __future__ import annotations
 
 import torch
 
+from fxdp.ir.decompositions import Term
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax
 from fxdp.ir.placements import Shard
-from fxdp.ir.recipes import Term
-from fxdp.rules.cook import MAX, SUM, Cook
+from fxdp.rules.builder import MAX, SUM, DecompositionBuilder
 from fxdp.rules.registry import Alternative, Op
 
 _INFINITY = float("inf")
 
 
-def _wide(cook: Cook, term: Term) -> Term:
+def _wide(builder: DecompositionBuilder, term: Term) -> Term:
     half = term.type.dtype in (torch.float16, torch.bfloat16)
-    return cook.cast(term, torch.float32) if half else term
+    return builder.cast(term, torch.float32) if half else term
 
 
 def softmax_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`_softmax`, `_log_softmax` and `_safe_softmax` of a value sharded along their dim."""
-    cook = Cook(op)
-    given = cook.operand(op.operands[0], shard)
-    x = _wide(cook, cook.cast(given, op.output.dtype))
+    builder = DecompositionBuilder(op)
+    given = builder.operand(op.operands[0], shard)
+    x = _wide(builder, builder.cast(given, op.output.dtype))
     # the same `m` on all ranks: each with its own would scale its terms otherwise, and their sum mean nothing
-    top = cook.reduce(amax, x, dims, MAX)
-    small = cook.pointwise(aten.sub.Tensor, x, top)
-    powers = cook.pointwise(aten.exp.default, small)
-    total = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
+    top = builder.reduce(amax, x, dims, MAX)
+    small = builder.pointwise(aten.sub.Tensor, x, top)
+    powers = builder.pointwise(aten.exp.default, small)
+    total = builder.reduce(aten.sum.dim_IntList, powers, dims, SUM)
     if op.target is aten._log_softmax.default:
-        result = cook.pointwise(aten.sub.Tensor, small, cook.pointwise(aten.log.default, total))
+        result = builder.pointwise(aten.sub.Tensor, small, builder.pointwise(aten.log.default, total))
     else:
-        result = cook.pointwise(aten.div.Tensor, powers, total)
+        result = builder.pointwise(aten.div.Tensor, powers, total)
     if op.target is aten._safe_softmax.default:  # a row of -inf alone gives zeros instead of nan
-        nothing = cook.pointwise(aten.eq.Scalar, top, -_INFINITY, dtype=torch.bool)
-        result = cook.pointwise(aten.masked_fill.Scalar, result, nothing, 0)
-    return cook.serves(cook.cast(result, op.output.dtype))
+        nothing = builder.pointwise(aten.eq.Scalar, top, -_INFINITY, dtype=torch.bool)
+        result = builder.pointwise(aten.masked_fill.Scalar, result, nothing, 0)
+    return builder.serves(builder.cast(result, op.output.dtype))
 
 
 def softmax_backward_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`out * (grad - sum(grad * out))`, or for the logarithm `grad - exp(out) * sum(grad)`."""
-    cook = Cook(op)
-    grad, out = (_wide(cook, cook.operand(o, shard)) for o in op.operands)
+    builder = DecompositionBuilder(op)
+    grad, out = (_wide(builder, builder.operand(o, shard)) for o in op.operands)
     if op.target is aten._log_softmax_backward_data.default:
-        total = cook.reduce(aten.sum.dim_IntList, grad, dims, SUM)
-        share = cook.pointwise(aten.mul.Tensor, cook.pointwise(aten.exp.default, out), total)
-        result = cook.pointwise(aten.sub.Tensor, grad, share)
+        total = builder.reduce(aten.sum.dim_IntList, grad, dims, SUM)
+        share = builder.pointwise(aten.mul.Tensor, builder.pointwise(aten.exp.default, out), total)
+        result = builder.pointwise(aten.sub.Tensor, grad, share)
     else:
-        total = cook.reduce(aten.sum.dim_IntList, cook.pointwise(aten.mul.Tensor, grad, out), dims, SUM)
-        result = cook.pointwise(aten.mul.Tensor, out, cook.pointwise(aten.sub.Tensor, grad, total))
-    return cook.serves(cook.cast(result, op.output.dtype))
+        total = builder.reduce(aten.sum.dim_IntList, builder.pointwise(aten.mul.Tensor, grad, out), dims, SUM)
+        result = builder.pointwise(aten.mul.Tensor, out, builder.pointwise(aten.sub.Tensor, grad, total))
+    return builder.serves(builder.cast(result, op.output.dtype))
 
 
 def logsumexp_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`log(sum(exp(x - m))) + m`, where an infinite `m` is not subtracted."""
-    cook = Cook(op)
-    x = _wide(cook, cook.operand(op.operands[0], shard))
-    top = cook.reduce(amax, x, dims, MAX)
-    size = cook.pointwise(aten.abs.default, top)
-    infinite = cook.pointwise(aten.eq.Scalar, size, _INFINITY, dtype=torch.bool)
-    finite = cook.pointwise(aten.masked_fill.Scalar, top, infinite, 0)
-    powers = cook.pointwise(aten.exp.default, cook.pointwise(aten.sub.Tensor, x, finite))
-    total = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
-    result = cook.pointwise(aten.add.Tensor, cook.pointwise(aten.log.default, total), finite)
-    return cook.serves(cook.cast(cook.reshaped(result, op.output.shape), op.output.dtype))
+    builder = DecompositionBuilder(op)
+    x = _wide(builder, builder.operand(op.operands[0], shard))
+    top = builder.reduce(amax, x, dims, MAX)
+    size = builder.pointwise(aten.abs.default, top)
+    infinite = builder.pointwise(aten.eq.Scalar, size, _INFINITY, dtype=torch.bool)
+    finite = builder.pointwise(aten.masked_fill.Scalar, top, infinite, 0)
+    powers = builder.pointwise(aten.exp.default, builder.pointwise(aten.sub.Tensor, x, finite))
+    total = builder.reduce(aten.sum.dim_IntList, powers, dims, SUM)
+    result = builder.pointwise(aten.add.Tensor, builder.pointwise(aten.log.default, total), finite)
+    return builder.serves(builder.cast(builder.reshaped(result, op.output.shape), op.output.dtype))

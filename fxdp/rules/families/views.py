@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
 from fxdp.ir.types import local_shape
 from fxdp.rules.dims import has_argument, moved, rearranged, wrap, wrap_all
@@ -53,7 +53,7 @@ def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> 
 
 @rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
 def reshape_copy(op: Op) -> Iterator[Alternative]:
-    """The same under other names, two of which come with strides that are the whole value's."""
+    """The same under other names, two of which come with strides that are the full value's."""
     for alternative in regroup(op):
         shape = local_shape(op.output, alternative.outputs[0])
         rewrite = Rewrite(target=aten.reshape.default, arguments=(("shape", shape),))
@@ -78,7 +78,7 @@ def expand(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     yield from moved(op, lambda d: d + added)
     for dim, size in enumerate(op.output.shape):
-        # all its rows are the one that each rank holds whole, so any range of them is a local expand
+        # all its rows are the one that each rank holds in full, so any range of them is a local expand
         repeated = dim < added or x.shape[dim - added] == 1
         if repeated and batch_factor(size) is not None:
             yield op.alternative({}, Shard(dim))
@@ -172,5 +172,5 @@ def repeat(op: Op) -> Iterator[Alternative]:
     kind="gathered",
 )  # fmt: skip
 def as_strided(op: Op) -> Iterator[Alternative]:
-    """Strides are those of the whole value, so only whole values (or terms of the same shape) do."""
+    """Strides are those of the full value, so only full values (or terms of the same shape) do."""
     yield from linear(op, op.operands)

@@ -1,4 +1,4 @@
-"""Prove a rule: run all that it claims on virtual ranks, beside the op on the whole."""
+"""Prove a rule: run all that it claims on virtual ranks, beside the op on full values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_rule(
     """Verify the rule registered for `op` on generated values: per rank and recombined as on one device.
 
     Every alternative that the rule gives for these arguments, whatever the placements of the operands, is
-    run on virtual ranks and compared with the op on the whole batch, to 1e-9: use float64.
+    run on virtual ranks and compared with the op on the global batch, to 1e-9: use float64.
 
         fxdp.check_rule(torch.ops.mylib.scale.default, fxdp.Sample("B", 3), fxdp.Sample(3))
             -> ("S(0), R -> S(0)",)
@@ -32,7 +32,7 @@ def check_rule(
         such as `"B"` or `"2*B"`.
     splits : how the batch is cut into the ranks' parts, per trial; try 0 and 1.
 
-    Returns the alternatives as text, `operands -> results`: `R` whole, `S(d)` split on dim d, `P(sum)` terms
+    Returns the alternatives as text, `operands -> results`: `R` full, `S(d)` split on dim d, `P(sum)` terms
     of a sum, `*` not read, `-` no tensor.
 
     Raises

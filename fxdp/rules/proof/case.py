@@ -27,7 +27,7 @@ from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.sizes import OFFSET, batch_factor, rank_sizes
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
-from fxdp.rules.proof import recipe_run, samples
+from fxdp.rules.proof import decomposition_run, samples
 from fxdp.rules.proof.samples import Sample, expression
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.torch_compat import OpOverload
@@ -51,7 +51,7 @@ class Case:
     splits: Sequence[tuple[int, ...]] = SPLITS
     random: bool = False  # results are random numbers: compare shapes only
     law: Law | None = None  # a further check of each rank's (args, kwargs, results)
-    stand_in: Callable[..., Any] | None = None  # computes what an op without a CPU kernel does
+    placeholder_for: Callable[..., Any] | None = None  # computes what an op without a CPU kernel does
 
     def __post_init__(self) -> None:
         self._given = pytree.tree_map(expression, samples.as_tuples((self.args, self.kwargs)))
@@ -143,10 +143,10 @@ class Case:
 
     def _run(self, alternative: Alternative, inputs: tuple[Placement, ...], split: tuple[int, ...]) -> None:
         batch = sum(split)
-        operands, expected = self.whole(batch)
+        operands, expected = self.full(batch)
         parts = [samples.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
-        if alternative.recipe is not None:
-            cooked = recipe_run.run(alternative.recipe, parts, split)
+        if alternative.decomposition is not None:
+            cooked = decomposition_run.run(alternative.decomposition, parts, split)
             self._compare_values(alternative, cooked, expected, split)
             return
         target, leaves, spec = self._localized(alternative)
@@ -174,9 +174,9 @@ class Case:
     ) -> None:
         for i, placement in enumerate(alternative.outputs):
             if self.outputs[i] is not None and placement is not None:
-                samples.assert_whole([r[i] for r in results], placement, expected[i], split, f"result {i}")
+                samples.assert_full([r[i] for r in results], placement, expected[i], split, f"result {i}")
 
-    def whole(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    def full(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
         """The operands and the results on one device, for a batch of this size."""
         if batch not in self._globals:
             generator = torch.Generator().manual_seed(batch)
@@ -189,7 +189,7 @@ class Case:
         return self._call(self.target, args, kwargs)
 
     def _call(self, target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        run = self.stand_in if self.stand_in is not None and target is self.target else target
+        run = self.placeholder_for if self.placeholder_for is not None and target is self.target else target
         with warnings.catch_warnings():
             # of empty parts, of deprecated ops, of strides: torch 2.15 tells it as Python does, and here the
             # numbers are compared

@@ -114,7 +114,7 @@ def _terms(value: torch.Tensor, count: int) -> list[torch.Tensor]:
     return [*terms, value ^ (total % 2 == 1) if dtype == torch.bool else value - total]
 
 
-def assert_whole(
+def assert_full(
     parts: Sequence[torch.Tensor],
     placement: Placement,
     expected: torch.Tensor,
@@ -123,8 +123,8 @@ def assert_whole(
 ) -> None:
     """That the ranks' parts are the global value under their placement."""
     if isinstance(placement, Partial):
-        whole = combine(list(parts), placement, counts).to(parts[0].dtype)
-        _assert_equal(whole, expected, f"{name} ({placement.op})")
+        full = combine(list(parts), placement, counts).to(parts[0].dtype)
+        _assert_equal(full, expected, f"{name} ({placement.op})")
     elif isinstance(placement, Shard):
         wanted = split(expected, placement, counts)
         for rank, (part, want) in enumerate(zip(parts, wanted, strict=True)):

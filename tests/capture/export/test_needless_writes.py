@@ -19,10 +19,10 @@ class Relative(nn.Module):
         self.relative = nn.Parameter(torch.randn(6, 2, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = torch.einsum("bih,th->bit", x, self.relative)
-        part = whole.reshape(-1, 6, 3)[:, 1:].reshape(-1, 3, 5)[..., :3]
+        full = torch.einsum("bih,th->bit", x, self.relative)
+        part = full.reshape(-1, 6, 3)[:, 1:].reshape(-1, 3, 5)[..., :3]
         part *= torch.ones(3, 3, dtype=x.dtype).tril()
-        return part.square().sum() + (whole.sum() if self.reads_more else 0)
+        return part.square().sum() + (full.sum() if self.reads_more else 0)
 
 
 @pytest.mark.parametrize("reads_more", [False, True])

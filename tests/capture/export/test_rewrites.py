@@ -63,7 +63,7 @@ def test_rows_of_parts_of_which_the_data_says_how_long_they_are() -> None:
 
 
 class OtherRows(nn.Module):
-    """The parts' features lie otherwise in the rows: these are no rows of the whole."""
+    """The parts' features lie otherwise in the rows: these are no rows of the full value."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([part.reshape(-1, 2) for part in x.split(1, 1)], 0).square().cumsum(0).mean()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fxdp.capture.captured import Captured
 from fxdp.capture.joint.one_order import in_one_order
 from fxdp.ir.graph_text import graph_text
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from tests.capturing import capture
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_lost_and_the_forward_comes_first() -> None:
     ordered = in_one_order(found)
     before, after = ([n for n in one.gm.graph.nodes if n.op == "call_function"] for one in (found, ordered))
     assert sorted(str(node.target) for node in before) == sorted(str(node.target) for node in after)
-    backward = [note(node).backward for node in after]
+    backward = [meta(node).backward for node in after]
     assert backward == sorted(backward)
 
 

@@ -15,7 +15,7 @@ from fxdp.capture.captured import SizeLeaf
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.static import size
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType
 from tests import lockstep
@@ -46,7 +46,7 @@ def test_fitted_graph_equals_eager(batch: int) -> None:
     assert captured.leaves[-1] == SizeLeaf(2 * B)
     nodes = [node for node in captured.gm.graph.nodes if node.target is size]
     assert nodes
-    assert all(isinstance(note(node).type, ScalarType) for node in nodes)
+    assert all(isinstance(meta(node).type, ScalarType) for node in nodes)
     with pytest.raises(RuntimeError, match="symbolic"):
         size("4*B")
 
@@ -74,7 +74,7 @@ def test_branch_on_the_batch_is_a_condition() -> None:
     (condition,) = captured.conditions
     assert condition.holds({B: 5})
     assert not condition.holds({B: 4})
-    assert condition.site.code == "return x.sum() if x.shape[0] > 4 else x.mean()"
+    assert condition.location.code == "return x.sum() if x.shape[0] > 4 else x.mean()"
     (other,) = capture(Branch(), (torch.randn(8, 2),), {}, hint=3).conditions
     assert other.holds({B: 4})
     assert not other.holds({B: 5})
@@ -89,9 +89,9 @@ def test_a_squeeze_relies_on_more_than_one_sample() -> None:
     (condition,) = capture(Squeezes(), (torch.randn(8, 2),), {}).conditions
     assert condition.holds({B: 2})
     assert not condition.holds({B: 1})
-    assert condition.site.code == "return x.squeeze() * kept.sum()"
+    assert condition.location.code == "return x.squeeze() * kept.sum()"
     alone = capture(Squeezes(), (torch.randn(8, 2),), {}, couple=False)
-    assert not alone.conditions, "one rank squeezes the whole batch itself"
+    assert not alone.conditions, "one rank squeezes the global batch itself"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class _Masked(nn.Module):
 
 
 class _Whole(nn.Module):
-    """Bounds of the whole batch, from the end and from both sides, and a value that is trained."""
+    """Bounds of the global batch, from the end and from both sides, and a value that is trained."""
 
     def __init__(self) -> None:
         super().__init__()

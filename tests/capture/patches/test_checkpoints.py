@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import fxdp
 from fxdp.errors import CaptureError
-from tests.exactness.models import twin_of
+from tests.exactness.models import counterpart_of
 
 
 class Net(nn.Module):
@@ -97,7 +97,7 @@ def test_averages_of_all_batches() -> None:
 
 def test_three_steps() -> None:
     model = Net(_several).double()
-    twin = twin_of(model)
+    twin = counterpart_of(model)
     compiled = fxdp.compile(model, compute="eager")
     for _ in range(3):
         x = torch.randn(7, 6).double()

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import CaptureError
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Mutation
+from fxdp.ir.metadata import meta
+from fxdp.ir.signature import Buffer, Mutation
 from tests import lockstep
 from tests.capture.oracle import check
 from tests.capturing import capture
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 def test_assigned_buffers_are_written() -> None:
     captured = check(Net(), (torch.randn(3, 4),), None, ((torch.randn(5, 4),), {}))
-    written = [s.of for s in note(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
+    written = [s.of for s in meta(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
     assert written == [Buffer(f"average.{name}") for name in ("average", "scale", "steps")]
 
 
@@ -64,7 +64,7 @@ def test_a_shared_module_writes_its_buffer_in_place() -> None:
 
     model = nn.Sequential(counts := Counts(), counts, nn.Flatten(0))
     captured = check(model, (torch.randn(3, 4),), None, ((torch.randn(5, 4),), {}))
-    written = [s.of for s in note(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
+    written = [s.of for s in meta(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
     assert written == [Buffer("0.seen")]
 
 
@@ -127,7 +127,7 @@ def test_hooks_that_a_forward_installs_are_installed_once() -> None:
         captured = capture(model, (torch.randn(batch, 4),), {})
         assert not model.fc._forward_hooks
         doublings = captured.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
-        assert sum(not note(node).backward for node in doublings) == 1
+        assert sum(not meta(node).backward for node in doublings) == 1
 
 
 BATCH = torch.Generator().manual_seed(0)

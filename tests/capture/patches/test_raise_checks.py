@@ -40,7 +40,7 @@ def _inputs(batch: int = 7) -> tuple[Tensor, Tensor]:
 
 def test_each_check_is_a_result_of_the_global_batch() -> None:
     captured = check(Guarded(), _inputs(), splits=((4, 3), (5, 2, 0, 0))).captured
-    lines = [c.site.code.partition(" ")[0] for c in captured.checks]
+    lines = [c.location.code.partition(" ")[0] for c in captured.checks]
     assert lines == ["if", "assert", "if", "if", "if"]
     assert [c.passes for c in captured.checks] == [False, True, True, False, False]
 
@@ -84,7 +84,7 @@ class Gaussian(nn.Module):
 
 def test_a_check_inside_of_a_library_function() -> None:
     captured = check(Gaussian(), (torch.rand(7, 3),), splits=((4, 3), (5, 2, 0, 0))).captured
-    assert ["torch.any(var < 0)" in c.site.code for c in captured.checks] == [True]
+    assert ["torch.any(var < 0)" in c.location.code for c in captured.checks] == [True]
 
 
 class Asserted(nn.Module):

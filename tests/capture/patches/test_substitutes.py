@@ -100,7 +100,7 @@ class Bags(nn.Module):
 
 
 def test_a_model_of_them_splits_over_ranks() -> None:
-    """Nothing of the size of the batch travels, and no op runs whole."""
+    """Nothing of the size of the batch travels, and no op runs replicated."""
     torch.manual_seed(0)
     model = Bags().double()
     tokens = torch.randint(11, (7, 5))
@@ -176,7 +176,7 @@ def test_covariances_of_gaussians() -> None:
 
 
 class Rolled(nn.Module):
-    """Autoformer: values are moved by the delay at which the whole batch repeats itself most."""
+    """Autoformer: values are moved by the delay at which the global batch repeats itself most."""
 
     def forward(self, x: Tensor) -> Tensor:
         delay = x.mean(0).argmax()

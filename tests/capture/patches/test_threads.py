@@ -109,11 +109,11 @@ def train() -> None:
         assert torch.equal(w.grad, 2 * w.detach())  # type: ignore[arg-type]
     torch.autograd.backward([w.sum()])
     assert torch.equal(torch.func.grad(lambda t: t.square().sum())(w.detach()), 2 * w.detach())
-    heard: list[Tensor] = []
+    effects: list[Tensor] = []
     y = w * 2
-    y.register_hook(heard.append)  # returns nothing, which capture refuses
+    y.register_hook(effects.append)  # returns nothing, which capture refuses
     y.sum().backward()
-    assert len(heard) == 1
+    assert len(effects) == 1
     assert CheckpointFunction.apply.__self__ is CheckpointFunction  # type: ignore[attr-defined]
 
 
@@ -163,9 +163,9 @@ class _Notice(UserWarning):
 
 def complain() -> None:
     """Warnings and torch's log, neither of which capture may keep from anybody else."""
-    heard: list[str] = []
+    effects: list[str] = []
     log, handler = logging.getLogger("torch.optim"), logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: effects.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
     with pytest.raises(_Notice):
         warnings.warn("of another thread", _Notice, stacklevel=1)
@@ -173,7 +173,7 @@ def complain() -> None:
         warnings.warn("to which it has listened", _Notice, stacklevel=1)
     log.warning("of another thread")
     log.removeHandler(handler)
-    assert heard == ["of another thread"]
+    assert effects == ["of another thread"]
 
 
 Action: TypeAlias = Callable[[], None]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import CaptureError
-from fxdp.ir.model_tensors import stand_in_for
+from fxdp.ir.model_tensors import placeholder_for
 from tests.capturing import capture
 
 
@@ -120,7 +120,7 @@ def test_of_sharded_parameters_others_stand_in(
     """They have values of their own, no zeros, which would hide what depends on the call."""
     model = _Model(body)
     for owner in (model.fc, model.norm):
-        owner.weight, owner.bias = map(stand_in_for, (owner.weight, owner.bias))
+        owner.weight, owner.bias = map(placeholder_for, (owner.weight, owner.bias))
     words = pytest.raises(CaptureError, match="from one call to the next")
     with words if refused else contextlib.nullcontext():
         capture(model, (torch.randn(6, 4),), {})

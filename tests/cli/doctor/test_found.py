@@ -32,9 +32,9 @@ def test_settings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shortcuts_that_are_off_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXDP_SHORTCUTS", "-quick_trees")
+    monkeypatch.setenv("FXDP_SHORTCUTS", "-memoized_trees")
     section = found.shortcuts()
-    assert {row.name: row.text for row in section.rows}["quick_trees"].startswith("off: ")
+    assert {row.name: row.text for row in section.rows}["memoized_trees"].startswith("off: ")
     assert section.title.startswith("shortcuts: ")
 
 

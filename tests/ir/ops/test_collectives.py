@@ -17,11 +17,11 @@ CASES = [((7, 2), 0, 1), ((2, 14, 3), 1, 1), ((2, 28), 1, 2), ((42, 2), 0, 3)]
 
 @pytest.mark.parametrize(("shape", "dim", "outer"), CASES)
 def test_front_and_back_are_inverse(shape: tuple[int, ...], dim: int, outer: int) -> None:
-    whole = torch.arange(torch.Size(shape).numel()).view(shape)
-    rows = collectives.front(whole, dim, outer, shape[dim] // (7 * outer))
+    full = torch.arange(torch.Size(shape).numel()).view(shape)
+    rows = collectives.front(full, dim, outer, shape[dim] // (7 * outer))
     assert rows.shape[0] == 7
     assert rows.is_contiguous()
-    assert torch.equal(collectives.back(rows, dim), whole)
+    assert torch.equal(collectives.back(rows, dim), full)
 
 
 def test_row_numbers_skip_the_padding() -> None:
@@ -30,10 +30,10 @@ def test_row_numbers_skip_the_padding() -> None:
 
 
 def test_shard_and_partial() -> None:
-    whole = torch.tensor([0, 1, 2, 10, 11, 12])
-    assert collectives.shard(whole, 0, 2, 3, 1, 2).tolist() == [1, 2, 11, 12]
-    assert torch.equal(collectives.partial(whole, 0), whole)
-    assert collectives.partial(whole, 1).tolist() == [0] * 6
+    full = torch.tensor([0, 1, 2, 10, 11, 12])
+    assert collectives.shard(full, 0, 2, 3, 1, 2).tolist() == [1, 2, 11, 12]
+    assert torch.equal(collectives.partial(full, 0), full)
+    assert collectives.partial(full, 1).tolist() == [0] * 6
 
 
 # ---- on ranks --------------------------------------------------------------------------------------------
@@ -44,16 +44,16 @@ def _exchange(
 ) -> tuple[Any, Any]:
     group: Any = dist.group.WORLD
     name, rank, world, batch = group.group_name, dist.get_rank(), dist.get_world_size(), sum(sizes)
-    whole = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+    full = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
     inner = shape[dim] // (batch * outer)
     uneven = len(set(sizes)) > 1
     largest, rows = (max(sizes), row_numbers(tuple(sizes))) if uneven else (None, None)
-    part = take_part(whole, dim, outer, batch, sum(sizes[:rank]), sizes[rank])
+    part = take_part(full, dim, outer, batch, sum(sizes[:rank]), sizes[rank])
     pending = collectives.start_all_gather(part, dim, outer, inner, world, largest, name)
     gathered = collectives.finish_all_gather(pending, dim, rows)
     if dtype == torch.bool:
         return gathered.tolist(), None
-    term = whole * (rank + 1)
+    term = full * (rank + 1)
     pending = collectives.start_reduce_scatter(term, dim, outer, inner, world, largest, rows, name)
     return gathered.tolist(), collectives.finish_reduce_scatter(pending, dim, sizes[rank]).tolist()
 
@@ -74,16 +74,16 @@ def test_even_parts(ranks: RankPool) -> None:
 def _check(
     ranks: RankPool, sizes: list[int], shape: tuple[int, ...], dim: int, outer: int, dtype: torch.dtype
 ) -> None:
-    whole = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
+    full = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
     results = ranks.run(len(sizes), _exchange, sizes, shape, dim, outer, dtype)
-    assert all(gathered == whole.tolist() for gathered, _ in results)
+    assert all(gathered == full.tolist() for gathered, _ in results)
     if dtype != torch.bool:
         per_sample = shape[dim] // sum(sizes)
         shapes = [(*shape[:dim], n * per_sample, *shape[dim + 1 :]) for n in sizes]
         found = [part for _, part in results]
         parts = [torch.tensor(f, dtype=dtype).view(s) for f, s in zip(found, shapes, strict=True)]
         total = sum(range(1, len(sizes) + 1))
-        assert torch.equal(join_parts(parts, dim, outer, sizes), whole * total)
+        assert torch.equal(join_parts(parts, dim, outer, sizes), full * total)
 
 
 def _reduce() -> tuple[list[float], list[float]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, in_format_of, in_rows, laid_arguments
+from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, arguments_in_format, in_format_of, in_rows
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload
 from tests.rules.harness import Case, shown
@@ -58,7 +58,7 @@ def same(one: Any, other: Any) -> bool:
 
 def check(case: Case, batch: int) -> None:
     """Laid as its kernel reads it, any operand gives the same results."""
-    operands, wanted = case.whole(batch)
+    operands, wanted = case.full(batch)
     for i, operand in enumerate(operands):
         for other in lying(operand):
             given = [other if n == i else value for n, value in enumerate(operands)]
@@ -69,10 +69,10 @@ def check(case: Case, batch: int) -> None:
 
 def run(case: Case, operands: list[Tensor], batch: int) -> Any:
     def laid(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = laid_arguments(case.target, args, kwargs)
+        args, kwargs = arguments_in_format(case.target, args, kwargs)
         return case.target(*args, **kwargs)
 
-    case.stand_in = laid
+    case.placeholder_for = laid
     return case._evaluate(operands, batch)
 
 
@@ -110,11 +110,11 @@ def test_no_other_kernel_reads_its_operands_as_they_lie() -> None:
 
 
 def test_the_table_names_arguments_that_there_are() -> None:
-    for target, ways in READ_AS_THEY_LIE.items():
+    for target, branches in READ_AS_THEY_LIE.items():
         names = {argument.name for argument in target._schema.arguments}
         if not name(target).startswith(("_embedding_bag", "_scaled_dot_product")):  # a row for the family
-            assert ways.keys() <= names, target
-        assert ways.keys() & names, target
+            assert branches.keys() <= names, target
+        assert branches.keys() & names, target
 
 
 def test_a_format_is_that_of_another_value() -> None:

@@ -1,4 +1,4 @@
-"""Moments of parts combine to the moments of the whole, as exactly as two passes over the whole."""
+"""Moments of parts combine to the moments of the full value, as exactly as two passes over the full value."""
 
 from __future__ import annotations
 

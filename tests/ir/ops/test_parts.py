@@ -22,11 +22,11 @@ def _split(value: Tensor, dim: int, outer: int, sizes: list[int]) -> list[Tensor
 def test_parts_join_to_the_whole(sizes: list[int], outer: int, inner: int, dim: int) -> None:
     shape = [2, 3]
     shape.insert(dim, outer * sum(sizes) * inner)
-    whole = torch.arange(torch.Size(shape).numel()).view(shape)
-    parts = _split(whole, dim, outer, sizes)
+    full = torch.arange(torch.Size(shape).numel()).view(shape)
+    parts = _split(full, dim, outer, sizes)
     assert [p.shape[dim] for p in parts] == [outer * n * inner for n in sizes]
-    assert torch.equal(join_parts(parts, dim, outer, sizes), whole)
-    assert torch.equal(combine(parts, S(dim, outer), sizes), whole)
+    assert torch.equal(join_parts(parts, dim, outer, sizes), full)
+    assert torch.equal(combine(parts, S(dim, outer), sizes), full)
 
 
 def test_a_part_holds_its_samples_for_each_outer_index() -> None:
@@ -43,14 +43,14 @@ def test_a_part_is_contiguous(dim: int, outer: int) -> None:
 
 
 def test_a_part_of_the_plain_batch_is_a_view() -> None:
-    whole = torch.zeros(6, 2)
-    assert take_part(whole, 0, 1, 3, 1, 1).untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    full = torch.zeros(6, 2)
+    assert take_part(full, 0, 1, 3, 1, 1).untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
 
 
 def test_rows_without_elements() -> None:
-    whole = torch.zeros(2 * 3 * 2, 0)
-    parts = _split(whole, 0, 2, [2, 0, 1])
-    assert join_parts(parts, 0, 2, [2, 0, 1]).shape == whole.shape
+    full = torch.zeros(2 * 3 * 2, 0)
+    parts = _split(full, 0, 2, [2, 0, 1])
+    assert join_parts(parts, 0, 2, [2, 0, 1]).shape == full.shape
 
 
 def test_combine_sums_terms_and_trusts_replicas() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from fxdp.ir.ops.parameter_rows import start_gather_rows
+from fxdp.ir.ops.parameter_shards import start_all_gather_shards
 from fxdp.lowering.inductor.between import InsideError, calls_between, places_between
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -33,17 +33,15 @@ class _Half:
 
     def gather(self, *after: fx.Node) -> tuple[fx.Node, fx.Node]:
         """The start of a gather, and its wait."""
-        start = self(start_gather_rows, [self.weight], [4], 2, "dp", list(after))
+        start = self(start_all_gather_shards, [self.weight], [4], 2, "dp", list(after))
         return start, self(c10d.wait_tensor.default, start)
 
-    def places(
-        self, segments: list[list[fx.Node]], *results: fx.Node, hides: bool = True
-    ) -> list[list[str]]:
+    def places(self, regions: list[list[fx.Node]], *results: fx.Node, hides: bool = True) -> list[list[str]]:
         """Where the calls stand that may stand between these segments, by name."""
         self.graph.output(results)
         position = {node: i for i, node in enumerate(self.graph.nodes)}
         between = calls_between(self.graph)
-        found = places_between([n for n in self.graph.nodes if n in between], segments, position, hides=hides)
+        found = places_between([n for n in self.graph.nodes if n in between], regions, position, hides=hides)
         return [[node.name for node in part] for part in found]
 
 
@@ -63,9 +61,9 @@ def test_a_gradient_in_two_buckets_is_put_together_after_both() -> None:
     half = _Half()
     a = half(aten.sin.default, half.x)
     one, two = half.sum_of(a), half.sum_of(a)
-    whole = half(aten.view.default, half(aten.cat.default, [one, two]), [2, 4])
+    full = half(aten.view.default, half(aten.cat.default, [one, two]), [2, 4])
     b = half(aten.sin.default, a)
-    found = half.places([[a, b]], b, whole)
+    found = half.places([[a, b]], b, full)
     assert found[0] == []
     assert found[1][-2:] == ["cat_default_2", "view_default_2"]
 
@@ -82,20 +80,20 @@ def test_a_gather_comes_before_the_layer_that_reads_it() -> None:
     half = _Half()
     half.weight = half(aten.cos.default, half.weight)
     a = half(aten.sin.default, half.x)
-    _, whole = half.gather(a)
+    _, full = half.gather(a)
     b = half(aten.sin.default, a)
-    c = half(aten.mul.Tensor, b, half(aten.view.default, whole, [4]))
+    c = half(aten.mul.Tensor, b, half(aten.view.default, full, [4]))
     assert half.places([[a, b], [c]], c) == [
-        ["cos_default"], ["start_gather_rows_default", "wait_tensor_default", "view_default"], [],
+        ["cos_default"], ["start_all_gather_shards_default", "wait_tensor_default", "view_default"], [],
     ]  # fmt: skip
 
 
 def test_a_gather_that_starts_in_the_layer_that_reads_it_comes_before_it() -> None:
     half = _Half()
     a = half(aten.sin.default, half.x)
-    start, whole = half.gather(a)
-    b = half(aten.mul.Tensor, a, whole)
-    assert half.places([[a, b]], b) == [[start.name, whole.name], []]
+    start, full = half.gather(a)
+    b = half(aten.mul.Tensor, a, full)
+    assert half.places([[a, b]], b) == [[start.name, full.name], []]
 
 
 def test_a_gather_does_not_come_before_a_sum_that_starts_earlier() -> None:
@@ -112,7 +110,7 @@ def test_no_more_is_gathered_at_once_than_in_the_half() -> None:
     a = half(aten.sin.default, half.x)
     b = half(aten.mul.Tensor, a, half.gather(a)[1])
     c = half(aten.mul.Tensor, b, half.gather(b)[1])
-    with pytest.raises(InsideError, match="start_gather_rows_default belongs inside of segment 0"):
+    with pytest.raises(InsideError, match="start_all_gather_shards_default belongs inside of segment 0"):
         half.places([[a, b, c]], c)
 
 
@@ -125,13 +123,13 @@ def test_a_gather_that_work_hides_is_not_waited_for_at_once(hides: bool) -> None
     half.graph.erase_node(next(iter(start.users)))
     b = half(aten.sin.default, half(aten.sin.default, a))
     c = half(aten.sin.default, b)
-    whole = half(c10d.wait_tensor.default, start)
-    d = half(aten.mul.Tensor, c, whole)
+    full = half(c10d.wait_tensor.default, start)
+    d = half(aten.mul.Tensor, c, full)
     first, second = [a, *b.all_input_nodes, b], [c, d]
     if not hides:
-        assert half.places([first, second], d, hides=False) == [[], [start.name, whole.name], []]
+        assert half.places([first, second], d, hides=False) == [[], [start.name, full.name], []]
         return
-    with pytest.raises(InsideError, match="start_gather_rows_default belongs inside of segment 0"):
+    with pytest.raises(InsideError, match="start_all_gather_shards_default belongs inside of segment 0"):
         half.places([first, second], d)
 
 
@@ -140,9 +138,9 @@ def test_sums_start_in_the_order_of_the_half() -> None:
     half = _Half()
     a = half(aten.sin.default, half.x)
     cut = half.sum_of(a)
-    start, whole = half.gather()
+    start, full = half.gather()
     b = half(aten.sin.default, a)
-    c = half(aten.mul.Tensor, b, whole)
+    c = half(aten.mul.Tensor, b, full)
     found = half.places([[a, b], [c]], c, cut)
     names = [name for part in found for name in part]
     assert names.index("all_reduce_default") < names.index(start.name)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fxdp
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor import cold_start
 from fxdp.lowering.inductor.cold_start import ColdStart, kernels_built_together
 from fxdp.lowering.inductor.compile import _Compiler
@@ -120,8 +120,8 @@ def test_halves_by_turns() -> None:
     def steps(*, independent: bool) -> list[str]:
         done.clear()
         start = ColdStart(lambda: done.append("wait"), backward_first=True)
-        halves = (lambda: done.append("forward"), lambda: done.append("backward"))
-        start.run(*halves, independent=independent)
+        pair = (lambda: done.append("forward"), lambda: done.append("backward"))
+        start.run(*pair, independent=independent)
         start.finish()
         return done
 
@@ -149,9 +149,7 @@ def test_the_settings_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(plain.building(), nullcontext)
 
 
-def test_left_out_a_program_is_the_same(
-    libraries: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_left_out_a_program_is_the_same(libraries: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graphs node by node, its numbers bit by bit; several kernels are one library, or each its own."""
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     x = torch.randn(5, 6)
@@ -173,9 +171,9 @@ def _trained(
     model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[torch.Tensor]]:
     """The graphs of both halves as text; the loss, the gradients and the buffers after a step."""
-    seen: list[Halves] = []
+    seen: list[ForwardBackward] = []
 
-    def training(self: _Compiler, *args: Any) -> Halves:
+    def training(self: _Compiler, *args: Any) -> ForwardBackward:
         seen.append(original(self, *args))
         return seen[-1]
 
@@ -183,10 +181,10 @@ def _trained(
     monkeypatch.setattr(_Compiler, "training", training)
     loss = fxdp.compile(model, compute="inductor")(x).square().sum()
     loss.backward()
-    (halves,) = seen
-    assert halves.backward_graph is not None
+    (pair,) = seen
+    assert pair.backward_graph is not None
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    texts = [str(halves.forward_graph.graph), str(halves.backward_graph.graph)]
+    texts = [str(pair.forward_graph.graph), str(pair.backward_graph.graph)]
     return texts, [loss.detach(), *gradients, *model.buffers()]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fxdp
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor.collective_order import collectives, order_lines, put_in_order
 from tests.rank_pool import RankPool
 
@@ -40,7 +40,7 @@ def test_collectives_go_after_what_they_need_in_the_order_that_is_wanted() -> No
 def test_the_order_as_text() -> None:
     gm = fx.symbolic_trace(_half)
     names = collectives(gm.graph)
-    lines = order_lines(Halves(lambda _: [], 3, gm, gm))
+    lines = order_lines(ForwardBackward(lambda _: [], 3, gm, gm))
     assert lines == [f"{half}: {name}" for half in ("forward", "backward") for name in names]
 
 
@@ -60,7 +60,7 @@ def _order_of_a_backward() -> tuple[list[str], bool]:
             loss.backward()
     finally:
         del os.environ["FXDP_SHARED_MEMORY"]
-    link = compiled._joined.mesh.link
+    link = compiled._process_mesh.mesh.link
     events = sorted(seen.events(), key=lambda event: event.time_range.start)
     # under a profiler torch tells of an op that a dispatch mode looks at twice, one inside of the other
     own = [event for event in events if "_functional::" in event.name and not _is_inside(event)]

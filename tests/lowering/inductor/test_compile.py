@@ -1,4 +1,4 @@
-"""Both lowerings on whole models of one rank: tiny ones, for Inductor takes its time."""
+"""Both lowerings on entire models of one rank: tiny ones, for Inductor takes its time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.compiler.emit import WHOLE, WantedPart, lower_part
+from fxdp.compiler.emit import FULL, WantedPart, lower_part
 from fxdp.lowering.inductor import compile as inductor
 from fxdp.lowering.inductor.start import Start
 from fxdp.module.compiled import CompiledModule
@@ -136,9 +136,9 @@ def test_a_backward_takes_all_sizes_of_which_its_numbers_are_made(monkeypatch: p
     x = torch.randn(5, 3, 4, dtype=torch.float64)
     local, _ = local_program(model, (x,), {}, {"dp": 2}, Options())
     sizes = {"B": 8, "b": 5, "offset": 0, "b_max": 5}
-    wanted = WantedPart(WHOLE, local.partition.parts[0], sizes, (5, 3), 0)
+    wanted = WantedPart(FULL, local.partition.parts[0], sizes, (5, 3), 0)
     lowered = lower_part(wanted, local, model, generic=True, compiled=True, start=Start())
-    graph = lowered.halves.backward_graph
+    graph = lowered.pair.backward_graph
     assert graph is not None
     given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     numbers = {v.node.expr for v in given if isinstance(v, torch.SymInt)}

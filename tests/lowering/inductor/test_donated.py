@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import fxdp
 from fxdp.lowering.inductor import compile as compiling
 from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
-from fxdp.lowering.inductor.segments import Segment
+from fxdp.lowering.inductor.regions import CompiledRegion
 from tests.fallbacks import no_fallback
 from tests.held_memory import peak_of
 
@@ -107,16 +107,16 @@ def test_segments_write_over_what_no_later_one_reads() -> None:
     graph = fx.Graph()
     a, b, c, d = map(graph.placeholder, "abcd")
 
-    def segment(kind: str, *takes: fx.Node, between: bool = False) -> Segment:
-        return Segment(fx.Graph(), takes, 0, (), (), kind, between)
+    def region(kind: str, *takes: fx.Node, between: bool = False) -> CompiledRegion:
+        return CompiledRegion(fx.Graph(), takes, 0, (), (), kind, between)
 
     names = frozenset("abcd")
     assert donated_inputs(graph, frozenset("ac")) == (0, 2)
-    found = donated_to([segment("layer", a, b), segment("layer", c, d)], names)
+    found = donated_to([region("layer", a, b), region("layer", c, d)], names)
     assert found == {"layer": (0, 1)}
-    found = donated_to([segment("layer", a, b), segment("layer", b, c)], names)
+    found = donated_to([region("layer", a, b), region("layer", b, c)], names)
     assert found == {"layer": (0,)}
-    found = donated_to([segment("sum", b, between=True), segment("layer", a, b)], names)
+    found = donated_to([region("sum", b, between=True), region("layer", a, b)], names)
     assert found["layer"] == (0,)
 
 

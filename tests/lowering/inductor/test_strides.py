@@ -22,9 +22,9 @@ aten = torch.ops.aten
 
 def _part_of_a_larger_buffer(x: Tensor) -> tuple[Tensor, ...]:
     y = aten.exp.default(x)
-    whole = aten.cat.default([y, aten.neg.default(x)], 2)
+    full = aten.cat.default([y, aten.neg.default(x)], 2)
     return aten.permute.default(y, [0, 2, 1]), aten.view.default(y, [8, 3]), aten.mm.default(
-        aten.view.default(whole, [8, 6]), aten.view.default(whole, [6, 8])
+        aten.view.default(full, [8, 6]), aten.view.default(full, [6, 8])
     )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import fx
 
-from fxdp.ir import conversions
-from fxdp.ir.notes import Cause, Site
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import Cause, Location
 from fxdp.ir.placements import P, R, S
-from fxdp.ir.slots import Input, Output
+from fxdp.ir.signature import Input, Output
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.trace import joint_function
@@ -31,12 +31,14 @@ def _sends(type_: str) -> fx.GraphModule:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x, y = g.add(Input(0, "x"), f"{type_}[B]", S(0)), g.add(Input(1, "y"), f"{type_}[4]", R)
-    cause = Cause("a", "b", Site())
-    parts = g.call(conversions.all_gather, x, 0, 1, 1, type=f"{type_}[B]", at=R, reads=(S(0),), cause=cause)
-    whole = g.call(conversions.wait, parts, type=f"{type_}[B]", at=R, reads=(R,))
-    sent = g.call(conversions.broadcast, y, type=f"{type_}[4]", at=R, reads=(R,), cause=cause)
-    first = g.call(conversions.wait, sent, type=f"{type_}[4]", at=R, reads=(R,))
-    gm = g.returns({Output(0): whole, Output(1): first}, (R, R))
+    cause = Cause("a", "b", Location())
+    parts = g.call(
+        redistributions.all_gather, x, 0, 1, 1, type=f"{type_}[B]", at=R, reads=(S(0),), cause=cause
+    )
+    full = g.call(redistributions.wait, parts, type=f"{type_}[B]", at=R, reads=(R,))
+    sent = g.call(redistributions.broadcast, y, type=f"{type_}[4]", at=R, reads=(R,), cause=cause)
+    first = g.call(redistributions.wait, sent, type=f"{type_}[4]", at=R, reads=(R,))
+    gm = g.returns({Output(0): full, Output(1): first}, (R, R))
     return EmitProgram(_SIZES, even=False).run(gm, mesh())
 
 
@@ -84,12 +86,12 @@ def test_a_sum_of_which_one_rank_keeps_the_value_runs_on_all(rank: int) -> None:
     """Nobody else needs it; if they left it out, their next one would meet it."""
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[4]", P)
-    cause = Cause("a", "b", Site())
-    pending = g.call(conversions.all_reduce, x, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
-    whole = g.call(conversions.wait, pending, type="f32[4]", at=R, reads=(R,))
-    kept = g.call(conversions.partial, whole, type="f32[4]", at=P, reads=(R,), cause=cause)
-    pending = g.call(conversions.all_reduce, kept, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
-    again = g.call(conversions.wait, pending, type="f32[4]", at=R, reads=(R,))
+    cause = Cause("a", "b", Location())
+    pending = g.call(redistributions.all_reduce, x, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
+    full = g.call(redistributions.wait, pending, type="f32[4]", at=R, reads=(R,))
+    kept = g.call(redistributions.partial, full, type="f32[4]", at=P, reads=(R,), cause=cause)
+    pending = g.call(redistributions.all_reduce, kept, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
+    again = g.call(redistributions.wait, pending, type="f32[4]", at=R, reads=(R,))
     gm = EmitProgram(_SIZES, part=rank).run(g.returns({Output(0): again}, (R,)), mesh())
     mode = static_mode()
     with mode:

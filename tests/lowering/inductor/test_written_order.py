@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 import fxdp
 from fxdp.compiler import lowered_parts
 from fxdp.ir.ops.packed_sums import start_sum, start_sums
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor.collective_order import collectives, order_lines, starts_collective
 from fxdp.torch_compat import TorchDispatchMode
 from tests.rank_pool import RankPool
@@ -93,10 +93,10 @@ def _net() -> nn.Module:
 
 def _step(way: str, swapped: bool) -> list[tuple[list[Started], list[Started]]]:
     """What started in the forward and in the backward, and what the plan has there."""
-    halves: list[Halves] = []
+    pair: list[ForwardBackward] = []
 
-    def noted(one: Halves) -> list[str]:
-        halves.append(one)
+    def noted(one: ForwardBackward) -> list[str]:
+        pair.append(one)
         return order_lines(one)
 
     within: Callable[[], Any] = _swapping if swapped else nullcontext
@@ -114,7 +114,7 @@ def _step(way: str, swapped: bool) -> list[tuple[list[Started], list[Started]]]:
         compiled(x).square().sum().backward()  # the ranks agree, and measure their link
         loss: Tensor = run(lambda: compiled(x).square().sum())
         run(loss.backward)
-    last = next(one for one in reversed(halves) if one.backward_graph is not None)
+    last = next(one for one in reversed(pair) if one.backward_graph is not None)
     graphs = (last.forward_graph, last.backward_graph)
     return [(s, _planned(gm)) for s, gm in zip(seen, graphs, strict=True) if gm is not None]
 
@@ -122,14 +122,14 @@ def _step(way: str, swapped: bool) -> list[tuple[list[Started], list[Started]]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_collectives_start_in_the_order_of_the_plan_on_uneven_ranks(ranks: RankPool, way: str) -> None:
     found = ranks.run(2, _step, way, False)
-    for halves in found:
-        assert sum(len(planned) for _, planned in halves) >= 3
-        for seen, planned in halves:
+    for pair in found:
+        assert sum(len(planned) for _, planned in pair) >= 3
+        for seen, planned in pair:
             assert _same(seen, planned), f"started {seen}, planned {planned}"
-    kinds = [[[kind for kind, _ in seen] for seen, _ in halves] for halves in found]
+    kinds = [[[kind for kind, _ in seen] for seen, _ in pair] for pair in found]
     assert kinds[0] == kinds[1]
 
 
 def test_a_pass_that_swaps_collectives_is_seen(ranks: RankPool) -> None:
-    for halves in ranks.run(2, _step, "replicate", True):
-        assert not all(_same(seen, planned) for seen, planned in halves), halves
+    for pair in ranks.run(2, _step, "replicate", True):
+        assert not all(_same(seen, planned) for seen, planned in pair), pair

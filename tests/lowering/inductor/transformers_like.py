@@ -18,12 +18,12 @@ class Block(nn.Module):
         self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, iteration: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(self.before(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        if turn is not None:
-            q, k = (_turned(one, *turn) for one in (q, k))
+        if iteration is not None:
+            q, k = (_turned(one, *iteration) for one in (q, k))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         x = x + self.out(mixed.reshape(batch, length, width))
         h = self.between(x)
@@ -51,16 +51,16 @@ class Decoder(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h, turn = self.words(x), None
+        h, iteration = self.words(x), None
         if self.places is None:
             speeds = torch.linspace(0, 1, h.shape[-1] // self.heads // 2, dtype=h.dtype)
             angles = torch.arange(x.shape[1], dtype=h.dtype)[:, None] * speeds
             angles = torch.cat([angles, angles], -1)
-            turn = angles.cos(), angles.sin()
+            iteration = angles.cos(), angles.sin()
         else:
             h = h + self.places(torch.arange(x.shape[1]))
         for layer in self.layers:
-            h = layer(h, turn)
+            h = layer(h, iteration)
         return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1), y.flatten())
 
 

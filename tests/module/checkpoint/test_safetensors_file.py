@@ -1,4 +1,4 @@
-"""One whole file of a sharded model, as the library of its format reads it."""
+"""One entire file of a sharded model, as the library of its format reads it."""
 
 from __future__ import annotations
 

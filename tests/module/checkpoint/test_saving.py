@@ -77,8 +77,8 @@ def _losses(
     losses, parts = [], dist.get_world_size() // stages
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        whole = [torch.randint(0, 7, (7,), generator=generator) for _ in range(2)]
-        own = [t.tensor_split(parts)[dist.get_rank() % parts] for t in whole]
+        full = [torch.randint(0, 7, (7,), generator=generator) for _ in range(2)]
+        own = [t.tensor_split(parts)[dist.get_rank() % parts] for t in full]
         with captured_once(KNOWN.setdefault(__name__, {})):
             loss = compiled(*own)
         loss.backward()
@@ -110,9 +110,7 @@ def _saving(folder: Path) -> tuple[list[float], list[float]]:
     return _losses(compiled, optimizer, _AHEAD), drawn
 
 
-def _resuming(
-    folder: Path, axes: tuple[str, ...], strategy: str
-) -> tuple[list[list[float]], list[float]]:
+def _resuming(folder: Path, axes: tuple[str, ...], strategy: str) -> tuple[list[list[float]], list[float]]:
     compiled, optimizer = _made(axes, 9, strategy)
     assert fxdp.load(folder / "own", compiled, optimizer) == 3
     drawn, stages = _drawn(), 2 if "pp" in axes else 1
@@ -300,7 +298,7 @@ def _save_while_one_hangs(folder: Path, late: int) -> str:
     compiled = fxdp.compile(nn.Linear(3, 2), compute="eager")
 
     def hang(*_: Any) -> None:
-        while compiled._joined.links.ending is None:
+        while compiled._process_mesh.comms.departure is None:
             time.sleep(0.1)
 
     with mock.patch.object(saving, "_write", hang if dist.get_rank() == late else saving._write):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxdp.ir.notes import note, value_bytes
-from fxdp.ir.slots import Input
+from fxdp.ir.metadata import meta, value_bytes
+from fxdp.ir.signature import Input
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops
 from tests.capturing import capture
@@ -28,7 +28,7 @@ def call(op: Any, *args: Any, **kwargs: Any) -> Any:
     node.kwargs = kwargs
     found = op(*real, **kwargs)
     types = [TensorType(t.dtype, tuple(t.shape)) if isinstance(t, Tensor) else None for t in _tuple(found)]
-    note(node).type = tuple(types) if isinstance(found, tuple) else types[0]
+    meta(node).type = tuple(types) if isinstance(found, tuple) else types[0]
     return node
 
 
@@ -174,8 +174,8 @@ def test_a_layer_forward_and_backward() -> None:
     nodes = list(capture(layer, (x,), {}).gm.graph.nodes)
     with FlopCounterMode(display=False) as counter:
         layer(x).backward()
-    forward = sum(node_flops(n, batch=4) for n in nodes if not note(n).backward)
-    backward = sum(node_flops(n, batch=4) for n in nodes if note(n).backward)
+    forward = sum(node_flops(n, batch=4) for n in nodes if not meta(n).backward)
+    backward = sum(node_flops(n, batch=4) for n in nodes if meta(n).backward)
     rows, attention = 4 * 16, 2 * 4 * 2 * 16 * 16 * 64
     assert forward == 2 * rows * 64 * 64 * (3 + 3 + 1 + 4 + 4) + attention
     assert forward + backward == counter.get_total_flops() + _uncounted(counter, attention)

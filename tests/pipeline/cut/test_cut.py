@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.demo.model import GPT, GPTConfig
-from fxdp.ir.notes import note
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.cut import costs
@@ -31,8 +31,8 @@ class Early(nn.Module):
 def test_a_view_that_is_only_returned_is_made_where_its_base_is() -> None:
     gm = staged(Early(), torch.randn(4, 4), stages=("b",))
     output = gm.graph.output_node()
-    (view,) = [n for n in output.all_input_nodes if is_view(n.target) and not note(n).backward]
-    assert note(view).stage == 0
+    (view,) = [n for n in output.all_input_nodes if is_view(n.target) and not meta(n).backward]
+    assert meta(view).stage == 0
 
 
 class Wide(nn.Module):
@@ -65,9 +65,9 @@ def test_what_is_balanced_is_what_the_stages_do(stages: int) -> None:
     forward = [n for n in own if n not in phases.backward]
     chosen = [0.0] * stages
     for node, cost in zip(forward, costs(graph, forward, phases), strict=True):
-        chosen[note(node).stage or 0] += cost
+        chosen[meta(node).stage or 0] += cost
     done = [0.0] * stages
     for node in own:
-        done[note(node).stage or 0] += node_cost(node)
+        done[meta(node).stage or 0] += node_cost(node)
     assert chosen == pytest.approx(done)
     assert max(done) <= 1.15 * sum(done) / stages

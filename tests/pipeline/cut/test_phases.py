@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fxdp.errors import StageError
-from fxdp.ir import conversions
+from fxdp.ir import redistributions
 from fxdp.pipeline.cut.phases import recall_phases
 from tests.pipeline.cut.cuts import staged
 
@@ -41,11 +41,14 @@ def _phases(microbatches: int) -> str:
 
 
 def test_a_count_comes_first_and_sums_last() -> None:
-    assert_expected_inline(_phases(2), """\
+    assert_expected_inline(
+        _phases(2),
+        """\
 prologue: wait_1
 forward: mm _log_softmax nll_loss_forward getitem getitem_1
 backward: div_1 nll_loss_backward _log_softmax_backward_data t_1 mm_1 t_2 t_3
-epilogue: all_reduce wait div all_reduce_2 wait_2""")
+epilogue: all_reduce wait div all_reduce_2 wait_2""",
+    )
 
 
 def test_one_micro_batch_needs_no_prologue() -> None:
@@ -56,7 +59,7 @@ def test_one_micro_batch_needs_no_prologue() -> None:
 def test_collectives_are_in_prologue_or_epilogue() -> None:
     gm = staged(Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, microbatches=2)
     phases = recall_phases(gm.graph, 2)
-    collectives: list[fx.Node] = [n for n in gm.graph.nodes if n.target in conversions.COLLECTIVES]
+    collectives: list[fx.Node] = [n for n in gm.graph.nodes if n.target in redistributions.COLLECTIVES]
     assert len(collectives) == 3  # count, loss, gradient
     assert [n in phases.epilogue for n in collectives] == [n not in phases.free for n in collectives]
 

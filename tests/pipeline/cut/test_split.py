@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from fxdp.compiler.program import Program
-from fxdp.ir import conversions
-from fxdp.ir.notes import note
+from fxdp.ir import redistributions
+from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.phases import recall_phases
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
@@ -70,15 +70,15 @@ def test_each_op_is_in_the_parts_that_it_belongs_to(name: str) -> None:
             continue
         where = [s for s, found in enumerate(stages) if found[node.name]]
         if is_view(node.target) and node not in phases.backward:
-            assert note(node).stage in where, f"%{node.name} is not at home"
+            assert meta(node).stage in where, f"%{node.name} is not at home"
         else:
-            assert where == [note(node).stage], f"%{node.name} is in {where}"
+            assert where == [meta(node).stage], f"%{node.name} is in {where}"
         assert max(found[node.name] for found in stages) == 1
     # the collectives among them are grouped anew, under names of their own
     late = {
         n.name
         for n in phases.epilogue
-        if n.target not in conversions.COLLECTIVES and n.target is not conversions.wait
+        if n.target not in redistributions.COLLECTIVES and n.target is not redistributions.wait
     }
     ends = [set(_ops(part.gm)) for part in partition.epilogues if part is not None]
     early = {n.name for n in phases.prologue}
@@ -92,7 +92,7 @@ def test_each_op_is_in_the_parts_that_it_belongs_to(name: str) -> None:
 def test_every_result_has_one_home(name: str) -> None:
     cut = _cut(name)
     partition = cut.partition
-    assert [slot for slot, _, _ in partition.results] == list(note(cut.gm.graph.output_node()).results)
+    assert [spec for spec, _, _ in partition.results] == list(meta(cut.gm.graph.output_node()).results)
     given = [set(part.gives) for part in (*partition.parts, partition.prologue, *partition.epilogues) if part]
     for _, value, _ in partition.results:
         assert any(value in names for names in given), value
@@ -104,12 +104,12 @@ def test_what_a_part_reads_another_gives(name: str) -> None:
     edges = {(e.name, e.target): e for e in partition.edges}
     early = set(partition.prologue.gives) if partition.prologue else set()
     for stage, part in enumerate(partition.parts):
-        for slot in part.reads:
-            if slot.name in early:
+        for spec in part.reads:
+            if spec.name in early:
                 continue
-            edge = edges.pop((slot.name, stage))
+            edge = edges.pop((spec.name, stage))
             assert edge.name in partition.parts[edge.source].gives
-            assert edge.backward == slot.backward
+            assert edge.backward == spec.backward
             assert (edge.source > stage) == edge.backward, "a value goes the wrong way"
     assert not edges, "an edge that nobody reads"
 
@@ -118,7 +118,7 @@ def test_what_a_part_reads_another_gives(name: str) -> None:
 def test_the_cut_obeys_the_verifier(name: str) -> None:
     graph = _cut(name).gm.graph
     assert [fault for check in STAGE_CHECKS for fault in check(graph)] == []
-    stages = {note(n).stage for n in graph.nodes} - {None}
+    stages = {meta(n).stage for n in graph.nodes} - {None}
     assert stages == set(range(CASES[name]["stages"]))
 
 

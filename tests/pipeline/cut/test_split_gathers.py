@@ -5,15 +5,15 @@ from torch import fx
 
 from fxdp.compiler.executable import gathered_keys
 from fxdp.ir.graph_text import graph_text
-from fxdp.passes import BucketRows, ScheduleRows
+from fxdp.passes import BucketParameters, SchedulePrefetch
 from fxdp.pipeline.cut.split import split_gathers
 from tests.graphs import mesh
-from tests.passes.test_bucket_rows import two_layers
+from tests.passes.test_bucket_parameters import two_layers
 
 
 def _scheduled(*, first: bool) -> fx.GraphModule:
-    gm = BucketRows().run(two_layers(gathered_once=True), mesh())
-    return ScheduleRows(first).run(gm, mesh())
+    gm = BucketParameters().run(two_layers(unsharded_once=True), mesh())
+    return SchedulePrefetch(first).run(gm, mesh())
 
 
 def test_the_gathers_are_a_part_of_their_own() -> None:
@@ -21,20 +21,22 @@ def test_the_gathers_are_a_part_of_their_own() -> None:
     (gather,), (part,) = partition.gathers, partition.parts
     assert gather is not None
     text = "\n".join(graph_text(p.gm, {"dp": 2}) for p in (gather, part))
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 mesh(dp=2)
-  %b: f32[5] {dp=Rows} = param(b)
-  %a: f32[5] {dp=Rows} = param(a)
-  %gather_rows_2: f32[12] {dp=R} = gather_rows([%b, %a], [3, 3], [])  # a and 1 more for aten.mul.Tensor
-  %wait_4: f32[12] {dp=R} = wait(%gather_rows_2)
+  %b: f32[5] {dp=ParamShard} = param(b)
+  %a: f32[5] {dp=ParamShard} = param(a)
+  %all_gather_shards_2: f32[12] {dp=R} = all_gather_shards([%b, %a], [3, 3], [])  # a and 1 more for aten.mul.Tensor
+  %wait_4: f32[12] {dp=R} = wait(%all_gather_shards_2)
   %slice_tensor: f32[5] {dp=R} = aten.slice.Tensor(%wait_4, 0, 0, 5)
   %view_default: f32[5] {dp=R} = aten.view(%slice_tensor, [5])
   %slice_tensor_1: f32[5] {dp=R} = aten.slice.Tensor(%wait_4, 0, 6, 11)
   %view_default_1: f32[5] {dp=R} = aten.view(%slice_tensor_1, [5])
   return to view_default=%view_default, to view_default_1=%view_default_1
 mesh(dp=2)
-  %b: f32[5] {dp=Rows} = param(b)
-  %a: f32[5] {dp=Rows} = param(a)
+  %b: f32[5] {dp=ParamShard} = param(b)
+  %a: f32[5] {dp=ParamShard} = param(a)
   %x: f32[B, 5] {dp=S(0)} = input(x)
   %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
   %view_default: f32[5] {dp=R} = from(view_default)
@@ -46,13 +48,14 @@ mesh(dp=2)
   %gh: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%tangent, %view_default)
   %ga: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%gh, %x)
   %da: f32[5] {dp=P(sum)} = aten.sum.dim_IntList(%ga, [0])
-  %scatter_rows_2: f32[12] {dp=Rows} = scatter_rows([%db, %da], [3, 3], [])  # 2 gradients: gradient of b to a
-  %wait_5: f32[12] {dp=Rows} = wait(%scatter_rows_2)
-  %slice_tensor_2: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_5, 0, 0, 3)
-  %view_default_2: f32[5] {dp=Rows} = aten.view(%slice_tensor_2, [3])
-  %slice_tensor_3: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_5, 0, 3, 6)
-  %view_default_3: f32[5] {dp=Rows} = aten.view(%slice_tensor_3, [3])
-  return output 0=%y, gradient param(b)=%view_default_2, gradient param(a)=%view_default_3""")
+  %reduce_scatter_shards_2: f32[12] {dp=ParamShard} = reduce_scatter_shards([%db, %da], [3, 3], [])  # 2 gradients: gradient of b to a
+  %wait_5: f32[12] {dp=ParamShard} = wait(%reduce_scatter_shards_2)
+  %slice_tensor_2: f32[5] {dp=ParamShard} = aten.slice.Tensor(%wait_5, 0, 0, 3)
+  %view_default_2: f32[5] {dp=ParamShard} = aten.view(%slice_tensor_2, [3])
+  %slice_tensor_3: f32[5] {dp=ParamShard} = aten.slice.Tensor(%wait_5, 0, 3, 6)
+  %view_default_3: f32[5] {dp=ParamShard} = aten.view(%slice_tensor_3, [3])
+  return output 0=%y, gradient param(b)=%view_default_2, gradient param(a)=%view_default_3""",  # noqa: E501
+    )
 
 
 def test_what_parts_give_is_known_by_parameter_and_dtype() -> None:

@@ -94,16 +94,16 @@ def test_mixed_backwards() -> None:
 @pytest.mark.parametrize("microbatches", [1, 4, 8])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_gradients_first(name: str, stages: int, microbatches: int) -> None:
-    """The same order of work; p - 1 ranks less wait for a W than in the 3 (m + p - 1) units of whole Bs."""
-    whole = make(name, stages, stages, microbatches)
-    split = whole.gradients_first(range(1, stages))
-    assert whole.timeline().span == 3 * (microbatches + stages - 1)
+    """The same order of work; p - 1 ranks less wait for a W than in the 3 (m + p - 1) units of entire Bs."""
+    full = make(name, stages, stages, microbatches)
+    split = full.gradients_first(range(1, stages))
+    assert full.timeline().span == 3 * (microbatches + stages - 1)
     assert split.timeline().span == 3 * microbatches + 2 * (stages - 1)
-    assert split.in_flight() == whole.in_flight()
-    assert split.ranks[0] == whole.ranks[0]
-    for row, cut in zip(whole.ranks[1:], split.ranks[1:], strict=True):
-        joined = " ".join(str(action) for action in row)
-        assert re.sub(r"(\d+)I(\d+) \1W\2", r"\1B\2", " ".join(map(str, cut))) == joined
+    assert split.in_flight() == full.in_flight()
+    assert split.ranks[0] == full.ranks[0]
+    for row, cut in zip(full.ranks[1:], split.ranks[1:], strict=True):
+        process_mesh = " ".join(str(action) for action in row)
+        assert re.sub(r"(\d+)I(\d+) \1W\2", r"\1B\2", " ".join(map(str, cut))) == process_mesh
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -112,15 +112,15 @@ def test_gradients_first(name: str, stages: int, microbatches: int) -> None:
 def test_the_last_gradient_leaves_before_the_weights_of_two_microbatches(
     name: str, stages: int, microbatches: int
 ) -> None:
-    whole = make(name, stages, stages, microbatches)
-    split = whole.gradients_first(range(1, stages))
-    late = whole.gradients_first(range(1, stages), holds_more=True)
+    full = make(name, stages, stages, microbatches)
+    split = full.gradients_first(range(1, stages))
+    late = full.gradients_first(range(1, stages), holds_more=True)
     assert late.timeline().span == split.timeline().span - (1 if name == "1f1b" else 0)
-    assert late.ranks[0] == whole.ranks[0]
+    assert late.ranks[0] == full.ranks[0]
     for row, before in zip(late.ranks[1:], split.ranks[1:], strict=True):
         assert sorted(row) == sorted(before)
         assert [a.kind for a in row[-3:]] == [Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.WEIGHT_GRADIENT]
-    assert max(late.in_flight()) == max(whole.in_flight())
+    assert max(late.in_flight()) == max(full.in_flight())
 
 
 def test_what_a_user_halves_stays_in_its_order() -> None:
@@ -132,7 +132,7 @@ def test_what_a_user_halves_stays_in_its_order() -> None:
 
 def test_time_axis() -> None:
     line = schedule("0F0 0B0", "1F0 1B0").timeline(Costs((1.0, 2.0), (3.0, 1.0), (1.0, 1.0)))
-    assert [(str(s.action), s.rank, s.start, s.finish) for s in line.slots] == [
+    assert [(str(s.action), s.rank, s.start, s.finish) for s in line.specs] == [
         ("0F0", 0, 0.0, 1.0),
         ("1F0", 1, 1.0, 3.0),
         ("1B0", 1, 3.0, 5.0),

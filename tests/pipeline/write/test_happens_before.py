@@ -100,7 +100,9 @@ def test_evaluation_is_ordered() -> None:
 # ---- what it says ----
 
 
-def _program(*, made: bool = True, sent: bool = True, received: bool = True, joined: bool = True) -> fx.Graph:
+def _program(
+    *, made: bool = True, sent: bool = True, received: bool = True, process_mesh: bool = True
+) -> fx.Graph:
     """A value sent, one received, one reduced; each with its wait or without."""
     g = fx.Graph()
     batch = g.placeholder("batch")
@@ -114,7 +116,7 @@ def _program(*, made: bool = True, sent: bool = True, received: bool = True, joi
     receive = g.create_node("call_module", "receive_forward", ([2], torch.float32, 1, 1), on, "receive")
     total = g.create_node("call_module", "finish_0", (batch,), {"stream": "reduce"}, "total")
     event = g.create_node("call_module", "record_event", ("reduce",), name="reduced")
-    if joined:
+    if process_mesh:
         g.create_node("call_module", "wait_event", ("compute", event, batch))
     if sent:
         g.call_function(p2p.wait_sent, (send,))
@@ -128,39 +130,51 @@ def test_a_program_with_all_its_waits_passes() -> None:
 
 
 def test_words_for_a_value_that_is_not_made() -> None:
-    assert_expected_inline(_fault(_program(made=False)), """\
+    assert_expected_inline(
+        _fault(_program(made=False)),
+        """\
 streams of a program that are not ordered:
   %send on p2p_forward reads %value, but nothing orders it after the value is made
   %receive runs on p2p_forward, which has not waited for %value on compute
 expected an event of the one stream for which the other waits, or a wait for the transfer
-this is a bug in fxdp""")
+this is a bug in fxdp""",
+    )
 
 
 def test_words_for_a_value_that_is_let_go_of() -> None:
-    assert_expected_inline(_fault(_program(sent=False)), """\
+    assert_expected_inline(
+        _fault(_program(sent=False)),
+        """\
 streams of a program that are not ordered:
   %value is let go of after %send, but compute has not waited for %send
   %send is let go of after %send, but compute has not waited for %send
   the step ends, but compute has not waited for %send
 expected an event of the one stream for which the other waits, or a wait for the transfer
-this is a bug in fxdp""")
+this is a bug in fxdp""",
+    )
 
 
 def test_words_for_a_value_that_has_not_arrived() -> None:
-    assert_expected_inline(_fault(_program(received=False)), """\
+    assert_expected_inline(
+        _fault(_program(received=False)),
+        """\
 streams of a program that are not ordered:
   %receive is let go of after %getattr_1, but compute has not waited for %receive
   %sum_1 on compute reads %getattr_1, but nothing orders it after the value is made
   the step ends, but compute has not waited for %receive
 expected an event of the one stream for which the other waits, or a wait for the transfer
-this is a bug in fxdp""")
+this is a bug in fxdp""",
+    )
 
 
 def test_words_for_a_sum_that_is_not_waited_for() -> None:
-    assert_expected_inline(_fault(_program(joined=False)), """\
+    assert_expected_inline(
+        _fault(_program(process_mesh=False)),
+        """\
 streams of a program that are not ordered:
   %batch is let go of after %total, but compute has not waited for %total
   %sum_1 on compute reads %total, but nothing orders it after the value is made
   the step ends, but compute has not waited for %total
 expected an event of the one stream for which the other waits, or a wait for the transfer
-this is a bug in fxdp""")
+this is a bug in fxdp""",
+    )

@@ -27,9 +27,7 @@ class Two(nn.Module):
         return self.b(self.a(x).relu()).sum()
 
 
-def _programs(
-    schedule: str, stages: int | list[str], model: nn.Module | None = None, **options: Any
-) -> str:
+def _programs(schedule: str, stages: int | list[str], model: nn.Module | None = None, **options: Any) -> str:
     """What each rank calls, in order, but for taking results apart, events, and waits for what was sent."""
     options |= {"stages": stages, "microbatches": 2, "schedule": schedule}
     cut = program(model or Two(), torch.randn(4, 4), ranks=2, **options)
@@ -49,11 +47,14 @@ def test_rows_come_from_other_ranks_and_gradients_go_back() -> None:
     graph = step.write()
     words = [n.name for n in graph.nodes if n.op != "output" and n.target not in _SMALL]
     words = ["dealt_t_9" if word == "dealt_t_1" else word for word in words]  # a second t_8 in torch 2.11
-    assert_expected_inline("\n".join(wrap(" ".join(words), 100)), """\
+    assert_expected_inline(
+        "\n".join(wrap(" ".join(words), 100)),
+        """\
 batch rows parameters_to1 send_parameters_to1 receive_parameters_from1 parameters_of1 unpacked_of1
 rows_of_a_weight gather_0 forward_0_mb0 send_relu_mb0_to1 receive_mm_3_mb0_from1 mm_3_mb0
 backward_0_mb0 dealt_t_8 dealt_t_9 gradients_to1 send_gradients_to1 receive_results_from1
-results_of1 unpacked_of1_1 receive_gradients_from1 gradients_of1 unpacked_of1_2""")
+results_of1 unpacked_of1_1 receive_gradients_from1 gradients_of1 unpacked_of1_2""",
+    )
     sent = [(s.name, s.values, s.source, s.target, s.bytes) for s in step.step.sent]
     assert sent[0] == ("parameters", ("b.weight",), 0, 1, 16)
     assert sent[-1] == ("gradients", ("t_8",), 0, 1, 2 * 4 * 4)
@@ -63,7 +64,9 @@ _SMALL = (operator.getitem, p2p.wait_sent, p2p.microbatch, "record_event", "wait
 
 
 def test_gpipe() -> None:
-    assert_expected_inline(_programs("gpipe", ["b"]), """\
+    assert_expected_inline(
+        _programs("gpipe", ["b"]),
+        """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
 receive_mm_3_mb1_from1 sums_0 mm_3_mb0 backward_0_mb0 mm_3_mb1 backward_0_mb1 finish_0 results_of0
@@ -72,11 +75,14 @@ rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0 relu_mb1
 forward_1_mb1 total_sum_1 input_gradient_1_mb0 send_mm_3_mb0_to0 input_gradient_1_mb1
 send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 receive_results_from0
-results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
+results_of0 unpacked_of0 results_of1 send_results_of1_to0""",
+    )
 
 
 def test_1f1b() -> None:
-    assert_expected_inline(_programs("1f1b", ["b"]), """\
+    assert_expected_inline(
+        _programs("1f1b", ["b"]),
+        """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1 sums_0
 mm_3_mb0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
@@ -85,11 +91,14 @@ rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0
 input_gradient_1_mb0 send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1
 send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 receive_results_from0
-results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
+results_of0 unpacked_of0 results_of1 send_results_of1_to0""",
+    )
 
 
 def test_interleaved() -> None:
-    assert_expected_inline(_programs("interleaved", 4, gradients="owner"), """\
+    assert_expected_inline(
+        _programs("interleaved", 4, gradients="owner"),
+        """\
 rank 0:
 batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 sums_2
 relu_mb0 forward_2_mb0 send_mm_1_mb0_to1 receive_relu_mb1_from1 relu_mb1 forward_2_mb1
@@ -103,11 +112,14 @@ batch receive_mm_mb0_from0 receive_mm_mb1_from0 mm_mb0 forward_1_mb0 send_relu_m
 receive_mm_1_mb0_from0 mm_mb1 forward_1_mb1 send_relu_mb1_to0 receive_mm_1_mb1_from0 mm_1_mb0
 forward_3_mb0 receive_mm_3_mb0_from0 mm_1_mb1 forward_3_mb1 total_sum_1 receive_mm_3_mb1_from0
 mm_3_mb0 backward_1_mb0 send_threshold_backward_mb0_to0 mm_3_mb1 backward_1_mb1
-send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""")
+send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""",
+    )
 
 
 def test_zero_bubble() -> None:
-    assert_expected_inline(_programs("zero-bubble", ["b"], gradients="owner"), """\
+    assert_expected_inline(
+        _programs("zero-bubble", ["b"], gradients="owner"),
+        """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1 sums_0
 mm_3_mb0 input_gradient_0_mb0 weight_gradient_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1
@@ -116,7 +128,8 @@ rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0
 input_gradient_1_mb0 send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1
 send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 results_of1
-send_results_of1_to0""")
+send_results_of1_to0""",
+    )
 
 
 def test_recomputation() -> None:
@@ -139,14 +152,17 @@ class Frozen(Two):
 def test_a_frozen_first_stage_has_no_backward() -> None:
     """Nothing is kept for one, and nothing is computed again."""
     found = _programs("1f1b", ["b"], Frozen(), gradients="owner", checkpoint="always")
-    assert_expected_inline(found, """\
+    assert_expected_inline(
+        found,
+        """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_results_from1
 results_of1 unpacked_of1
 rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0 recompute_1_mb0
 backward_1_mb0 relu_mb1 forward_1_mb1 total_sum_1 recompute_1_mb1 backward_1_mb1 finish_1
-results_of1 send_results_of1_to0""")
+results_of1 send_results_of1_to0""",
+    )
 
 
 def _text(graph: fx.Graph) -> str:
@@ -164,7 +180,9 @@ def test_events() -> None:
     """Two data ranks: another stream waits before a send, a receive or a reduction, and compute after it."""
     cut = program(Two(), torch.randn(4, 4), ranks=2, dp=2, stages=["b"], gradients="owner")
     sizes = {"B": 8, "b": 4, "offset": 0, "b_max": 4}
-    assert_expected_inline(_text(cut.writer(MicrobatchSizes.of(sizes, 1), 0).write()), """\
+    assert_expected_inline(
+        _text(cut.writer(MicrobatchSizes.of(sizes, 1), 0).write()),
+        """\
 microbatch_0 = microbatch(batch, 0, 0, 4, [0])
 forward_0_mb0 = forward_0(microbatch_0)
 relu_mb0 = getitem(forward_0_mb0, 0)
@@ -188,8 +206,11 @@ results_of1 = wait(receive_results_from1)
 unpacked_of1 = unpack(results_of1, [[]], [torch.float32])
 wait = getitem(unpacked_of1, 0)
 after_finish_0 = record_event(reduce)
-compute_waits = wait_event(compute, after_finish_0, batch, t_8_mb0)""")
-    assert_expected_inline(_text(cut.writer(MicrobatchSizes.of(sizes, 1), 1).write()), """\
+compute_waits = wait_event(compute, after_finish_0, batch, t_8_mb0)""",
+    )
+    assert_expected_inline(
+        _text(cut.writer(MicrobatchSizes.of(sizes, 1), 1).write()),
+        """\
 after_batch = record_event(compute)
 p2p_forward_waits = wait_event(p2p_forward, after_batch)
 receive_relu_mb0_from0 = receive_forward([4, 4], torch.float32, 0, 0, stream=p2p_forward)
@@ -218,4 +239,5 @@ after_results_of1 = record_event(compute)
 p2p_forward_waits_1 = wait_event(p2p_forward, after_results_of1)
 send_results_of1_to0 = send_forward(results_of1, 0, 3, stream=p2p_forward)
 sent = wait_sent(send_mm_3_mb0_to0)
-sent_1 = wait_sent(send_results_of1_to0)""")
+sent_1 = wait_sent(send_results_of1_to0)""",
+    )

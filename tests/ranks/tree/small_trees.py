@@ -90,5 +90,7 @@ def settle(ranks: Sequence[TreeControl]) -> None:
 
 
 def _state(rank: TreeControl) -> Any:
-    peers = [(len(p.rounds), p.ignore, len(p.unread), len(p.unsent), p.ending, p.closed) for p in rank.peers]
+    peers = [
+        (len(p.rounds), p.ignore, len(p.unread), len(p.unsent), p.departure, p.closed) for p in rank.peers
+    ]
     return rank.round, rank._open, rank._risen, rank._answer is None, rank.silent, rank.left, peers

@@ -22,7 +22,7 @@ _ROWS = st.integers(1, 4).flatmap(lambda columns: st.lists(_row(columns), min_si
 _SAID = _ROWS | st.lists(st.binary(max_size=20), min_size=1, max_size=40)
 
 
-def _joined(said: list[bytes], cut: int) -> RankParts:
+def _process_mesh(said: list[bytes], cut: int) -> RankParts:
     """As they come together: one by one, and sets of several that travelled."""
     first = RankParts.join([RankParts.of(data) for data in said[:cut]]) if cut else None
     parts = [RankParts.decode(first.encode(), cut)] if first is not None else []
@@ -32,13 +32,13 @@ def _joined(said: list[bytes], cut: int) -> RankParts:
 @settings(deadline=None)
 @given(_SAID, st.data())
 def test_nothing_is_lost(said: list[bytes], data: st.DataObject) -> None:
-    joined = _joined(said, data.draw(st.integers(0, len(said))))
+    process_mesh = _process_mesh(said, data.draw(st.integers(0, len(said))))
     order = data.draw(st.permutations(range(len(said))))
-    assert list(joined) == said
-    assert [joined[i] for i in (0, -1)] == [said[0], said[-1]]
+    assert list(process_mesh) == said
+    assert [process_mesh[i] for i in (0, -1)] == [said[0], said[-1]]
     wanted = [said[place] for place in order]
-    assert list(RankParts.decode(joined.ordered(order).encode(), len(said))) == wanted
-    assert [joined[i] for i in range(len(said))] == said
+    assert list(RankParts.decode(process_mesh.ordered(order).encode(), len(said))) == wanted
+    assert [process_mesh[i] for i in range(len(said))] == said
 
 
 _SENT = _ROWS.map(lambda rows: RankParts.join([RankParts.of(row) for row in rows]).encode())

@@ -1,7 +1,7 @@
 """Four real ranks as a tree: training is exact, and whichever of them ends, all others know it at once.
 
-    FXDP_TREE_ABOVE=2     0 ─┬─ 1 ── 3       a root, an inner rank, two leaves
-                             └─ 2
+FXDP_TREE_ABOVE=2     0 ─┬─ 1 ── 3       a root, an inner rank, two leaves
+                         └─ 2
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import FxdpError, RankFailedError
+from fxdp.ranks.comms import live_comms
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.links import live_links
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from tests.captures import captured_once
@@ -69,17 +69,19 @@ def _errors(**options: Any) -> tuple[str, list[float]]:
                 optimizer.step()
             errors.append((loss - wanted).abs().item())
     pairs = zip(model.state_dict().values(), twin.state_dict().values(), strict=True)
-    (links,) = live_links()
-    joined = f"{type(links.control).__name__} {len(links.control.peers)} {type(links.messages).__name__}"
-    return joined, [*errors, max((a - b).abs().max().item() for a, b in pairs)]
+    (comms,) = live_comms()
+    process_mesh = (
+        f"{type(comms.control).__name__} {len(comms.control.peers)} {type(comms.messages).__name__}"
+    )
+    return process_mesh, [*errors, max((a - b).abs().max().item() for a, b in pairs)]
 
 
 def test_uneven_and_empty_batches_are_those_of_one_device(ranks: RankPool) -> None:
     outcomes = ranks.spawn(4, _errors, environment={**_TREE, "FXDP_SHARED_MEMORY": "0"})
     for outcome, neighbours in zip(outcomes, (2, 2, 1, 1), strict=True):
         assert outcome.status == 0, outcome.output
-        joined, errors = outcome.result
-        assert joined == f"{TreeControl.__name__} {neighbours} {TreeMessages.__name__}"
+        process_mesh, errors = outcome.result
+        assert process_mesh == f"{TreeControl.__name__} {neighbours} {TreeMessages.__name__}"
         assert max(errors) < 1e-12
 
 
@@ -146,7 +148,7 @@ def test_an_error_of_a_leaf_reaches_all_others(ranks: RankPool) -> None:
 def _other_settings() -> str:
     os.environ["FXDP_TREE_ABOVE"] = "1" if dist.get_rank() else "16"
     try:
-        resolve_mesh(None, "cpu")
+        init_mesh(None, "cpu")
     except FxdpError as error:
         return str(error)
     return "no error"

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.channel import RefusedError
-from fxdp.ranks.links.ending import Ending, EndKind
-from fxdp.ranks.links.frames import FrameKind, framed
+from fxdp.ranks.comms.channel import RefusedError
+from fxdp.ranks.comms.departure import Departure, DepartureKind
+from fxdp.ranks.comms.frames import FrameKind, framed
 from fxdp.ranks.tree.tree_control import TreeControl
 from tests.limits import HANG_S, SOON_S, scaled
 from tests.ranks.tree.small_trees import late_words, settle, together, tree
@@ -89,8 +89,8 @@ def test_the_end_of_any_rank_reaches_all_others_in_a_round(guilty: int, how: str
             for peer in ranks[guilty].peers:
                 peer.connection.close()
         else:
-            kind = EndKind.FAILED if how == "failed" else EndKind.ENDED
-            ranks[guilty].last_words(Ending(guilty, kind, "the reason" if how == "failed" else ""))
+            kind = DepartureKind.FAILED if how == "failed" else DepartureKind.ENDED
+            ranks[guilty].broadcast_failure(Departure(guilty, kind, "the reason" if how == "failed" else ""))
         settle(others)
         words = {"killed": "ended without an error", "failed": "failed: the reason", "left": "ended its"}
         for rank in others:
@@ -113,13 +113,13 @@ def test_who_has_the_answer_is_not_disturbed_by_those_who_leave() -> None:
             for peer in rank.peers:
                 rank._progress(peer)
         settle(ranks)
-        ranks[3].last_words(Ending(3, EndKind.ENDED))
+        ranks[3].broadcast_failure(Departure(3, DepartureKind.ENDED))
         settle(ranks)
         for rank in ranks:
             assert list(rank.finish()) == [b"mine"] * 8
         for rank in ranks:
             if rank.rank != 3:
-                assert rank.left == Ending(3, EndKind.ENDED)
+                assert rank.left == Departure(3, DepartureKind.ENDED)
 
 
 def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
@@ -145,9 +145,9 @@ def test_a_rank_that_waits_says_where_it_is_to_its_neighbours() -> None:
 def test_the_end_of_a_rank_is_outlasted_by_way_of_who_told() -> None:
     """Ranks end one after the other, away from the one at fault."""
     with tree(TreeControl, ["a"] * 3, 1) as ranks:
-        ranks[2].last_words(Ending(2, EndKind.FAILED, "x"))
+        ranks[2].broadcast_failure(Departure(2, DepartureKind.FAILED, "x"))
         settle(ranks)
-        assert ranks[0].news() == Ending(2, EndKind.FAILED, "x")
+        assert ranks[0].news() == Departure(2, DepartureKind.FAILED, "x")
         begin = time.monotonic()
         ranks[0].outlast(2, begin + 0.2)
         assert time.monotonic() - begin >= 0.2

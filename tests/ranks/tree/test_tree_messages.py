@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.messages import LinkBrokenError, OutOfOrderError
+from fxdp.ranks.comms.messages import LinkBrokenError, OutOfOrderError
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from tests.limits import scaled
 from tests.ranks.tree.small_trees import late_words, together, tree
@@ -92,16 +92,16 @@ def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
 
 def test_a_value_of_another_moment_is_noticed_by_both_sides() -> None:
     with tree(TreeMessages, ["a"] * 3, 2) as ranks:
-        number = ranks[1].history.add_module("Net")
-        ranks[1].history.begin_call(number, 1)
+        number = ranks[1].sequence_log.add_module("Net")
+        ranks[1].sequence_log.begin_call(number, 1)
         begun = ranks[1].start_sum(memoryview(bytearray(8)), _added)
         ranks[2].start_sum(memoryview(bytearray(8)), _added)
         with pytest.raises(OutOfOrderError) as caught:
             ranks[0].finish(ranks[0].start_sum(memoryview(bytearray(8)), _added))
-        assert caught.value.args == (1, ranks[1].history.now, 0)
+        assert caught.value.args == (1, ranks[1].sequence_log.now, 0)
         with pytest.raises(OutOfOrderError) as caught:
             ranks[1].finish(begun)
-        assert caught.value.args == (0, 0, ranks[1].history.now)
+        assert caught.value.args == (0, 0, ranks[1].sequence_log.now)
 
 
 def test_sizes_that_come_apart_are_noticed() -> None:

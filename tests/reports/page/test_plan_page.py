@@ -1,4 +1,4 @@
-"""The page of a plan: whole, small, without network and scripts, every message with its cause."""
+"""The page of a plan: full, small, without network and scripts, every message with its cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layers(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def whole() -> fxdp.Plan:
+def full() -> fxdp.Plan:
     return fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"dp": 2}, bucket_mb=2**-14)
 
 
@@ -51,14 +51,14 @@ class _Checker(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.ids: list[str] = []
-        self.links: set[str] = set()
+        self.comms: set[str] = set()
         self.names: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.names.add(tag)
         self.ids += [given["id"] or ""] if "id" in given else []
-        self.links |= {given["href"] or ""} if "href" in given else set()
+        self.comms |= {given["href"] or ""} if "href" in given else set()
         if tag not in _VOID:
             self.open.append(tag)
 
@@ -76,40 +76,40 @@ def _checked(page: str) -> _Checker:
     return found
 
 
-def test_a_page_is_whole_and_needs_nothing_else(whole: fxdp.Plan, staged: fxdp.Plan) -> None:
-    for plan in (whole, staged, fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"dp": 1})):
+def test_a_page_is_whole_and_needs_nothing_else(full: fxdp.Plan, staged: fxdp.Plan) -> None:
+    for plan in (full, staged, fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"dp": 1})):
         page = plan_page(plan)
         found = _checked(page)
         assert not {"script", "img", "iframe"} & found.names
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
         assert len(set(found.ids)) == len(found.ids)
-        assert {link for link in found.links if link != "data:,"} <= {f"#{one}" for one in found.ids}
+        assert {link for link in found.comms if link != "data:,"} <= {f"#{one}" for one in found.ids}
         assert {row.key for row in plan.collectives()} <= set(found.ids)
         assert "prefers-color-scheme:dark" in page
         assert len(page) < 100_000
 
 
-def test_each_message_has_its_chain(whole: fxdp.Plan) -> None:
-    page = plan_page(whole)
-    assert page.count('<ol class="chain">') == sum(len(row.needs) for row in whole.collectives())
+def test_each_message_has_its_chain(full: fxdp.Plan) -> None:
+    page = plan_page(full)
+    assert page.count('<ol class="chain">') == sum(len(row.needs) for row in full.collectives())
     assert '<span class="p partial">P(sum)</span>' in page
     assert "x = layer(x)" in page
     assert "gradient of h.*.0.weight" in page
 
 
-def test_equal_layers_are_one_row(whole: fxdp.Plan) -> None:
-    (h,) = module_tree(whole.details()).children.values()
+def test_equal_layers_are_one_row(full: fxdp.Plan) -> None:
+    (h,) = module_tree(full.details()).children.values()
     four, last = h.children.values()
     assert (four.name, four.times, last.name, last.times) == ("0 to 3", 4, "4", 1)
     assert four.parameters == 4 * 4 * (4 * 4 + 4)
     assert h.parameters == four.parameters + last.parameters
     assert set(four.values) >= {"shard", "partial", "replicate"}
-    assert "0 to 3 <b class=\"times\">&times;4</b>" in plan_page(whole)
+    assert '0 to 3 <b class="times">&times;4</b>' in plan_page(full)
     assert module_tree(fxdp.Plan("", (), (), ()).details()) == Branch("the model")
 
 
 def test_which_way_a_placement_lies() -> None:
-    assert [lies(text) for text in ("S(0)", "Rows", "P(max)", "R", "")] == [
+    assert [lies(text) for text in ("S(0)", "ParamShard", "P(max)", "R", "")] == [
         "shard", "shard", "partial", "replicate", "",
     ]  # fmt: skip
 

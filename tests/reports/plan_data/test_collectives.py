@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.capture.sites import is_user_file
+from fxdp.capture.locations import is_user_file
 from tests.captures import captured_once
 from tests.rank_pool import RankPool
 from tests.traffic import counted_bytes
@@ -62,7 +62,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "shard": {"mesh": {"dp_shard": 2}, "strategy": "shard", "bucket_mb": 2**-13},
     "pipeline": {"mesh": {"pp": 2}, "microbatches": 2},
 }
-COUPLED = {("pairs", "pipeline"), ("normed", "pipeline")}  # refused: they need the whole batch midway
+COUPLED = {("pairs", "pipeline"), ("normed", "pipeline")}  # refused: they need the global batch midway
 CASES = [(m, s) for m in MODELS for s in STRATEGIES if (m, s) not in COUPLED]
 
 
@@ -95,12 +95,12 @@ def test_what_a_plan_says_is_what_leaves_and_has_a_line(ranks: RankPool) -> None
         for row in (row for row in rows if row.kind == "all_reduce"):  # of a gradient in two, each piece
             assert sum(need.bytes for need in row.needs) == row.bytes, (case, row)
         for need in (need for row in rows for need in row.needs):
-            assert is_user_file(need.site.file), (case, need)
-            assert need.site.line > 0, (case, need)
+            assert is_user_file(need.location.file), (case, need)
+            assert need.location.line > 0, (case, need)
             assert need.value, (case, need)
             assert need.read, (case, need)
             assert need.has != need.wants, (case, need)
-    assert any(row.hidden.count for rows, _, _ in first for row in rows)
+    assert any(row.overlapped.count for rows, _, _ in first for row in rows)
 
 
 def test_a_loss_function_and_a_plain_sequential_have_the_users_lines() -> None:
@@ -109,10 +109,10 @@ def test_a_loss_function_and_a_plain_sequential_have_the_users_lines() -> None:
 
     args, kwargs = _inputs("normed", 4)
     plan = fxdp.plan(normed(), args, kwargs, {"dp": 2}, loss_fn=own)
-    lines = {need.text: need.site.code for row in plan.collectives() for need in row.needs}
+    lines = {need.text: need.location.code for row in plan.collectives() for need in row.needs}
     assert lines["gradient of 0.weight"].startswith("plan = fxdp.plan(normed()")
     assert lines["aten.div.Tensor"] == "def own(output: Tensor, target: Tensor) -> Tensor:"
-    batch_norm = next(row for row in plan.collectives() if row.needs[0].site.module == "1")
+    batch_norm = next(row for row in plan.collectives() if row.needs[0].location.module == "1")
     assert batch_norm.needs[0].through.endswith(f"batchnorm.py:{_line_of_batch_norm()}")
     assert "<unknown>" not in "".join(str(row) for row in (*plan.collectives(), *plan.communication))
 
@@ -128,7 +128,7 @@ def test_each_value_in_a_bucket_has_its_own_line() -> None:
     plan = fxdp.plan(Tagger(), args, mesh={"dp": 2})
     (bucket,) = (row for row in plan.collectives() if row.gradient)
     assert {need.text for need in bucket.needs} == {f"gradient of {p.name}" for p in plan.parameters()}
-    assert {need.site.file.rpartition("/")[2] for need in bucket.needs} == {"test_collectives.py"}
+    assert {need.location.file.rpartition("/")[2] for need in bucket.needs} == {"test_collectives.py"}
     assert sum(need.bytes for need in bucket.needs) == bucket.bytes
     assert {p.reduced_by for p in plan.parameters()} == {(bucket.name,)}
 
@@ -137,10 +137,10 @@ def test_memory_over_a_step() -> None:
     args, _ = _inputs("tagger", 4)
     parameters = sum(p.nbytes for p in Tagger().parameters())
     with captured_once():
-        (whole,) = fxdp.plan(Tagger(), args, mesh={"dp": 2}).memory()
+        (full,) = fxdp.plan(Tagger(), args, mesh={"dp": 2}).memory()
         (sharded,) = fxdp.plan(Tagger(), args, mesh={"dp_shard": 2}, strategy="shard").memory()
-    assert (whole.parameters, whole.gradients) == (parameters, parameters)
-    assert whole.peak.bytes > parameters + whole.inputs
+    assert (full.parameters, full.gradients) == (parameters, parameters)
+    assert full.peak.bytes > parameters + full.inputs
     assert sharded.parameters < parameters * 0.6
     first, last = fxdp.plan(Tagger(), args, mesh={"pp": 2}, microbatches=2).memory()
     assert first.parameters == last.parameters == parameters

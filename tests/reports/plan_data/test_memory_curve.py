@@ -21,8 +21,8 @@ def _images() -> nn.Module:
 
 
 def _rows() -> nn.Module:
-    hidden = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(64, 10))
+    overlapped = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*overlapped, nn.Linear(64, 10))
 
 
 def _case(name: str) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]:
@@ -46,7 +46,7 @@ def _predicted_and_counted(name: str, strategy: str) -> tuple[int, int, dict[str
     optimizer.step()
     optimizer.zero_grad()
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
-    # whole parameters that stay are not among these: rows have changed, so the call counts new ones
+    # unsharded parameters that stay are not among these: rows have changed, so the call counts new ones
     still = bytes_of([*compiled.parameters(), *compiled.buffers(), x, y, *kept])
     counted = still + peak_of(run)
     ranks, (memory,) = dist.get_world_size(), compiled.plan.memory()
@@ -66,7 +66,7 @@ def test_the_predicted_peak_is_what_is_counted(ranks: RankPool) -> None:
         for case, (predicted, counted, parts) in zip(cases, found, strict=True):
             assert predicted == pytest.approx(counted, rel=0.1), (case, parts)
             assert sum(parts.values()) - parts["shared"] == predicted
-            assert parts[{"shard": "gradients", "replicate": "saved", "optimizer": "whole"}[case[1]]] > 0
+            assert parts[{"shard": "gradients", "replicate": "saved", "optimizer": "full"}[case[1]]] > 0
             assert parts["optimizer"] >= 2 * parts["parameters"]
 
 

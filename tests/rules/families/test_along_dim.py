@@ -1,4 +1,4 @@
-"""softmax, cumsum, sort, flip, roll, glu, ...: the named dim whole (softmax may have parts), others free."""
+"""softmax, cumsum, sort, flip, roll, glu, ...: the named dim entire (softmax may have parts), others free."""
 
 from __future__ import annotations
 

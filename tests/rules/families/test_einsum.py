@@ -105,7 +105,8 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any], set[str]]] = [
         (T("B", 5, "B"), T("B", 5, 3), T("B", 3), 1.0, T("B", 5, "B", low=1, high=2)),
         {},
         {"S(0), S(0), R, S(0) -> S(0)", "S(2), R, S(0), S(2) -> P(sum)"},
-    ),]
+    ),
+]
 
 
 @pytest.mark.parametrize(("target", "args", "kwargs", "expected"), CASES, ids=shown)

@@ -48,7 +48,7 @@ UNINITIALIZED: list[tuple[OpOverload, tuple[Any, ...], set[str]]] = [
     (aten.new_empty.default, (X, ["B"]), {"* -> R", "* -> S(0)"}),
     (aten.empty_permuted.default, (["B", 3], [1, 0]), {" -> S(0)"}),
     (aten.empty_strided.default, (["B", 3], [3, 1]), {" -> S(0)"}),
-    (aten.empty_strided.default, (["B", 3], [1, "B"]), set()),  # the stride is that of the whole
+    (aten.empty_strided.default, (["B", 3], [1, "B"]), set()),  # the stride is that of the full value
     (aten.new_empty_strided.default, (X, [3, "B"], ["B", 1]), {"* -> R"}),
 ]
 

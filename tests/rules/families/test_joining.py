@@ -52,7 +52,7 @@ def test_joins(target: OpOverload, args: tuple[Any, ...], expected: str) -> None
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(factors=st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
 def test_blocks_add_up_and_come_apart_again(factors: list[int]) -> None:
-    joined = check(aten.cat.default, [T(k * B, 2) for k in factors], splits=((2, 0, 1),))
+    process_mesh = check(aten.cat.default, [T(k * B, 2) for k in factors], splits=((2, 0, 1),))
     apart = check(
         aten.split_with_sizes.default, T(sum(factors) * B, 2), [k * B for k in factors], splits=((2, 0, 1),)
     )
@@ -60,5 +60,5 @@ def test_blocks_add_up_and_come_apart_again(factors: list[int]) -> None:
     def reversed_(alternatives: frozenset[str]) -> set[str]:
         return {" -> ".join(reversed(a.split(" -> "))) for a in alternatives}
 
-    assert joined == reversed_(apart)
-    assert len(joined) >= 2
+    assert process_mesh == reversed_(apart)
+    assert len(process_mesh) >= 2

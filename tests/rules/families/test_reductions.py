@@ -58,7 +58,7 @@ PARTS = [
     t for t in registry.targets()
     if registry[t].name in ("extremum", "extremum_with_position", "vector_norm", "logsumexp")
 ]  # fmt: skip
-WHOLE = [t for t in registry.targets() if registry[t].name == "whole_reduction"]
+FULL = [t for t in registry.targets() if registry[t].name == "full_reduction"]
 _BEFORE_DIM: dict[OpOverload, tuple[Any, ...]] = {
     aten.kthvalue.default: (2,),
     aten.linalg_vector_norm.default: (3,),
@@ -81,7 +81,7 @@ def reduce(target: OpOverload, dim: int | None, keepdim: bool = False) -> frozen
     return check(target, *args, **kwargs, splits=((3, 1, 0, 2), (2, 2)))
 
 
-@pytest.mark.parametrize("target", WHOLE, ids=shown)
+@pytest.mark.parametrize("target", FULL, ids=shown)
 def test_reductions_of_a_whole_dim(target: OpOverload) -> None:
     if "dim" not in [a.name for a in target._schema.arguments]:
         assert reduce(target, None) == frozenset()

@@ -95,10 +95,10 @@ def test_diagonals(target: OpOverload, args: tuple[Any, ...], expected: str) -> 
     step=st.sampled_from([1, 1, 2]),
 )
 def test_any_slice_of_any_blocks(blocks: int, start: Any, end: Any, step: int) -> None:
-    """Whatever the bounds, an answer is exact; whole blocks of step 1 always have one."""
+    """Whatever the bounds, an answer is exact; entire blocks of step 1 always have one."""
     try:
         found = check(aten.slice.Tensor, T(blocks * B), 0, start, end, step, splits=((3, 1, 0, 4), (4, 4)))
     except NoSizeError:  # the bounds cross for some batches
         return
-    whole = start in (None, 0) and end in (None, MAX)
-    assert not whole or step != 1 or "S(0) -> S(0)" in found
+    full = start in (None, 0) and end in (None, MAX)
+    assert not full or step != 1 or "S(0) -> S(0)" in found

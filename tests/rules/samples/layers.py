@@ -204,7 +204,7 @@ def _own_statistics_backward(args: tuple[Any, ...], _: Any, results: tuple[Any, 
         torch.testing.assert_close(results[0], x.grad)
 
 
-_TURN = "def turn(x, y, w): return x[x > 0].sum() * w.exp() + x * y * w"
+_TURN = "def iteration(x, y, w): return x[x > 0].sum() * w.exp() + x * y * w"
 
 
 SAMPLES: dict[str, Maker] = {
@@ -226,8 +226,8 @@ SAMPLES: dict[str, Maker] = {
     "_native_batch_norm_legit.no_stats": lambda g: call(g.t("N43"), None, None, True, 0.1, 1e-5),
     "fxdp.ctc_loss": _ctc(False),
     "fxdp.ctc_loss_backward": _ctc(True),
-    "fxdp.turns": lambda g: call([g.t("N4"), g.t("N")], [g.t("4")], _TURN, "float64[4]"),
-    "fxdp.turns_backward": lambda g: call(
+    "fxdp.iterations": lambda g: call([g.t("N4"), g.t("N")], [g.t("4")], _TURN, "float64[4]"),
+    "fxdp.iterations_backward": lambda g: call(
         g.t("N4"), [g.t("N4"), g.t("N")], [g.t("4")], _TURN, g.one([[True] * 3, [False, True, True]])
     ),
     "fxdp.moments": lambda g: call(g.t(g.one(["Na3", "aN3"])), g.one([[0, 2], [1], [0]])),

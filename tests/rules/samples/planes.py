@@ -18,14 +18,14 @@ def _pool(n: int, *rest: Any) -> Maker:
     return lambda g: call(g.t("Nc" + "4" * n), *rest)
 
 
-def _pool_backward(n: int, indexed: bool = False, windows: bool = True) -> Maker:
+def _pool_backward(n: int, indexed: bool = False, region_windows: bool = True) -> Maker:
     def make(g: Draw) -> Call:
         small, large = "Nc" + "2" * n, "Nc" + "4" * n
         args: list[Any] = [g.t(small), g.t(large)]
         if indexed:
-            spans = [[2] * n, [2] * n, [0] * n, [1] * n, False] if windows else []
+            spans = [[2] * n, [2] * n, [0] * n, [1] * n, False] if region_windows else []
             return call(*args, *spans, _indices(g, small, n))
-        return call(*args, *([[2] * n, [2] * n, [0] * n, False, True, None] if windows else []))
+        return call(*args, *([[2] * n, [2] * n, [0] * n, False, True, None] if region_windows else []))
 
     return make
 
@@ -140,13 +140,13 @@ SAMPLES: dict[str, Maker] = {
     "max_pool3d_with_indices": _pool(3, [2, 2, 2]),
     "max_pool3d_with_indices_backward": _pool_backward(3, indexed=True),
     "_adaptive_avg_pool2d": _pool(2, [3, 2]),
-    "_adaptive_avg_pool2d_backward": _pool_backward(2, windows=False),
+    "_adaptive_avg_pool2d_backward": _pool_backward(2, region_windows=False),
     "_adaptive_avg_pool3d": _pool(3, [3, 2, 2]),
-    "_adaptive_avg_pool3d_backward": _pool_backward(3, windows=False),
+    "_adaptive_avg_pool3d_backward": _pool_backward(3, region_windows=False),
     "adaptive_max_pool2d": _pool(2, [3, 2]),
-    "adaptive_max_pool2d_backward": _pool_backward(2, indexed=True, windows=False),
+    "adaptive_max_pool2d_backward": _pool_backward(2, indexed=True, region_windows=False),
     "adaptive_max_pool3d": _pool(3, [3, 2, 2]),
-    "adaptive_max_pool3d_backward": _pool_backward(3, indexed=True, windows=False),
+    "adaptive_max_pool3d_backward": _pool_backward(3, indexed=True, region_windows=False),
     "fractional_max_pool2d": _fractional(2),
     "fractional_max_pool2d_backward": _fractional_backward(2),
     "fractional_max_pool3d": _fractional(3),

@@ -1,4 +1,4 @@
-"""Fake quantization, products with packed or scaled weights, and whole transformer layers."""
+"""Fake quantization, products with packed or scaled weights, and entire transformer layers."""
 
 from __future__ import annotations
 

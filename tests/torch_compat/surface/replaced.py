@@ -40,7 +40,7 @@ def _of_a_capture() -> set[str]:
     with (
         mock.patch.object(guards, "_installed", recorded),
         patch_tables.capture_patches(module, None),
-        patch_tables.hearing(module, (torch.zeros(2, 2),)),
+        patch_tables.recording_effects(module, (torch.zeros(2, 2),)),
     ):
         pass
     return {path for path in found if path.partition(".")[0] == "torch"}

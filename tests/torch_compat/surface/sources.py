@@ -52,7 +52,9 @@ def read_file(file: Path, found: Named) -> None:
     nodes = list(ast.walk(ast.parse(file.read_text())))
     bound = _bound(nodes)
     skipped = {id(node) for guard in nodes if _is_guard(guard) for node in ast.walk(guard)}
-    skipped |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}  # of `a.b.c` the whole
+    skipped |= {
+        id(node.value) for node in nodes if isinstance(node, ast.Attribute)
+    }  # of `a.b.c` the full value
     for node in nodes:
         if id(node) in skipped:
             continue

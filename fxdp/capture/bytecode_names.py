@@ -1,0 +1,74 @@
+"""What Python code names: attributes, globals and texts, and the lines at which it changes them."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import linecache
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+
+from fxdp.ir.metadata import Location
+
+_ASKING = frozenset({"getattr", "hasattr", "get", "__dict__", "vars"})
+_CHANGES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_ATTR")
+
+
+@dataclass(frozen=True)
+class CodeNames:
+    """What code names: attributes and texts, globals, and attributes that it may ask for in vain."""
+
+    read: frozenset[str]
+    globals: tuple[str, ...]
+    asked: frozenset[str]
+
+
+@functools.lru_cache(maxsize=65536)
+def names_of(code: types.CodeType) -> CodeNames:
+    """What code names, and the functions in it."""
+    read, found, texts = set(code.co_names), dict[str, None](), set[str]()
+    asked = set[str]()
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found[one.argval] = None
+    for value in code.co_consts:
+        texts |= {value} if isinstance(value, str) else set()
+        if isinstance(value, tuple):
+            texts |= {item for item in value if isinstance(item, str)}
+        if isinstance(value, types.CodeType):
+            inner = names_of(value)
+            read, asked = read | inner.read, asked | inner.asked
+            found |= dict.fromkeys(inner.globals)
+    texts = {text for text in texts if text.isidentifier()}
+    if not _ASKING.isdisjoint(read):
+        asked |= texts
+    return CodeNames(frozenset(read | texts), tuple(found), frozenset(asked))
+
+
+def texts_of(code: types.CodeType) -> list[str]:
+    """The texts in code that may name variables of the environment."""
+    found = [value for value in code.co_consts if isinstance(value, str) and value.isidentifier()]
+    return [*found, *(text for inner in _inner(code) for text in texts_of(inner))]
+
+
+def location_of_change(codes: Iterable[types.CodeType], name: str) -> Location:
+    """The first line that gives this name another value, else the first that names it."""
+    named = [(one.opname not in _CHANGES, at) for one, at in _instructions(codes) if one.argval == name]
+    if not named:
+        return Location()
+    _, at = min(named, key=itemgetter(0))
+    return Location(*at, linecache.getline(*at).strip())
+
+
+def _instructions(codes: Iterable[types.CodeType]) -> Iterator[tuple[dis.Instruction, tuple[str, int]]]:
+    for code in codes:
+        for one in dis.get_instructions(code):
+            line = one.positions.lineno if one.positions else None
+            yield one, (code.co_filename, line or code.co_firstlineno)
+        yield from _instructions(_inner(code))
+
+
+def _inner(code: types.CodeType) -> list[types.CodeType]:
+    return [value for value in code.co_consts if isinstance(value, types.CodeType)]

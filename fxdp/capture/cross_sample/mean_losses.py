@@ -1,0 +1,86 @@
+"""Losses with mean reduction: the same op with sum reduction, divided by the global weight or count.
+
+Element-wise losses take torch's own decompositions, which end in pointwise ops and `mean` or `sum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxdp.capture.cross_sample.table import CrossSampleRule, OpCall, decomposes
+from fxdp.torch_compat import OpOverload, aten, torch_decompositions
+
+MEAN, SUM = 1, 2
+"""torch's numbers of the reductions."""
+
+_ELEMENTWISE = (
+    aten.mse_loss.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss.default,
+    aten.huber_loss_backward.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_backward.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.soft_margin_loss.default,
+    aten.soft_margin_loss_backward.default,
+)
+
+
+@decomposes(*(op for op in _ELEMENTWISE if op in torch_decompositions))
+def _elementwise(call: OpCall) -> Any:
+    tensors = [name for name, value in call.arguments.items() if isinstance(value, torch.Tensor)]
+    if not any(map(call.holds_batch, tensors)):
+        return NotImplemented
+    return call.again(torch_decompositions[call.op])
+
+
+def _averages(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
+    """As `decomposes`, for losses: the function is asked only for a mean over the batch."""
+
+    def register(function: CrossSampleRule) -> CrossSampleRule:
+        def of_mean(call: OpCall) -> Any:
+            if call["reduction"] != MEAN or not call.holds_batch("self"):
+                return NotImplemented
+            return function(call)
+
+        return decomposes(*ops)(of_mean)
+
+    return register
+
+
+@_averages(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(call: OpCall) -> Any:
+    """The weighted sum over the valid targets divided by their total weight."""
+    total, total_weight = call.again(reduction=SUM)
+    return total / total_weight, total_weight
+
+
+@_averages(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(call: OpCall) -> Any:
+    return call.again(grad_output=call["grad_output"] / call["total_weight"], reduction=SUM)
+
+
+@_averages(aten.multi_margin_loss.default)
+def _multi_margin(call: OpCall) -> Any:
+    return call.again(reduction=SUM) / _samples(call["self"])
+
+
+@_averages(aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin(call: OpCall) -> Any:
+    total, is_target = call.again(reduction=SUM)
+    return total / _samples(call["self"]), is_target
+
+
+@_averages(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+def _margin_backward(call: OpCall) -> Any:
+    return call.again(grad_output=call["grad_output"] / _samples(call["self"]), reduction=SUM)
+
+
+def _samples(x: torch.Tensor) -> Any:
+    """The number of samples of a `[N, C]` or `[C]` input."""
+    return x.shape[0] if x.dim() > 1 else 1

@@ -1,0 +1,116 @@
+"""The table of decompositions that capture hands to torch, and what one of them sees: an `OpCall`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from fxdp.ir.graphs import argument_of
+from fxdp.torch_compat import OpOverload
+
+_FAMILIES = ("statistics", "mean_losses", "batch_norm", "strided_views")
+
+
+@dataclass(frozen=True)
+class BatchSymbols:
+    """Knows the symbols of the batch size; without symbols (a static trace) any size may be it.
+
+    `own_statistics`: BatchNorm normalizes each part of the batch by the part's own statistics.
+    """
+
+    symbols: frozenset[sympy.Symbol] | None = None
+    own_statistics: bool = False
+
+    def among(self, sizes: Iterable[int | torch.SymInt]) -> bool:
+        """Whether one of the sizes depends on the batch."""
+        if self.symbols is None:  # spelled out as sums, an op that couples nothing is as exact
+            return True
+        return any(
+            not self.symbols.isdisjoint(size.node.expr.free_symbols)
+            for size in sizes
+            if isinstance(size, torch.SymInt)
+        )
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of an op, its arguments by their names in the op's schema, defaults included."""
+
+    op: OpOverload
+    batch: BatchSymbols
+    arguments: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The argument that has one of these names, for overloads that call it differently."""
+        return next((self.arguments[name] for name in names if name in self.arguments), default)
+
+    def holds_batch(self, name: str) -> bool:
+        """Whether a size of the tensor of this name depends on the batch."""
+        return self.batch.among(self[name].shape)
+
+    def again(self, function: Callable[..., Any] | None = None, **changed: Any) -> Any:
+        """Call the op (or another function with its signature) with some arguments changed."""
+        values = {**self.arguments, **changed}
+        keywords = {a.name for a in self.op._schema.arguments if a.kwarg_only}
+        args = [value for name, value in values.items() if name not in keywords]
+        kwargs = {name: value for name, value in values.items() if name in keywords}
+        return (function or self.op)(*args, **kwargs)
+
+
+CrossSampleRule: TypeAlias = Callable[[OpCall], Any]
+
+_CROSS_SAMPLE: dict[OpOverload, CrossSampleRule] = {}
+
+
+def decomposes(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
+    """Register a function of an `OpCall` as the decomposition of ops; it may return NotImplemented."""
+
+    def register(function: CrossSampleRule) -> CrossSampleRule:
+        _CROSS_SAMPLE.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def cross_sample_table(batch: BatchSymbols) -> dict[Any, Callable[..., Any]]:
+    """`{op: decomposition}` in the form that torch's joint export takes."""
+    for family in _FAMILIES:
+        importlib.import_module(f"fxdp.capture.cross_sample.{family}")
+    return {op: _decomposition(op, function, batch) for op, function in _CROSS_SAMPLE.items()}
+
+
+def _decomposition(op: OpOverload, function: CrossSampleRule, batch: BatchSymbols) -> Callable[..., Any]:
+    names = [argument.name for argument in op._schema.arguments]
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        return function(OpCall(op, batch, {name: argument_of(op, name, args, kwargs) for name in names}))
+
+    return decompose
+
+
+def normal_dims(x: torch.Tensor, dims: int | Sequence[int] | None) -> list[int]:
+    """The dims of a reduction, counted from the front; None and [] mean all of them."""
+    if isinstance(dims, int):
+        dims = [dims]
+    return [dim % x.dim() for dim in dims] if dims and x.dim() else list(range(x.dim()))
+
+
+def count(x: torch.Tensor, dims: Iterable[int]) -> Any:
+    """The number of elements that a reduction over `dims` adds up: global, maybe symbolic."""
+    product: Any = 1
+    for dim in dims:
+        product = product * x.shape[dim]
+    return product
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to add up in: eager kernels accumulate half precision in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,0 +1,244 @@
+"""What a node is in a turn of a loop over the samples: a sample's part of a value, an op, a term of a sum."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxdp.torch_compat import OpOverload, aten
+
+SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+"""Ops that take a value apart along a dim."""
+_SIGNS: dict[Any, tuple[int, int]] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor, operator.add), (1, 1)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub_.Tensor, operator.sub), (1, -1)),
+    aten.rsub.Scalar: (-1, 1),
+}
+"""Of sums of two their signs."""
+_STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
+"""Ops that write running averages or draw numbers without saying so."""
+_MAY_BE_ITS_ARGUMENT = frozenset(
+    {
+        "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "meshgrid", "einsum", "pad",
+        "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "conj_physical", "type_as",
+        "sum_to_size", "cartesian_prod",
+    }
+)  # fmt: skip
+"""Ops whose schemas do not say that their result may be a view."""
+_ATTENTION = aten.scaled_dot_product_attention.default
+Group: TypeAlias = "tuple[fx.Node, ...]"
+
+
+class OtherError(Exception):
+    """The turns of a loop do other things."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """Some neighbours of a value along a dim."""
+
+    source: fx.Node
+    dim: int
+    rows: int | None
+    """How many; None of one whose dim is gone: `x[i]`."""
+    start: int
+
+
+def part_of(node: fx.Node) -> SamplePart | None:
+    """The part of a value that a node takes, if it does nothing else."""
+    if node.target is operator.getitem:
+        return _member_of(*node.args)
+    if node.target not in (aten.select.int, aten.slice.Tensor):
+        return None
+    source, dim, *bounds = node.args
+    size = _size(source, dim)
+    if size is None or not all(isinstance(bound, int) for bound in bounds):
+        return None
+    dim %= source.meta["val"].dim()  # type: ignore[union-attr]
+    if node.target is aten.select.int:
+        return SamplePart(source, dim, None, bounds[0] % size)  # type: ignore[arg-type,operator]
+    start, end, step = slice(*bounds).indices(size) if len(bounds) > 1 else (0, size, 0)
+    return SamplePart(source, dim, end - start, start) if step == 1 else None  # type: ignore[arg-type]
+
+
+def _member_of(apart: Any, index: Any) -> SamplePart | None:
+    """A result of `unbind`, or of a split into equal parts."""
+    if apart.target not in SPLITS:
+        return None
+    source, dim = apart.args[0], split_dim(apart)
+    if apart.target is aten.unbind.int:
+        return SamplePart(source, dim, None, index)
+    rows = {part.shape[dim] for part in apart.meta["val"]}
+    count = next(iter(rows))
+    equal = len(rows) == 1 and isinstance(count, int)
+    return SamplePart(source, dim, count, index * count) if equal else None
+
+
+def split_dim(apart: fx.Node) -> int:
+    """The dim along which one of `SPLITS` takes a value apart."""
+    source: Any = apart.args[0]
+    position = 1 if apart.target is aten.unbind.int else 2
+    return int(argument_at(apart, position, 0) % source.meta["val"].dim())
+
+
+def argument_at(node: fx.Node, position: int, default: int) -> int:
+    """The argument called `dim`, which has this position."""
+    found: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
+    return int(found)
+
+
+def _size(source: Any, dim: Any) -> int | None:
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    size = value.shape[dim] if isinstance(value, Tensor) and isinstance(dim, int) else None
+    return size if isinstance(size, int) else None
+
+
+Term: TypeAlias = "tuple[fx.Node, int]"
+"""A value that a sum takes, and its sign."""
+Way: TypeAlias = "tuple[list[tuple[Group, int]], Any]"
+"""Groups of a value of each turn, with the sign of all; and what they were added to, if anything."""
+
+
+def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[Way], list[fx.Node]]:
+    """How the last of several sums may have taken so many values from each turn, in order; the sums."""
+    terms, sums, start = _terms(node, iterations * each)
+    missing = iterations * each - len(terms)
+    found: list[tuple[list[Term], Any]] = []
+    if not missing:  # the first turn's own value may be a sum, too
+        found = [(terms, start), ([(sums[-1], 1), *terms[1:]], None)]
+    elif missing == 1 and isinstance(start, fx.Node):
+        found = [([(start, 1), *terms], None)]
+    branches = []
+    for taken, begun in found:
+        groups = [tuple(zip(*taken[iteration::each], strict=True)) for iteration in range(each)]
+        if all(len(set(signs)) == 1 for _, signs in groups):
+            branches.append(([(group, signs[0]) for group, signs in groups], begun))
+    return branches, sums
+
+
+def _terms(node: fx.Node, most: int) -> tuple[list[Term], list[fx.Node], Any]:
+    """Of the last of several sums: what they took, the last one last; the sums; what was there before."""
+    terms: list[Term] = []
+    sums: list[fx.Node] = []
+    left: Any = node
+    while len(terms) < most and _takes(left, fx.Node) and (left is node or len(left.users) == 1):
+        sums.append(left)
+        terms.append((left.args[1], _SIGNS[left.target][1]))
+        left = left.args[0]
+    if len(terms) < most and _takes(left, (int, float)) and len(left.users) == 1:
+        sums.append(left)
+        of_value, of_number = _SIGNS[left.target]
+        terms.append((left.args[0], of_value))
+        left = of_number * left.args[1] or None
+    return terms[::-1], sums, left
+
+
+def _takes(node: Any, kind: Any) -> bool:
+    return is_sum(node) and isinstance(node.args[1], kind)
+
+
+def is_sum(node: Any) -> bool:
+    """Whether a node is `a + b` or `a - b`, or `a += b` with which nothing else sees `a` change."""
+    return isinstance(node, fx.Node) and node.target in _SIGNS and len(node.args) == 2 and not node.kwargs
+
+
+def is_of_numbers(node: fx.Node) -> bool:
+    """Whether a sum is one of numbers, not of tensors."""
+    return node.target in (operator.add, operator.sub)
+
+
+def are_alike(first: fx.Node, other: fx.Node) -> bool:
+    """Whether two are the same op, with values of the same kind."""
+    return first.target is other.target and _kinds(first) == _kinds(other)
+
+
+def _kinds(node: fx.Node) -> list[Any]:
+    # of a size that only the data says, its name: torch does not compare it; what became of a loop has none
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return [(v.dtype, *map(str, v.shape)) if isinstance(v, Tensor) else (type(v),) for v in values]
+
+
+def is_of_operands_alone(node: fx.Node) -> bool:
+    """Whether a node is an op that gives tensors of known sizes, and neither writes nor draws anything."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        return False
+    if not all(isinstance(size, int) for value in values for size in value.shape):
+        return False
+    target = node.target
+    if target is operator.getitem or (target is _ATTENTION and not _drops(node)):
+        return True
+    if not isinstance(target, OpOverload) or draws_or_keeps(node):
+        return False
+    return not target._schema.is_mutable or target is aten.detach_.default
+
+
+def draws_or_keeps(node: fx.Node) -> bool:
+    """Whether an op draws numbers, or has a state of its own."""
+    target: Any = node.target
+    if target is _ATTENTION:
+        return _drops(node)
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    return draws or any(name in target._schema.name for name in _STATEFUL)
+
+
+def _drops(node: fx.Node) -> bool:
+    return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+
+
+def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, list[fx.Node]]:
+    """What writes into values, or into views of them, in order; with `own_sums`, also `a += b`, `a -= b`."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is aten.detach_.default:
+            continue
+        if not own_sums and _is_own_sum(node):
+            continue
+        if isinstance(node.target, OpOverload):
+            given = zip(node.target._schema.arguments, node.args, strict=False)
+            written = [operand for argument, operand in given if argument.is_write]
+        else:  # a region, whose graph may write into its operands
+            regions = [getattr(gm, n.target) for n in node.all_input_nodes if _is_graph(gm, n)]
+            written = node.all_input_nodes if any(map(writes_of, regions)) else []
+        for operand in written:
+            if isinstance(operand, fx.Node):
+                found.setdefault(memory_of(operand), []).append(node)
+    return found
+
+
+def _is_graph(gm: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "get_attr" and isinstance(getattr(gm, str(node.target), None), fx.GraphModule)
+
+
+def _is_own_sum(node: fx.Node) -> bool:
+    """`a += b` or `a -= b`, where nothing else reads `a`, nor what it is a view of."""
+    of = node.args[0] if node.target in (aten.add_.Tensor, aten.sub_.Tensor) else None
+    return isinstance(of, fx.Node) and memory_of(of) is of and len(of.users) == 1
+
+
+def memory_of(node: fx.Node) -> fx.Node:
+    """The value in whose memory a value may lie."""
+    while True:
+        if node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]
+            continue
+        schema = getattr(node.target, "_schema", None)
+        shared = schema is not None and any(returned.alias_info is not None for returned in schema.returns)
+        if not shared or not isinstance(node.args[0], fx.Node):
+            return node
+        node = node.args[0]
+
+
+def is_fresh(node: fx.Node) -> bool:
+    """Whether an op has made a value in memory of its own."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or memory_of(node) is not node:
+        return False
+    if node.target is aten.einsum.default and len(node.args[1]) > 1:  # type: ignore[arg-type]
+        return True  # it multiplies
+    return schema.name.rpartition("::")[2] not in _MAY_BE_ITS_ARGUMENT

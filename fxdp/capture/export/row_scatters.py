@@ -1,0 +1,181 @@
+"""Rows that are written one by one, as values of their own: a loop over the samples that fills a tensor.
+
+    out[i] = f(x[i])        %f                                                  out = stack([%f, %f_1, ...])
+    out[i, :3] = f(x[i])    %row = slice_scatter(select(%out, 0, i), %f, 0, 0, 3)       stack([%row, ...])
+
+Between its writes a row is read off its latest value.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.capture.export.loop_iterations import is_fresh, memory_of
+from fxdp.torch_compat import aten
+
+_WRITES = frozenset({aten.copy_.default, aten.fill_.Tensor, aten.fill_.Scalar})
+_SCATTERS: dict[Any, Any] = {
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+}
+
+
+def rows_as_values(out: fx.Node, written: Container[fx.Node]) -> None:
+    """Make a value of which all rows are written, before anybody else reads it, of these rows; in place."""
+    value = out.meta.get("val")
+    takes = [user for user in out.users if user.target is aten.select.int and any(_writes(user))]
+    for dim in {take.args[1] for take in takes} if isinstance(value, torch.Tensor) else ():
+        rows = _Rows(out, dim)
+        if rows.can_be_values(written):
+            rows.make_values()
+            break
+
+
+def _views(take: fx.Node) -> Iterator[fx.Node]:
+    """What is taken, and parts of it."""
+    yield take
+    for user in take.users:
+        if user.target in _SCATTERS and user.args[0] is take:
+            yield from _views(user)
+
+
+def _writes(take: fx.Node) -> Iterator[fx.Node]:
+    """What writes into a part of what is taken, and is no value itself."""
+    for view in _views(take):
+        for user in view.users:
+            alone = user.target in _WRITES and user.args[0] is view and len(user.args) == 2 and not user.users
+            if alone and isinstance(user.args[1], fx.Node | int | float) and user.args[1] is not view:
+                yield user
+
+
+class _Rows:
+    """The rows of a value along a dim, as long as they are written."""
+
+    def __init__(self, out: fx.Node, dim: Any) -> None:
+        self._out, self._dim = out, dim
+        self._place = {node: place for place, node in enumerate(out.graph.nodes)}
+        takes = [user for user in out.users if user.target is aten.select.int and user.args[1] == dim]
+        writes = sorted(chain.from_iterable(map(_writes, takes)), key=self._place.__getitem__)
+        self._first, self._last = writes[0], writes[-1]
+        self._takes = sorted(filter(self._is_early, takes), key=self._place.__getitem__)
+        self._paths = {write: self._path(write) for write in writes}
+        self._writes: dict[Any, list[fx.Node]] = {take.args[2]: [] for take in self._takes}
+        for write, path in self._paths.items():
+            self._writes[path[-1].args[2]].append(write)
+
+    def can_be_values(self, written: Container[fx.Node]) -> bool:
+        """Whether nobody can tell: each row is written, and read as it is when it is taken."""
+        size = self._out.meta["val"].shape[self._dim]
+        if not isinstance(size, int) or self._writes.keys() != set(range(size)):
+            return False
+        others = [user for user in self._out.users if self._is_early(user) and user not in self._takes]
+        full = [write for write, path in self._paths.items() if len(path) == 1]
+        return (
+            all(self._writes.values())
+            and all(_is_known(view) for path in self._paths.values() for view in path)
+            and all(is_fresh(user) and self._place[user] < self._place[self._first] for user in others)
+            # a row that is written in full is what it was given, which may be another value later
+            and not any(memory_of(v) in written for w in full if isinstance(v := w.args[1], fx.Node))
+            and all(map(self._is_read_as_taken, self._takes))
+        )
+
+    def make_values(self) -> None:
+        """Replace the writes by values, and the entire by what stacks these."""
+        graph = self._out.graph
+        left = {user for user in self._out.users if self._is_early(user)}
+        rows = [self._latest(row) for row in range(len(self._writes))]
+        with graph.inserting_before(self._last):
+            made = graph.call_function(aten.stack.default, (rows, self._dim))
+        made.meta = {**self._out.meta, "stack_trace": self._last.meta.get("stack_trace")}
+        self._out.replace_all_uses_with(made, lambda user: user not in left)
+        for write in self._paths:
+            graph.erase_node(write)
+        views = chain(*self._paths.values(), self._takes)
+        for view in sorted(set(views), key=self._place.__getitem__, reverse=True):
+            if not view.users:
+                graph.erase_node(view)
+
+    def _is_early(self, node: fx.Node) -> bool:
+        return self._place[node] < self._place[self._last]
+
+    def _path(self, write: fx.Node) -> list[fx.Node]:
+        """What a write writes into, what that is a part of, and so on to the row."""
+        path: list[Any] = [write.args[0]]
+        while path[-1].args[0] is not self._out:
+            path.append(path[-1].args[0])
+        return path
+
+    def _is_read_as_taken(self, take: fx.Node) -> bool:
+        """Whether who reads what is taken reads it before the next write, and keeps nothing of it."""
+        writes = self._writes[take.args[2]]
+        places = [self._place[write] for write in writes]
+        version = bisect_left(places, self._place[take])
+        views = list(_views(take))
+        return all(
+            (is_fresh(user) or user in writes) and bisect_left(places, self._place[user]) == version
+            for view in views
+            for user in view.users
+            if user not in views
+        )
+
+    def _latest(self, row: int) -> fx.Node:
+        """The latest value of a row, each made of the one before; who took it later takes that."""
+        takes = [take for take in self._takes if take.args[2] == row]
+        value = takes[0]
+        for step in sorted([*takes[1:], *self._writes[row]], key=self._place.__getitem__):
+            if step not in self._paths:
+                step.replace_all_uses_with(value)
+                continue
+            with self._out.graph.inserting_before(step):
+                value = _scattered(step, self._paths[step])
+        return value
+
+
+def _scattered(write: fx.Node, path: Sequence[fx.Node]) -> fx.Node:
+    """A row in which a part is what is written."""
+    value = _as_part(path[0], write)
+    for view in path[:-1]:
+        of: Any = view.args[0]
+        value = _call(of, _SCATTERS[view.target], of, value, *_place_in(of, *view.args[1:]))
+    return value
+
+
+def _is_known(view: fx.Node) -> bool:
+    """Whether the trace knows which part it is."""
+    of: Any = view.args[0]
+    sizes = of.meta["val"].shape
+    return all(isinstance(number, int) for number in (*view.args[1:], *sizes))
+
+
+def _place_in(of: fx.Node, dim: Any, index: Any = None, *rest: Any) -> tuple[Any, ...]:
+    """Where in a value a part is: bounds of a slice that lie beyond the end are for a write no bounds."""
+    if not rest:
+        return dim, index
+    return dim, *slice(index, *rest).indices(of.meta["val"].shape[dim])
+
+
+def _as_part(part: fx.Node, write: fx.Node) -> fx.Node:
+    """What is written, in the dtype and shape of the part."""
+    written: Any = write.args[1]
+    wanted = part.meta["val"]
+    if not isinstance(written, fx.Node):
+        kind = {"dtype": wanted.dtype, "device": wanted.device}
+        return _call(part, aten.full.default, [*wanted.shape], written, **kind)
+    given = written.meta["val"]
+    if given.dtype != wanted.dtype:
+        written = _call(part, aten.to.dtype, written, wanted.dtype)
+    if given.shape == wanted.shape:
+        return written  # type: ignore[no-any-return]
+    return _call(part, aten.expand.default, written, [*wanted.shape])
+
+
+def _call(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = like.graph.call_function(op, args, kwargs)
+    made.meta = dict(like.meta)
+    return made

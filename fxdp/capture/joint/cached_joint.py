@@ -1,0 +1,165 @@
+"""Joint graphs that are kept on disk: the second start of a program makes none.
+
+    exported forward graph, options -- text --> key      found: graph, constants, conditions as they were made
+                                                         else:  `symbolic_joint`, and what it made is kept
+
+The key is all that the joint graph is made of, in words: the nodes with the sizes, strides and source lines
+of their values, parameters and buffers without their values, constants with theirs, what is known of each
+symbol, and the modes in which torch traces. A graph that holds more, such as the user's own backward, has no
+key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.annotate_joint import first_names
+from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.joint.symbolic_joint import symbolic_joint
+from fxdp.disk.entries import Entries, key_of
+from fxdp.ir.graph_form import (
+    NoTextError,
+    exact_text,
+    graph_bytes,
+    graph_of_bytes,
+    node_text,
+    tensor_text,
+    value_text,
+)
+from fxdp.ir.graphs import attribute_of
+from fxdp.settings import CacheSettings, ShortcutSettings
+from fxdp.torch_compat import REGIONS, forget_tensors, is_on, known_of_symbols, tracing_modes
+
+_LARGEST = 64 * 2**20
+"""How many bytes of constants are hashed; beyond, reading them costs about what they save."""
+
+_SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
+"""What of a node's `meta` becomes a part of notes, beside its value."""
+
+
+def cached_joint(exported: Exported, options: JointOptions) -> Captured:
+    """`symbolic_joint`, from the disk where it was made before."""
+    settings = CacheSettings.from_environment()
+    entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_joint") else 0)
+    key = None if entries.folder is None else _key(exported, options)
+    try:
+        return (
+            symbolic_joint(exported, options) if key is None else cached_in(entries, key, exported, options)
+        )
+    finally:
+        forget_tensors(exported.fakes)
+
+
+def cached_in(entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
+    """The same from these entries, under the key of the graph and its options."""
+    own = _constants(exported.gm)
+    kept = entries.find(key)
+    if isinstance(kept, Captured):
+        return _restored(kept, exported, own)
+    found = symbolic_joint(exported, options)
+    if all(value is leaf for value, leaf in zip(found.leaves, exported.leaves, strict=True)):
+        entries.keep(key, found, lambda found: pickle.dumps(_kept(found, own)))
+    return found
+
+
+def _kept(found: Captured, own: dict[str, torch.Tensor]) -> Captured:
+    """What the second half of capture adds to an exported graph, as plain values.
+
+    Its graph is bytes; constants are names of the graph's own, or what was made while tracing.
+    """
+    names = {id(tensor): name for name, tensor in own.items()}
+    plain: dict[str, Any] = {
+        "gm": graph_bytes(found.gm),
+        "constants": {spec: names.get(id(t), t) for spec, t in found.constants.items()},
+        **dict.fromkeys(("leaves", "batch", "checks", "routes"), ()),  # the exported graph's own
+        "out_spec": None,
+    }
+    return replace(found, **plain)
+
+
+def _restored(kept: Captured, exported: Exported, own: dict[str, torch.Tensor]) -> Captured:
+    plain: Any = kept
+    # tensors of the model are its own again, not copies: it may change them in place
+    constants = {spec: own[t] if isinstance(t, str) else t for spec, t in plain.constants.items()}
+    return replace(
+        kept, gm=graph_of_bytes(plain.gm, "Joint"), leaves=exported.leaves, out_spec=exported.out_spec,
+        batch=exported.batch, constants=constants, checks=exported.checks, routes=exported.routes,
+    )  # fmt: skip
+
+
+def _key(exported: Exported, options: JointOptions) -> str | None:
+    """The name of the joint graph; None for a graph that no text can say."""
+    fakes = exported.fakes
+    env = next((fake.fake_mode.shape_env for fake in fakes), None)
+    if not exported.symbolic or env is None:
+        return None
+    try:
+        return key_of(
+            "joint",
+            exact_text(options),
+            repr(tracing_modes()),
+            ShortcutSettings.from_environment().text,  # who leaves one out gets nothing that it made
+            repr((exported.paths, exported.batch, exported.loss)),
+            "\n".join(_graph_lines(exported.gm)),
+            "\n".join(_tensor_lines(exported.gm)),
+            repr(first_names(exported.owner)),
+            known_of_symbols(env),
+        )
+    except NoTextError:
+        return None
+
+
+def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Each node with its value and its place in the source; a region's graph after the node that names it."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in REGIONS:
+            yield f"region {node.name} {node.target} {exact_text(node.args)}"
+        else:
+            yield node_text(node)
+        yield value_text(node.meta.get("val"))
+        yield repr([node.meta.get(key) for key in _SOURCE])
+        if node.op == "get_attr" and isinstance(inner := attribute_of(gm, node), fx.GraphModule):
+            yield from _graph_lines(inner)
+            yield "end of region"
+
+
+def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Parameters and buffers as they lie, and which are one; constants to the last bit."""
+    first: dict[int, str] = {}
+    for named in (gm.named_parameters, gm.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {tensor_text(tensor)}"
+    bytes_left = _LARGEST
+    # nobody's values are read while fakes are traced, but constants' are
+    buffers = {id(b) for b in gm.buffers()}
+    for name, tensor in _constants(gm).items():
+        if id(tensor) in buffers:
+            continue
+        bytes_left -= tensor.numel() * tensor.element_size()
+        if bytes_left < 0:
+            raise NoTextError("large constants")
+        if tensor.is_meta:
+            raise NoTextError("constants without values")
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest = hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+        yield f"constant {name} {first.setdefault(id(tensor), name)} {tensor_text(tensor)} {digest}"
+
+
+def _constants(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors of a graph that are no parameters, by the names under which its nodes read them."""
+    parameters = {id(p) for p in gm.parameters()}
+    found: dict[str, torch.Tensor] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = attribute_of(gm, node)
+        if isinstance(value, torch.Tensor) and id(value) not in parameters:
+            found[str(node.target)] = value
+    return found

@@ -1,0 +1,187 @@
+"""Where in the user's code a node comes from: read from the stack traces that export keeps."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.metadata import Location
+
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M
+)
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
+)
+_DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
+_PACKAGES = re.compile(r"(site|dist)-packages")
+_PROMPTS = ("<stdin>", "<string>")  # files of code that has none, but is somebody's
+_PREFIXES = ("exported.", "module.")
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file is the user's: neither torch's nor fxdp's, nor generated code."""
+    return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether it is of Python's own library, whose lines tell a user less than those that call it."""
+    return file.startswith(_PYTHON) and _PACKAGES.match(file, len(_PYTHON)) is None
+
+
+@lru_cache(maxsize=65536)
+def location_of_trace(trace: str) -> Location:
+    """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
+    frames = [
+        Location(match["file"], int(match["line"]), _code(match["code"])) for match in _FRAME.finditer(trace)
+    ]
+    users = [frame for frame in frames if is_user_file(frame.file)]
+    others = [frame for frame in frames if not frame.file.startswith(_LIBRARIES[1])]
+    return (users or others or [Location()])[-1]
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An exception and what led to it."""
+    found: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in found:
+        found.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def location_of_exception(error: BaseException) -> Location:
+    """The innermost frame of the user's code that an exception passed through."""
+    for link in chain(error):
+        frames = traceback.extract_tb(link.__traceback__)
+        users = [frame for frame in frames if is_user_file(frame.filename)]
+        if users:
+            last = [*users[:1], *(frame for frame in users if not _is_pythons(frame.filename))][-1]
+            return Location(last.filename, last.lineno or 0, last.line or "")
+    return Location()
+
+
+def location_of_call() -> Location:
+    """The innermost line of the user's code that is running now, of a prompt or `python -c`, too."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if (is_user_file(file) and not _is_pythons(file)) or file in _PROMPTS:
+            return location_of_frame(frame)
+        frame = frame.f_back
+    return Location()
+
+
+def outside_python(frame: FrameType) -> FrameType:
+    """Who has called Python's own library there; the frame itself where it is none of that."""
+    while _is_pythons(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def location_of_frame(frame: FrameType) -> Location:
+    """The line that a frame is at."""
+    file = frame.f_code.co_filename
+    return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The user's lines behind ops that no line of his runs: torch's own modules, torch's own losses.
+
+    nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
+    loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
+    """
+
+    call: Location = field(default_factory=Location)
+    """The line that calls the compiled model, or plans it."""
+    loss: Location = field(default_factory=Location)
+    """Where the user's loss function is; the call, if the loss function is torch's."""
+
+    @classmethod
+    def here(cls, loss_fn: Any = None) -> Origin:
+        """As seen from the line that is running now."""
+        call = location_of_call()
+        return cls(call, location_of_function(loss_fn) or call)
+
+    def of(self, location: Location) -> Location:
+        """The user's line for a node's own one; its module stays."""
+        if location.file and is_user_file(location.file):
+            return location
+        behind = self.call if location.file else self.loss
+        return replace(behind, module=location.module)
+
+
+def location_of_function(function: Any) -> Location | None:
+    """The first line of a Python function or module of the user's; None of others."""
+    function = inspect.unwrap(function) if callable(function) else function
+    code = getattr(getattr(function, "forward", function), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return Location(code.co_filename, code.co_firstlineno, line)
+
+
+def module_path(name: str) -> str:
+    """The user's name of a module or parameter, without the modules that capture puts around it."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name[len(prefix) :]
+        elif name == prefix[:-1]:
+            return ""
+    return name
+
+
+class LocationIndex:
+    """Sites of the nodes of a joint graph; a backward node has the site of its forward node."""
+
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+        self._forward: dict[int, Location] = {}
+        for node in nodes:
+            sequence = node.meta.get("seq_nr")
+            if sequence is not None and node.meta.get("stack_trace"):
+                self._forward.setdefault(sequence, self._own(node))
+
+    def location(self, node: fx.Node) -> Location:
+        """The site of a node."""
+        own = self._own(node)
+        if own.file:
+            return own
+        found = self._forward.get(node.meta.get("seq_nr", -1))
+        return found or own
+
+    @staticmethod
+    def _own(node: fx.Node) -> Location:
+        stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        path = _innermost(tuple(entry[0] for entry in stack.values()))
+        return _with_module(location_of_trace(node.meta.get("stack_trace") or ""), path)
+
+
+def _code(line: str | None) -> str:
+    """The source line, without what autograd appends to its traces."""
+    return (line or "").split("Gradient addition node", 1)[0].strip()
+
+
+@lru_cache(maxsize=65536)
+def _innermost(paths: tuple[str, ...]) -> str:
+    return module_path(paths[-1]) if paths else ""
+
+
+@lru_cache(maxsize=65536)
+def _with_module(location: Location, module: str) -> Location:
+    return replace(location, module=module)

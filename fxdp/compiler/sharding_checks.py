@@ -1,0 +1,75 @@
+"""What holds of a program that gathers rows of parameters and shards sums of gradients.
+
+a cast of w to fewer bytes, then its gather          EXPLICIT: what travels is as narrow as what is read
+gather a, gather b reads gather a, ..                LOCAL, scheduled: one order, whoever compiles it
+tangent, a gather of the backward reads it           LOCAL, scheduled: none is taken for the forward's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from fxdp.ir import redistributions
+from fxdp.ir.graphs import inputs_of, reachable
+from fxdp.ir.level import Level
+from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.signature import Tangent
+from fxdp.torch_compat import aten
+
+Fault = tuple[fx.Node, str]
+
+_CAST = aten._to_copy.default
+
+
+def casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[Fault]:
+    """EXPLICIT: no parameter is gathered of which every op that reads it casts it to the same fewer bytes."""
+    for parameter in graph.find_nodes(op="placeholder"):
+        starts = [u for u in parameter.users if u.target is redistributions.all_gather_shards]
+        if not starts:
+            continue
+        readers = [r for s in starts for u in s.users if u.target is redistributions.wait for r in u.users]
+        others = [user for user in parameter.users if user not in starts]
+        dtypes = {tensor_type(r).dtype if r.target is _CAST else None for r in (*readers, *others)}
+        if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
+            own = tensor_type(parameter).dtype
+            if dtype.itemsize < own.itemsize:
+                yield starts[0], f"gathers %{parameter.name} as {own}, which is read as {dtype} alone"
+
+
+def parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
+    """LOCAL: once scheduled, each start of a phase reads the one before it: no compiler may swap them."""
+    last: dict[bool, fx.Node] = {}
+    for node in _scheduled(graph):
+        before = last.get(meta(node).backward)
+        if before is not None and before not in node.args[2]:  # type: ignore[operator]
+            yield node, f"may start before %{before.name}"
+        last[meta(node).backward] = node
+
+
+def all_gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
+    """LOCAL: once scheduled, what the backward gathers depends on a tangent, or a compiler may keep the
+    forward's full value in its place."""
+    gathers = [
+        n for n in _scheduled(graph) if n.target is redistributions.all_gather_shards and meta(n).backward
+    ]
+    if not gathers:
+        return  # most programs have none, and what depends on a tangent is all of their backward
+    later = reachable([node for _, node in inputs_of(graph, Tangent)])
+    for node in gathers:
+        if node not in later:
+            yield node, "is of the backward, but depends on no tangent"
+
+
+def _scheduled(graph: fx.Graph) -> list[fx.Node]:
+    """The starts of buckets in order; none where they have not been tied to what comes before them."""
+    starts = [n for n in graph.nodes if n.target in redistributions.ORDERED and len(n.args) > 2]
+    return starts if any(node.args[2] for node in starts) else []
+
+
+SHARDING_CHECKS = {
+    Level.EXPLICIT: (casts_come_before_all_gathers,),
+    Level.LOCAL: (parameter_buckets_start_in_one_order, all_gathers_of_the_backward_read_a_tangent),
+}
+"""The checks by the level from which on they hold; emission lowers the nodes that they read."""

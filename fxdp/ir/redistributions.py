@@ -1,0 +1,309 @@
+"""The operations that fxdp inserts into a graph, and all that anybody asks of them, in one table.
+
+The functions are names, not code: they stand in a graph from their birth to emission, and calling one is an
+error. An entry of `TABLE` says of one of them what it turns into what, its price, what it does to the values
+of a list of ranks (the oracle), and the functions that start and finish it in an emitted program.
+
+| function | converts | by |
+|---|---|---|
+| `all_reduce(x, op)` | P -> R | the sum over ranks, their extremum, or the combination of their moments |
+| `reduce_scatter(x, dim, outer, inner)` | P -> S | each rank gets its part of the sum |
+| `all_gather(x, dim, outer, inner)` | S -> R | the concatenation of the ranks' parts |
+| `broadcast(x)` | ranks' own draws -> R | the value of rank 0 |
+| `shard(x, dim, outer)` | R -> S | a slice |
+| `partial(x)` | R -> P | rank 0 keeps the value, others hold zeros |
+| `all_gather_shards(x)` | Rows -> R | a sharded parameter entire |
+| `reduce_scatter_shards(x)` | P -> Rows | each rank gets its rows of the sum |
+| `all_reduce_shards(x)` | terms of Rows -> Rows | the sum along the mesh's other axis |
+| `slice_shard(x)` | R -> Rows | a slice |
+| `wait(pending)` | | the result of one that communicates |
+
+The sharded dim's size is `outer * B * inner`. In buckets (`passes/bucket_parameters.py`) `all_gather_shards`
+and
+`reduce_scatter_shards` take a list of values, how many elements of each a rank holds, and what must be there
+before they start; they give one flat value. All take `axis=`, a data axis of the mesh along which alone
+they convert; without it they do along all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from torch import fx
+
+from fxdp.errors import FxdpError, PlacementError
+from fxdp.ir.mesh import REPLICATE
+from fxdp.ir.ops import collectives
+from fxdp.ir.ops import parameter_shards as rows
+from fxdp.ir.placements import ParamShard, Partial, Placement, R, Replicate, Shard, has_terms, sharded_axis
+from fxdp.ir.redistribution_entry import Call, Emission, Redistribution
+from fxdp.ir.sizes import batch_factor, exact_quotient
+from fxdp.ir.types import TensorType
+
+# -- the names ---------------------------------------------------------------------------------------------
+
+
+def _not_executable(name: str) -> NoReturn:
+    raise FxdpError(f"`{name}` is lowered at emission and cannot be called; this is a bug in fxdp")
+
+
+def all_reduce(value: Any, op: str, *, axis: str | None = None) -> Any:
+    """Start summing a Partial value over the ranks; `wait` for it."""
+    _not_executable("all_reduce")
+
+
+def reduce_scatter(value: Any, dim: int, outer: int, inner: int, *, axis: str | None = None) -> Any:
+    """Start summing a Partial value of which each rank gets its part; `wait` for it."""
+    _not_executable("reduce_scatter")
+
+
+def all_gather(value: Any, dim: int, outer: int, inner: int, *, axis: str | None = None) -> Any:
+    """Start gathering the ranks' parts into the full value; `wait` for it."""
+    _not_executable("all_gather")
+
+
+def broadcast(value: Any, *, axis: str | None = None) -> Any:
+    """Start sending rank 0's value to all ranks; `wait` for it."""
+    _not_executable("broadcast")
+
+
+def shard(value: Any, dim: int, outer: int, *, axis: str | None = None) -> Any:
+    """This rank's part of a replicated value."""
+    _not_executable("shard")
+
+
+def partial(value: Any, *, axis: str | None = None) -> Any:
+    """The value on rank 0 and zeros on others: terms of a sum."""
+    _not_executable("partial")
+
+
+def all_gather_shards(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
+    """Start gathering the ranks' rows of a parameter, or of several; `wait` for them."""
+    _not_executable("all_gather_shards")
+
+
+def reduce_scatter_shards(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
+    """Start summing a Partial value, or several, of which each rank gets its rows; `wait` for them."""
+    _not_executable("reduce_scatter_shards")
+
+
+def all_reduce_shards(value: Any, *, axis: str | None = None) -> Any:
+    """Start summing rows over ranks that hold the same ones; `wait` for it."""
+    _not_executable("all_reduce_shards")
+
+
+def slice_shard(value: Any, *, axis: str | None = None) -> Any:
+    """This rank's rows of a replicated value."""
+    _not_executable("slice_shard")
+
+
+def wait(pending: Any) -> Any:
+    """The finished result of a collective; exactly one per collective."""
+    _not_executable("wait")
+
+
+# -- what each is -------------------------------------------------------------------------------------------
+
+_LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
+
+
+def _nothing(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
+    return ()
+
+
+def _reduction(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
+    assert isinstance(have, Partial)
+    return (have.op,)
+
+
+def _cut(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
+    assert isinstance(want, Shard)
+    return want.dim, want.outer
+
+
+def _factors(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
+    """The sharded dim and its factors around the batch: `size == outer * B * inner`."""
+    sharded = want if isinstance(want, Shard) else have
+    assert isinstance(sharded, Shard)
+    factor = batch_factor(type_.shape[sharded.dim])
+    inner = None if factor is None else exact_quotient(factor, sharded.outer)
+    if inner is None:
+        raise PlacementError(f"a value of shape {type_.shape} cannot be {sharded}; this is a bug in a rule")
+    return sharded.dim, sharded.outer, inner
+
+
+def _start_all_reduce(at: Emission, value: fx.Node, op: str) -> Call:
+    if op == "moments":  # every rank combines all of them, in rank order
+        return collectives.start_moments, (value, at.world, at.group)
+    return collectives.start_all_reduce, (value, op, at.group)
+
+
+def _finish_all_reduce(at: Emission, pending: fx.Node, op: str) -> Call:
+    if op == "moments":
+        return collectives.finish_moments, (pending, at.world)
+    if op in ("max", "min"):
+        return collectives.finish_extremum, (pending, at.dtype)
+    return collectives.finish, (pending,)
+
+
+TABLE: tuple[Redistribution, ...] = (
+    Redistribution(
+        target=all_reduce, takes=Partial, gives=Replicate, arguments=_reduction,
+        price=lambda size, gathered: 2 * size,
+        on_ranks=collectives.all_reduced,
+        start=_start_all_reduce, finish=_finish_all_reduce,
+        words="reduced entire", branches=("group", "messages", "memory", "hosts"),
+    ),
+    Redistribution(
+        target=reduce_scatter, takes=Partial, gives=Shard, arguments=_factors, reduces="sum",
+        price=lambda size, gathered: size,
+        on_ranks=collectives.reduce_scattered,
+        start=lambda at, value, dim, outer, inner: (
+            collectives.start_reduce_scatter,
+            (value, dim, outer, inner, at.world, at.largest(), at.rows(), at.group),
+        ),
+        finish=lambda at, pending, dim, outer, inner: (
+            collectives.finish_reduce_scatter, (pending, dim, at.size("b")),
+        ),
+        words="reduced and split",
+    ),
+    Redistribution(
+        target=all_gather, takes=Shard, gives=Replicate, arguments=_factors,
+        # a full value means a global batch's work on every rank, a part does not
+        price=lambda size, gathered: gathered + _LOCAL_STEP,
+        on_ranks=collectives.all_gathered,
+        start=lambda at, value, dim, outer, inner: (
+            collectives.start_all_gather, (value, dim, outer, inner, at.world, at.largest(), at.group),
+        ),
+        finish=lambda at, pending, dim, outer, inner: (
+            collectives.finish_all_gather, (pending, dim, at.rows()),
+        ),
+        words="gathered",
+    ),
+    Redistribution(
+        target=broadcast, takes=Replicate, gives=Replicate, arguments=_nothing,
+        price=lambda size, gathered: size,
+        on_ranks=collectives.broadcasted,
+        start=lambda at, value: (collectives.start_broadcast, (value, at.group)),
+        finish=lambda at, pending: (collectives.finish, (pending,)),
+        words="drawn once for all",
+    ),
+    Redistribution(
+        target=shard, takes=Replicate, gives=Shard, arguments=_cut,
+        price=lambda size, gathered: _LOCAL_STEP,
+        on_ranks=collectives.sharded,
+        start=lambda at, value, dim, outer: (
+            collectives.shard, (value, dim, outer, at.size("B"), at.size("offset"), at.size("b")),
+        ),
+    ),
+    Redistribution(
+        target=partial, takes=Replicate, gives=Partial, arguments=_nothing,
+        price=lambda size, gathered: _LOCAL_STEP,
+        on_ranks=collectives.made_partial,
+        start=lambda at, value: (collectives.partial, (value, at.index)),
+    ),
+    Redistribution(
+        target=all_gather_shards, takes=ParamShard, gives=Replicate, arguments=_nothing,
+        price=lambda size, gathered: gathered,
+        on_ranks=rows.unsharded_values,
+        start=lambda at, x, each, after: (
+            rows.publish_shards if at.shown else rows.start_all_gather_shards, (x, each, at.world, at.group,
+            after),
+        ),
+        finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
+        words="gathered for use", branches=("group", "memory"),
+        along=lambda have, want: sharded_axis(have),
+        suits=lambda have, want: not has_terms(have),
+    ),
+    Redistribution(
+        target=reduce_scatter_shards, takes=Partial, gives=ParamShard, arguments=_nothing, reduces="sum",
+        price=lambda size, gathered: size,
+        on_ranks=rows.reduced_shards,
+        start=lambda at, x, each, after: (rows.start_reduce_scatter_shards, (x, each, at.world, at.group,
+        after)), finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
+        words="reduced and scattered", branches=("group", "memory"),
+        along=lambda have, want: sharded_axis(want),
+        # along one of two axes a sum is a term of the entire one
+        suits=lambda have, want: has_terms(want) == (sharded_axis(want) is not None),
+    ),
+    Redistribution(
+        target=all_reduce_shards, takes=ParamShard, gives=ParamShard, arguments=_nothing,
+        price=lambda size, gathered: 2 * size,
+        on_ranks=rows.all_reduced_shards,
+        start=lambda at, value: (collectives.start_all_reduce, (value, "sum", at.group)),
+        finish=lambda at, pending: (collectives.finish, (pending,)),
+        words="reduced by replicas",
+        along=lambda have, want: REPLICATE,
+        suits=lambda have, want: has_terms(have) and not has_terms(want),
+    ),
+    Redistribution(
+        target=slice_shard, takes=Replicate, gives=ParamShard, arguments=_nothing,
+        price=lambda size, gathered: _LOCAL_STEP,
+        on_ranks=rows.sliced_shards,
+        start=lambda at, value: (rows.slice_shard, (value, at.world, at.index)),
+        along=lambda have, want: sharded_axis(want),
+        suits=lambda have, want: not has_terms(want),
+    ),
+)  # fmt: skip
+"""One entry per redistribution; nothing else knows them one by one."""
+
+_BY_TARGET = {redistribution.target: redistribution for redistribution in TABLE}
+
+COLLECTIVES = frozenset(c.target for c in TABLE if c.communicates)
+"""The functions that communicate; each has exactly one `wait`."""
+
+REDISTRIBUTIONS = frozenset(_BY_TARGET) | {wait}
+"""All functions of this file."""
+
+ORDERED = frozenset({all_gather_shards, reduce_scatter_shards})
+"""Those that read, after their values, what must be there before they start: the one before, above all."""
+
+LOCAL = frozenset(c.target for c in TABLE if not c.communicates)
+"""The functions that make something of a value that each rank has full."""
+
+
+def redistribution_of(node: fx.Node) -> Redistribution | None:
+    """The entry of a redistribution node, along its axis; None for a `wait` and all other nodes."""
+    found = _BY_TARGET.get(node.target)  # type: ignore[arg-type]
+    return replace(found, axis=axis) if found is not None and (axis := axis_of(node)) else found
+
+
+def axis_of(redistribution: fx.Node) -> str | None:
+    """The data axis along which a redistribution goes; None: all."""
+    axis = redistribution.kwargs.get("axis")
+    return axis if isinstance(axis, str) else None
+
+
+@lru_cache(maxsize=65536)
+def route(have: Placement, want: Placement) -> tuple[Redistribution, ...]:
+    """The redistributions that turn `have` into `want`, another placement: one, or two by way of R.
+
+    Of extrema and moments no part can be had alone, so `P(max) -> S` is an all-reduce and a slice.
+    """
+    if (
+        isinstance(have, Partial)
+        and have.op == "sum"
+        and isinstance(want, ParamShard)
+        and want != between(want)
+    ):
+        return (*route(have, between(want)), *route(between(want), want))
+    for (
+        redistribution
+    ) in TABLE:  # a direct way is always cheaper: what goes by R brings the entire to every rank
+        if redistribution.converts(have, want):
+            return (redistribution,)
+    if isinstance(have, Replicate) or isinstance(want, Replicate):
+        raise PlacementError(f"no redistribution turns {have} into {want}; this is a bug in a rule")
+    return (*route(have, R), *route(R, want))
+
+
+def between(want: ParamShard) -> ParamShard:
+    """What sums become on their way to rows of one of two axes: rows of the terms along the other."""
+    return want if want.axis is None else replace(want, terms=True)
+
+
+def price(have: Placement, want: Placement, size: float, gathered: float) -> float:
+    """Bytes that a rank sends to turn `have` into `want`, to a common factor (see `Redistribution`)."""
+    return sum(redistribution.price(size, gathered) for redistribution in route(have, want))

@@ -1,0 +1,146 @@
+"""Compiled halves that are kept on disk: the second start of a program traces and partitions nothing.
+
+    emitted graph, sizes, strides -- text --> key     found: both halves' code is loaded
+                                              else:   `lower_inductor`, and what it compiled is kept
+
+Inductor finds its code again by the graphs of both halves; to have these costs more than all else of a warm
+start. Ranks take the same way or not, each for itself: the exchanges are around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxdp.disk.entries import Entries, key_of
+from fxdp.errors import StateError
+from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text, value_text
+from fxdp.ir.metadata import Metadata, meta
+from fxdp.ir.signature import InputSpec
+from fxdp.lowering.forward_backward_pair import ForwardBackward, LoweredBackward
+from fxdp.lowering.inductor.collective_order import collectives
+from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor
+from fxdp.lowering.inductor.region_code import half_bytes, half_of_bytes
+from fxdp.lowering.inductor.start import Start
+from fxdp.lowering.shapes import Shapes
+from fxdp.settings import CacheSettings, ShortcutSettings
+from fxdp.torch_compat import code_environment, graph_module, is_on
+
+
+def lower_cached(
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, start: Start,
+    options: LoweringOptions,
+) -> ForwardBackward:  # fmt: skip
+    """`lower_inductor`, from the disk where it was done before."""
+    options = replace(options, by_layer=is_on("repeated_layers"))
+    make = partial(lower_inductor, gm, values, shapes, device, options=options)
+    settings = CacheSettings.from_environment()
+    entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_pair") else 0)
+    # on other devices than CPU code is more than its source: never tried there
+    environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
+    key = None
+    if environment is not None:
+        zero = None if options.zero is None else tuple(sorted(options.zero))
+        shortcuts = ShortcutSettings.from_environment().text  # who leaves one out gets nothing that it made
+        asked = exact_text((zero, replace(options, zero=None)))
+        key = _key(gm, values, shapes, (environment, str(device), asked, shortcuts))
+    if key is None:
+        return make(start=start)
+    restored = partial(_restored, make=partial(make, start=Start()), start=start)
+    found: ForwardBackward | None = entries.find(key, restored)
+    if found is None:
+        found = make(start=start)
+        entries.keep(key, found, _bytes)
+    return found
+
+
+def _key(
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, others: tuple[str, ...]
+) -> str | None:
+    """The name of the halves; None for a graph that no text can say."""
+    _, sizes = shapes.trace_sizes()
+    hints = {name: getattr(getattr(size, "node", None), "hint", size) for name, size in sizes.items()}
+    try:
+        return key_of(
+            "pair",
+            *others,
+            exact_text((hints, shapes.generic, shapes.single)),
+            "\n".join(_graph_lines(gm)),
+            "\n".join(f"{exact_text(spec)} {value_text(value)}" for spec, value in values.items()),
+        )
+    except NoTextError:
+        return None
+
+
+def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Each node with all that lowering reads of it."""
+    for node in gm.graph.nodes:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise NoTextError(f"%{node.name} reads an attribute of its module")
+        known: Metadata = meta(node)
+        read = (known.type, known.spec, known.results, known.backward, known.placement, known.draws_for)
+        yield f"{node_text(node)} {exact_text((*read, known.recompute))}"
+
+
+def _bytes(pair: ForwardBackward) -> bytes:
+    """The halves with bytes in the place of code and of graphs, and what tells them from others."""
+    backward = pair.backward_graph
+    plain: dict[str, Any] = {
+        "forward": half_bytes(pair.forward),
+        "forward_graph": _order(pair.forward_graph),
+        "backward_graph": None if backward is None else _order(backward),
+        "compiled": {zero: (half_bytes(b.run), b.tangents) for zero, b in pair.compiled.items()},
+        "compiled_pair": {f: tuple(map(half_bytes, both)) for f, both in pair.compiled_pair.items()},
+    }
+    return pickle.dumps((replace(pair, **plain, compile=None, anew=None, _full=None), _digest(pair)))
+
+
+def _order(gm: fx.GraphModule) -> bytes:
+    """A graph of a half's collectives alone, which ranks compare."""
+    names, graph = frozenset(collectives(gm.graph)), fx.Graph()
+    for node in gm.graph.nodes:
+        if node.name in names:
+            graph.create_node(node.op, node.target, name=node.name)
+    graph.output(())
+    return graph_bytes(graph_module(nn.Module(), graph))
+
+
+def _digest(pair: ForwardBackward) -> str:
+    """Of what both halves hand one another."""
+    graphs = (pair.forward_graph, pair.backward_graph)
+    return hashlib.sha256("".join(str(gm.graph) for gm in graphs if gm is not None).encode()).hexdigest()
+
+
+def _restored(content: bytes, make: Callable[[], ForwardBackward], start: Start) -> ForwardBackward:
+    """Halves of code from the disk; a backward that is not among it is compiled when it is needed."""
+    kept, digest = pickle.loads(content)
+    graphs = [kept.forward_graph, kept.backward_graph]
+    forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in graphs)
+    code = partial(half_of_bytes, start=start)
+    found: ForwardBackward = replace(
+        kept,
+        forward=code(kept.forward),
+        forward_graph=forward,
+        backward_graph=backward,
+        compiled={zero: LoweredBackward(code(b), tangents) for zero, (b, tangents) in kept.compiled.items()},
+        compiled_pair={first: tuple(map(code, both)) for first, both in kept.compiled_pair.items()},
+        anew=lambda: _same(make(), digest),
+    )
+    return found
+
+
+def _same(pair: ForwardBackward, digest: str) -> ForwardBackward:
+    """What was made anew, if its backward takes what the kept forward saves."""
+    if _digest(pair) != digest:
+        raise StateError(
+            "this program's backward was compiled anew and does not fit its forward, which was kept on disk; "
+            "set FXDP_CACHE=0, and report it as a bug in fxdp"
+        )
+    return pair

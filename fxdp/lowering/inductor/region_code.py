@@ -1,0 +1,143 @@
+"""The code of a half in segments: each kind's code, and the order in which it is called.
+
+values   inputs of the half | constants | results of segments, one segment after the other
+call     code 1   takes values 7, 3, 4   frees 7   gives the next values
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from torch import Tensor, fx
+
+from fxdp.ir.graph_form import graph_bytes, graph_of_bytes
+from fxdp.ir.graphs import attribute_of
+from fxdp.lowering.forward_backward_pair import Boxed
+from fxdp.lowering.inductor.regions import CompiledRegion
+from fxdp.lowering.inductor.start import Start
+from fxdp.lowering.inductor.strides import results
+from fxdp.lowering.op_by_op import op_by_op
+from fxdp.torch_compat import code_bytes, code_of_bytes
+
+_FULL, _REGIONS, _AS_IT_IS = b"w", b"s", b"g"
+"""What bytes of a half, or of one of its codes, begin with."""
+
+
+class AsItIs:
+    """A graph that runs op by op; called as Inductor's code is."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self._run = op_by_op(gm)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Its results; `inputs` is emptied."""
+        return self._run(inputs)
+
+
+@dataclass(frozen=True)
+class RegionCall:
+    """One segment: which code it runs, and on what, by places among the values."""
+
+    code: int
+    takes: tuple[int, ...]
+    frees: tuple[int, ...]
+    """Of what it takes, what nobody reads later: the code alone holds it then, and frees it when it can."""
+
+
+@dataclass(frozen=True)
+class RegionCode:
+    """A half that runs segment by segment; called as Inductor's code is."""
+
+    codes: tuple[Any, ...]
+    calls: tuple[RegionCall, ...]
+    results: tuple[int, ...]
+    """The places of the half's results."""
+    constants: tuple[Any, ...]
+    """What lies after the inputs: tensors of the half's own, and results that are no tensors."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """The half's results; `inputs` is emptied."""
+        values = [*inputs, *self.constants]
+        inputs.clear()
+        for call in self.calls:
+            given = [values[i] for i in call.takes]
+            for i in call.frees:
+                values[i] = None
+            values += self.codes[call.code](given)  # no name for them: the list alone holds what they made
+        return [values[i] for i in self.results]
+
+
+def half_bytes(code: Boxed) -> bytes:
+    """A half's code, in segments or not, as bytes.
+
+    Raises
+    ------
+    TypeError : it holds tensors of its own.
+    """
+    if isinstance(code, AsItIs):
+        return _AS_IT_IS + graph_bytes(code.gm)
+    if not isinstance(code, RegionCode):
+        return _FULL + code_bytes(code)
+    if any(isinstance(c, Tensor) for c in code.constants):
+        raise TypeError("the half holds tensors of its own")
+    return _REGIONS + pickle.dumps(replace(code, codes=tuple(map(half_bytes, code.codes))))
+
+
+def half_of_bytes(content: bytes, start: Start) -> Boxed:
+    """The half again, loaded and ready to run."""
+    with start.building():
+        return _of_bytes(content)
+
+
+def _of_bytes(content: bytes) -> Boxed:
+    if content.startswith(_FULL):
+        return code_of_bytes(content.removeprefix(_FULL))
+    if content.startswith(_AS_IT_IS):
+        return AsItIs(graph_of_bytes(content.removeprefix(_AS_IT_IS), "Between"))
+    code: RegionCode = pickle.loads(content.removeprefix(_REGIONS))
+    return replace(code, codes=tuple(map(_of_bytes, code.codes)))
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """A half as calls of its segments, before anything is compiled."""
+
+    kinds: tuple[CompiledRegion, ...]
+    """One segment of each kind; its code serves all calls of the kind."""
+    calls: tuple[RegionCall, ...]
+    results: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+    def compile(self, compile_one: Callable[[CompiledRegion], Boxed]) -> RegionCode:
+        """Compile one segment of each kind."""
+        return RegionCode(tuple(map(compile_one, self.kinds)), self.calls, self.results, self.constants)
+
+
+def plan_regions(gm: fx.GraphModule, regions: Sequence[CompiledRegion]) -> RegionPlan:
+    """Number the values of a half, and say which places each segment's call takes and frees."""
+    kinds: dict[str, CompiledRegion] = {}
+    for one in regions:
+        kinds.setdefault(one.kind, one)
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    attributes = [n for n in gm.graph.nodes if n.op == "get_attr"]
+    literals = [v for v in results(gm) if not isinstance(v, fx.Node)]
+    made = [n for one in regions for n in one.gives]
+    place = {n: i for i, n in enumerate([*inputs, *attributes, *literals, *made]) if isinstance(n, fx.Node)}
+    constants = (*(attribute_of(gm, n) for n in attributes), *literals)
+    # a literal is told by its place: 1, 1.0 and True are equal
+    numbers = count(len(inputs) + len(attributes))
+    wanted = tuple(place[v] if isinstance(v, fx.Node) else next(numbers) for v in results(gm))
+    kept = {*wanted, *(place[n] for n in attributes)}
+    last = {place[n]: i for i, one in enumerate(regions) for n in one.takes}
+    codes = {kind: i for i, kind in enumerate(kinds)}
+    calls = []
+    for i, one in enumerate(regions):
+        takes = tuple(place[n] for n in one.takes)
+        frees = tuple(p for p in takes if last[p] == i and p not in kept)
+        calls.append(RegionCall(codes[one.kind], takes, frees))
+    return RegionPlan(tuple(kinds.values()), tuple(calls), wanted, constants)

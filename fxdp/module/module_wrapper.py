@@ -1,0 +1,159 @@
+"""`ModuleWrapper`: a module that is another one in all but its call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from torch import Tensor, nn
+
+from fxdp.errors import StateError
+
+S = TypeVar("S", bound="ModuleWrapper")
+
+
+_GRADIENTS = "gradients are summed by the program itself, in buckets of bucket_mb= of fxdp.compile"
+_OTHERS_HAVE = {
+    "register_comm_hook": _GRADIENTS,
+    "require_backward_grad_sync": _GRADIENTS + "; for accumulation there is compiled.no_sync()",
+    "set_requires_gradient_sync": _GRADIENTS + "; for accumulation there is compiled.no_sync()",
+    "join": "ranks may have uneven batches: one that has no more samples passes an empty batch",
+    "clip_grad_norm_": "gradients are full: torch.nn.utils.clip_grad_norm_(compiled.parameters(), max_norm)",
+    "summon_full_params": "parameters are full on every rank",
+}
+"""What `DistributedDataParallel` and FSDP have, and what takes its place."""
+
+
+class ModuleWrapper(nn.Module):
+    """Parameters, buffers, children, attributes, modes and state-dict keys are those of `_model`.
+
+    What is read, set or deleted here, and this class does not declare, is read, set or deleted there.
+    """
+
+    _model: nn.Module
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        # kept out of nn.Module's own registries, so that names and state-dict keys stay the model's
+        object.__setattr__(self, "_model", model)
+        del self.__dict__["training"]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            pass
+        model = object.__getattribute__(self, "_model")
+        try:
+            return getattr(model, name)
+        except AttributeError as error:
+            if inspect.getattr_static(model, name, None) is not None:
+                raise  # a property of the model, which fails by itself
+            raise AttributeError(_missing(model, name), name=name, obj=model) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._declares(name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._declares(name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self._model, name)
+
+    def _declares(self, name: str) -> bool:
+        kind = type(self)
+        return name in self.__dict__ or hasattr(kind, name) or name in kind.__annotations__
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model, as `DistributedDataParallel` has it: to call it alone, and for `isinstance`."""
+        return self._model
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._like_a_list("__getitem__")(index)
+
+    def __len__(self) -> int:
+        return int(self._like_a_list("__len__")())
+
+    def __iter__(self) -> Iterator[Any]:
+        layers: Iterator[Any] = self._like_a_list("__iter__")()
+        return layers
+
+    def __bool__(self) -> bool:
+        return True  # not by its length, which few models have
+
+    def _like_a_list(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = getattr(self._model, name, None)
+        if found is None:
+            raise TypeError(
+                f"{type(self._model).__name__}, which is compiled here, is no list: it has no {name}"
+            )
+        return found
+
+    def __getstate__(self) -> NoReturn:
+        raise StateError(
+            "a compiled module cannot be pickled or copied with its programs; expected its values: save "
+            "compiled.state_dict(), whose keys are the model's own, or copy.deepcopy(compiled)"
+        )
+
+    def apply(self: S, fn: Callable[[nn.Module], None]) -> S:
+        """Call a function on each of the model's modules."""
+        self._model.apply(fn)
+        return self
+
+    def train(self: S, mode: bool = True) -> S:
+        """Switch the model's mode; each mode has its own program."""
+        self._model.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load into the model; of a full tensor a rank takes its rows where the parameter is sharded.
+
+        Raises
+        ------
+        InputError : tensors of other shapes than sharded parameters', all of them listed; nothing was loaded.
+        """
+        return self._model.load_state_dict(state_dict, *args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters, under their own names."""
+        return self._model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """The model's buffers, under their own names."""
+        return self._model.named_buffers(*args, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The model's children."""
+        return self._model.named_children()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The model's modules."""
+        return iter(list(self._model.named_modules(*args, **kwargs)))
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter to the model."""
+        self._model.register_parameter(name, param)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer to the model."""
+        self._model.register_buffer(name, tensor, persistent)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a child to the model."""
+        self._model.add_module(name, module)
+
+    register_module = add_module
+
+
+def _missing(model: nn.Module, name: str) -> str:
+    text = f"neither a compiled module nor its model ({type(model).__name__}) has {name!r}"
+    return f"{text}: {_OTHERS_HAVE[name]}" if name in _OTHERS_HAVE else text

@@ -1,0 +1,106 @@
+"""Who is at the other end of a new connection: both sides say so before anything else travels.
+
+    caller                                           listener
+    fxdp, version, token, own rank, plane    ->
+                                             <-      fxdp, version, own rank
+
+Either may come in pieces. A caller whose connection ends before it is welcomed calls again; a connection on
+which something else is said, as a port scanner or a health check does, is closed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from dataclasses import dataclass, field
+
+from fxdp.errors import MeshError
+
+VERSION = 2
+"""Of all that travels between ranks: to be raised with any change of a frame."""
+
+_MAGIC = b"fxdp"
+_HELLO = struct.Struct("<4sB16sIB")  # version, the mesh's secret token, the rank that calls, the plane
+_WELCOME = struct.Struct("<4sBI")  # version, the rank that answers
+
+
+def hello(token: bytes, rank: int, plane: int) -> bytes:
+    """What a caller says."""
+    return _HELLO.pack(_MAGIC, VERSION, token, rank, plane)
+
+
+def welcome(rank: int) -> bytes:
+    """What is answered."""
+    return _WELCOME.pack(_MAGIC, VERSION, rank)
+
+
+class StrangerError(Exception):
+    """The other end is no rank of this mesh, or has gone."""
+
+
+@dataclass(eq=False)
+class Handshake:
+    """A connection whose other end has not said all of its greeting yet.
+
+    Attributes
+    ----------
+    called : the rank that was called; None where the other end has called.
+    plane : for what the connection is.
+    """
+
+    connection: socket.socket
+    called: int | None = None
+    plane: int = 0
+    connecting: bool = False
+    effects: bytearray = field(default_factory=bytearray)
+
+    def read(self, token: bytes) -> tuple[int, int] | None:
+        """The other end's rank and the plane, None while the greeting is not complete.
+
+        Raises
+        ------
+        StrangerError : something else was said, or the connection ended.
+        MeshError : a rank with the token runs another version of fxdp.
+        """
+        form = _HELLO if self.called is None else _WELCOME
+        try:
+            data = self.connection.recv(form.size - len(self.effects))
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise StrangerError(str(error)) from error
+        self.effects += data
+        if not data or not (_MAGIC.startswith(self.effects[:4]) or self.effects[:4] == _MAGIC):
+            raise StrangerError("the connection was closed" if not data else "something else was said")
+        if len(self.effects) < form.size:
+            return None
+        return self._welcomed() if self.called is not None else self._hello(token)
+
+    def _hello(self, token: bytes) -> tuple[int, int]:
+        _, version, theirs, rank, plane = _HELLO.unpack(self.effects)
+        if not secrets.compare_digest(theirs, token):
+            raise StrangerError("it does not know the token")
+        check_version(version, rank)
+        return rank, plane
+
+    def _welcomed(self) -> tuple[int, int]:
+        _, version, rank = _WELCOME.unpack(self.effects)
+        check_version(version, rank)
+        if rank != self.called:
+            raise StrangerError(f"rank {rank} answers there")
+        return rank, self.plane
+
+
+def check_version(version: int, rank: int) -> None:
+    """Refuse a rank whose frames are others.
+
+    Raises
+    ------
+    MeshError : it runs another version of fxdp.
+    """
+    if version != VERSION:
+        raise MeshError(
+            f"rank {rank} speaks version {version} of fxdp's protocol, this rank version {VERSION}; expected "
+            "the same release of fxdp on all ranks: install it anew where it is older"
+        )

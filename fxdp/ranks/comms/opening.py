@@ -1,0 +1,283 @@
+"""Make the links of a mesh: connections and process groups, which all ranks open together."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from fxdp.errors import RankFailedError
+from fxdp.ir.link_cost import LinkCost
+from fxdp.ranks.comms.cancellable import made_while_looking
+from fxdp.ranks.comms.channel import Channel
+from fxdp.ranks.comms.comms import Comms
+from fxdp.ranks.comms.control import Control
+from fxdp.ranks.comms.departure import Departure, DepartureKind, as_bytes, as_text
+from fxdp.ranks.comms.descriptors import check_limit, needed, of_hosts
+from fxdp.ranks.comms.failure_broadcast import FailureBroadcast, KeyValueStore, store_lost
+from fxdp.ranks.comms.host_places import HostPlaces, host_places
+from fxdp.ranks.comms.host_sums import HostSums
+from fxdp.ranks.comms.interfaces import own_address
+from fxdp.ranks.comms.link_speed import is_cheaper, measured
+from fxdp.ranks.comms.live import live_comms, remember
+from fxdp.ranks.comms.messages import Messages
+from fxdp.ranks.comms.peers import Peers
+from fxdp.ranks.comms.processors import are_alike
+from fxdp.ranks.comms.rendezvous import connect_all
+from fxdp.ranks.comms.shared_memory import SharedMemory
+from fxdp.ranks.comms.sockets import open_sockets, shared_sockets
+from fxdp.ranks.tree.tree_control import TreeControl
+from fxdp.ranks.tree.tree_joining import connect_tree
+from fxdp.ranks.tree.tree_messages import TreeMessages
+from fxdp.settings import Settings
+from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
+
+_ACROSS = "across"  # the group that joins ranks of several hosts with the same share of large sums
+_DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
+
+
+def open_comms(
+    rank: int, ranks: Sequence[int], row: Sequence[int], backend: str, settings: Settings
+) -> Comms:
+    """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
+
+    Parameters
+    ----------
+    rank : this rank's index in `ranks`.
+    ranks : the global ranks of the mesh, in mesh order.
+    row : those of them that share this rank's stages; all, where there is no pipeline axis.
+    backend : "gloo" or "nccl".
+    settings : timeouts and address.
+
+    Raises
+    ------
+    RankFailedError : a rank did not come.
+    MeshError : a rank cannot be reached.
+    """
+    world = dist.GroupMember.WORLD
+    assert world is not None, "open_comms needs a process group"
+    for comms in live_comms():
+        if comms.departure and comms.departure.kind is DepartureKind.KILLED:
+            raise RankFailedError(comms.words(comms.departure))
+    wanted = backend == "gloo" and settings.shared_memory
+    is_gloo, above = backend == "gloo", settings.tree_above
+    check_limit(len(ranks), needed(len(ranks), len(row), gloo=is_gloo, memory=wanted, tree_above=above))
+    store = world.get_group_store()
+    try:
+        name = _prefix(store, rank, ranks)
+        failure_broadcast = FailureBroadcast(store, name, ranks, rank)
+    except dist.DistNetworkError as error:
+        raise store_lost(error) from error
+    peers = Peers(ranks, ranks[rank], lambda other: store.check([f"{name}/{ranks.index(other)}"]))
+
+    def look() -> None:
+        failure_broadcast.look()
+        peers.look()
+
+    try:
+        opening = _Opening(store, name, look, rank, ranks, row, backend, settings)
+        return remember(opening.comms(world))
+    except BaseException as error:
+        failure_broadcast.tell(ranks[rank], _words(error))
+        raise
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Links that are being opened."""
+
+    store: KeyValueStore
+    name: str
+    look: Callable[[], None]
+    rank: int
+    ranks: Sequence[int]
+    row: Sequence[int]
+    backend: str
+    settings: Settings
+
+    def comms(self, world: dist.ProcessGroup) -> Comms:
+        """The connections first, as by them a rank that dies meanwhile is noticed; then the groups."""
+        control, messages = self._connections()
+        mates: Messages | None = None
+        try:
+            control.names = self._names(control)
+            wanted, size = self.backend == "gloo" and self.settings.shared_memory, len(self.row)
+            places = host_places(control, self._among(), wanted)
+            memory = SharedMemory(messages, size, places.direct) if places.one and size > 1 else None
+            mates = self._mates(places, messages) if places.several else None
+            own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
+            before = open_sockets()
+            groups = self._made(lambda: self._groups(own, places), control)
+            opened = open_sockets() - before
+            sockets = shared_sockets(control, opened) if self.backend == "gloo" else set()
+            hosts = None if mates is None else HostSums(mates, places, groups.get(_ACROSS))
+            cost, hosts = self._cheapest(groups, hosts, control) if memory is None else (None, None)
+            alike = are_alike(control, self.backend)
+        except BaseException as error:
+            control.broadcast_failure(
+                control.news() or Departure(self.rank, DepartureKind.FAILED, _words(error))
+            )
+            control.close()
+            messages.close()
+            if mates is not None:
+                mates.close()
+            raise
+        key = (tuple(self.ranks), tuple(self.row), self.backend)
+        return Comms(world, key, own, groups, control, messages, memory, hosts, sockets, cost, alike)
+
+    def _cheapest(
+        self, groups: dict[str, dist.ProcessGroup], hosts: HostSums | None, control: Channel
+    ) -> tuple[LinkCost | None, HostSums | None]:
+        """What large sums cost the cheapest way, and that way if it is another one than gloo alone."""
+        if self.backend != "gloo" or "reduce" not in groups:
+            return None, None
+        reduce = groups["reduce"]
+        cost = measured(lambda value: reduce.allreduce([value]).wait(), control)
+        if hosts is None:
+            return cost, None
+        over_hosts = measured(lambda value: hosts.finish(hosts.start(value)), control)
+        if is_cheaper(over_hosts, cost):
+            return over_hosts, hosts
+        hosts.close()
+        if across := groups.pop(_ACROSS, None):
+            dist.destroy_process_group(across)
+        return cost, None
+
+    def _names(self, control: Channel) -> list[int | str]:
+        """What errors call the ranks: their numbers alone, as long as they are on one host."""
+        hosts = [as_text(part) for part in control.exchange(as_bytes(socket.gethostname()))]
+        if len(set(hosts)) == 1:
+            return list(self.ranks)
+        return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
+
+    def _connections(self) -> tuple[Channel, Messages]:
+        timeout_s, among = self.settings.timeout_s, self._among()
+        planes, above = (range(len(self.ranks)), among), self.settings.tree_above
+        place_of = {rank: place for place, rank in enumerate(among)}
+        own = place_of[self.rank]
+        given = (
+            self.store, self.name, self.rank, planes, self._host(), timeout_s,
+            self.look, self.settings.lost_s, above,
+        )  # fmt: skip
+        joint = connect_tree(*given) if len(self.ranks) > above else None
+        to_all, to_row = connect_all(*given) if joint is None else joint.connections
+        in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
+        if joint is None:
+            return Control(self.rank, to_all, timeout_s), Messages(own, in_row, timeout_s)
+        control = TreeControl(self.rank, joint.places[0], to_all, timeout_s)
+        if joint.places[1] is None:
+            return control, Messages(own, in_row, timeout_s)
+        return control, TreeMessages(own, joint.places[1], in_row, timeout_s)
+
+    def _among(self) -> list[int]:
+        """The places in the mesh of this row's ranks."""
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        return [places[rank] for rank in self.row]
+
+    def _host(self) -> str:
+        """The address at which the other ranks reach this one."""
+        launch = self.settings.launch
+        master = launch.master_addr if launch else _store_host(self.store)
+        return self.settings.host or own_address(master, launch is None or launch.several_hosts)
+
+    def _mates(self, places: HostPlaces, messages: Messages) -> Messages:
+        """Connections to the ranks of this host alone: these meet more often than the hosts do."""
+        among, here = self._among(), places.of(messages.rank)
+        check_limit(len(self.ranks), of_hosts(len(here), len(places.hosts)))
+        planes, timeout_s = ([among[place] for place in here],), self.settings.timeout_s
+        (process_mesh,) = connect_all(
+            self.store, f"{self.name}/host/{planes[0][0]}", self.rank, planes, self._host(), timeout_s,
+            self.look, self.settings.lost_s,
+        )  # fmt: skip
+        connections = {place: process_mesh[among[place]] for place in here if place != messages.rank}
+        return Messages(messages.rank, connections, timeout_s)
+
+    def _made(
+        self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Channel
+    ) -> dict[str, dist.ProcessGroup]:
+        def look() -> None:  # not into the store, in which the other thread may wait
+            departure = control.news()
+            if departure is not None:
+                raise RankFailedError(control.words(departure))
+
+        # NCCL connects at first use, and remembers the thread's device
+        return made_while_looking(make, look) if self.backend == "gloo" else make()
+
+    def _groups(self, own: str, places: HostPlaces) -> dict[str, dist.ProcessGroup]:
+        timeout, groups = timedelta(seconds=self.settings.timeout_s), {}
+        if len(self.row) > 1:
+            for purpose in ("data", "reduce"):
+                groups[purpose] = _new_group(own, self.row, self.backend, timeout, purpose)
+        place = self.row.index(self.ranks[self.rank])
+        if places.several and (share := places.of(place).index(place)) < places.shares:
+            across = [self.row[host[share]] for host in places.hosts]
+            groups[_ACROSS] = _new_group(f"{own}/{share}", across, self.backend, timeout, _ACROSS)
+        if len(self.row) < len(self.ranks):
+            for purpose in ("forward", "backward"):
+                groups[purpose] = _new_group(self.name, self.ranks, self.backend, timeout, purpose)
+        return groups
+
+
+def _words(error: BaseException) -> str:
+    """What the others are told; of an error about another rank only what it says of that one."""
+    return str(error) if isinstance(error, RankFailedError) else f"{type(error).__name__}: {error}"
+
+
+def add_group(comms: Comms, purpose: str, settings: Settings, ranks: Sequence[int] = ()) -> dist.ProcessGroup:
+    """One more group over the data axes, or `ranks` of theirs; all ranks must call this at the same point.
+
+    Raises
+    ------
+    RankFailedError : a rank did not come.
+    """
+    _, row, backend = comms.key
+    if (there := comms.find(purpose)) is not None:
+        return there
+    name = f"{comms.name}/{ranks[0]}" if ranks else comms.name
+
+    def make() -> dist.ProcessGroup:
+        return _new_group(name, ranks or row, backend, timedelta(seconds=settings.timeout_s), purpose)
+
+    def look() -> None:
+        if comms.departure is not None:
+            raise RankFailedError(comms.words(comms.departure))
+
+    before = open_sockets()
+    group = made_while_looking(make, look) if backend == "gloo" else make()
+    sockets = shared_sockets(comms.control, open_sockets() - before) if backend == "gloo" else set()
+    comms.add(purpose, group, sockets)
+    return group
+
+
+def _store_host(store: Any) -> str | None:
+    """Where the store is, if it is one that a network reaches."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
+
+
+def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
+    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike.
+
+    It is as long for 10,000 ranks as for two: torch's store refuses keys over 8 KiB.
+    """
+    digest = hashlib.sha256("-".join(str(item) for item in ranks).encode()).hexdigest()
+    name = f"fxdp/{digest[:_DIGEST]}"
+    return f"{name}/{store.add(f'{name}/count/{rank}', 1)}"
+
+
+def _new_group(
+    name: str, ranks: Sequence[int], backend: str, timeout: timedelta, purpose: str
+) -> dist.ProcessGroup:
+    try:
+        group = new_named_group(f"{name}/{purpose}", ranks, backend, timeout, f"fxdp_{purpose}")
+        if backend == "gloo":
+            group.barrier().wait()  # gloo may connect only on first use
+    except RuntimeError as error:
+        raise RankFailedError(f"making the {backend} group of ranks {list(ranks)} failed: {error}") from error
+    return group

@@ -1,0 +1,189 @@
+"""The connections of one rank to others, for frames in both directions (`comms/frames.py`).
+
+Nothing here waits: what cannot be sent at once is kept, and what has come is read by whichever thread looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fxdp.ranks.comms.departure import UNHEARD, Departure, DepartureKind, sent_nonsense
+from fxdp.ranks.comms.frames import FrameKind, NoFrameError, take_frame
+
+_CHUNK = 1 << 16
+_UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+@dataclass(eq=False)
+class Peer:
+    """This rank's connection to one other rank."""
+
+    rank: int
+    connection: socket.socket
+    unread: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    rounds: deque[tuple[FrameKind, bytes]] = field(default_factory=deque)
+    ignore: int = 0  # rounds that were decided without the peer's part: it is dropped when it comes
+    departure: Departure | None = None
+    waits: tuple[int, bytes] | None = None
+    """The round for which it waits since a second, and where it is in its program."""
+    closed: bool = False
+    unheard: bool = False
+    """Whether its machine left questions without an answer, and so was given up."""
+
+    def drop_round(self) -> None:
+        """Leave out its part of one more round, which has come or is to come."""
+        if self.rounds:
+            self.rounds.popleft()
+        else:
+            self.ignore += 1
+
+
+class Wires:
+    """Frames to and from the `peers`; safe from any thread."""
+
+    def __init__(self, connections: dict[int, socket.socket]) -> None:
+        self._lock = threading.RLock()
+        self.peers = [Peer(other, connections[other]) for other in sorted(connections)]
+        self._by_descriptor = {peer.connection.fileno(): peer for peer in self.peers}
+        self._poll = select.poll()
+        for peer in self.peers:
+            self._poll.register(peer.connection, select.POLLIN)
+
+    def drain(self, peer: Peer) -> Departure | None:
+        """Read all that `peer` has sent; its ending, if it has ended."""
+        with self._lock:
+            self._read(peer)
+            return peer.departure
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for peer in self.peers:
+                peer.closed = True
+                peer.departure = peer.departure or Departure(peer.rank, DepartureKind.ENDED)
+                peer.connection.close()
+
+    def leave_open(self) -> None:
+        """Let the system close the connections when the process has ended, and not before."""
+        with self._lock:
+            for peer in self.peers:
+                peer.closed = True
+                peer.connection.detach()
+
+    def abandon(self) -> None:
+        """Let go of this process's copies of the connections after a fork, in which a lock may never open."""
+        for peer in self.peers:
+            peer.connection.close()
+
+    def _take(self, peer: Peer, kind: FrameKind, about: int, content: bytes) -> None:
+        """A frame has come."""
+        raise NotImplementedError
+
+    # -- sending -------------------------------------------------------------------------------------------
+
+    def _send_all(self, frame: bytes, peers: Iterable[Peer]) -> None:
+        for peer in peers:
+            self._send_or_drain(peer, frame)
+
+    def _send_or_drain(self, peer: Peer, frame: bytes) -> None:
+        try:
+            self._send(peer, frame)
+        except OSError as error:
+            self._lose(peer, error)
+
+    def _tell(self, peers: Iterable[Peer], frame: bytes) -> None:
+        """Send what nobody need get: who is gone is noticed elsewhere."""
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
+
+    def _lose(self, peer: Peer, error: OSError) -> None:
+        """The peer is gone; who waits reports it with its last words."""
+        _note_loss(peer, error)
+        self.drain(peer)
+
+    def _send(self, peer: Peer, frame: bytes) -> None:
+        with self._lock:
+            if peer.unsent:
+                peer.unsent += frame
+                return
+            try:
+                sent = peer.connection.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                peer.unsent += frame[sent:]
+                self._poll.modify(peer.connection, select.POLLIN | select.POLLOUT)
+
+    def _send_rest(self, peer: Peer) -> None:
+        try:
+            sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _note_loss(peer, error)
+            sent = len(peer.unsent)
+        del peer.unsent[:sent]
+        if not peer.unsent and not peer.closed:
+            self._poll.modify(peer.connection, select.POLLIN)
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def _progress(self, peer: Peer) -> None:
+        with self._lock:
+            if peer.unsent:
+                self._send_rest(peer)
+            self._read(peer)
+
+    def _read(self, peer: Peer) -> None:
+        while not peer.closed:
+            try:
+                data = peer.connection.recv(_CHUNK)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                _note_loss(peer, error)
+                data = b""
+            if not data:
+                self._hang_up(peer)
+                break
+            peer.unread += data
+            if len(data) < _CHUNK:
+                break
+        self._parse(peer)
+
+    def _hang_up(self, peer: Peer) -> None:
+        peer.closed = True
+        self._parse(peer)
+        peer.departure = peer.departure or Departure(
+            peer.rank, DepartureKind.KILLED, UNHEARD if peer.unheard else ""
+        )
+        with contextlib.suppress(KeyError, ValueError):
+            self._poll.unregister(peer.connection)
+
+    def _parse(self, peer: Peer) -> None:
+        try:
+            while frame := take_frame(peer.unread):
+                self._take(peer, *frame)
+        except NoFrameError as error:
+            self._turn_away(peer, str(error))
+
+    def _turn_away(self, peer: Peer, fault: str) -> None:
+        """Hear no more from what does not speak as a rank does; ended here, so that the watch notices."""
+        peer.unread.clear()
+        peer.departure = Departure(peer.rank, DepartureKind.OUT_OF_STEP, sent_nonsense(fault))
+        with contextlib.suppress(OSError):
+            peer.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _note_loss(peer: Peer, error: OSError) -> None:
+    """The system tells a connection's error once: here or to whoever asks first."""
+    peer.unheard = peer.unheard or error.errno in _UNHEARD

@@ -1,0 +1,301 @@
+"""From what the user gives as a mesh to the data axes that the compiler works on.
+
+    mesh=None            the world as axis dp: of the process group if there is one, else made from
+                         torchrun's variables, else this process alone
+    DeviceMesh           axes dp, dp_replicate, dp_shard, pp by name, as torchtitan and FSDP2 name them
+    {"dp": 4}            sizes only, for plans without a process group
+
+The data axes are one logical axis: a rank's place on it is its index along all of them, first axis slowest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
+from fxdp.ir.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
+from fxdp.ranks.comms import Comms, add_group, find_comms, open_comms
+from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, own_address
+from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.settings import Launch, Settings, lead_gloo_to
+from fxdp.torch_compat import PrefixStore, TCPStore
+
+_log = logging.getLogger("fxdp")
+_TRY_S = 5.0  # for one try to reach the store
+_AGAIN_S = 0.1
+_NAMED = 16  # ranks to be named in an error
+
+
+def init_mesh(
+    mesh: DeviceMesh | Mapping[str, int] | None,
+    device_type: str,
+    settings: Settings | None = None,
+) -> ProcessMesh:
+    """Turn the user's `mesh` into data axes, with everything that joins their ranks.
+
+    All ranks of the mesh must call this at the same point: the first call makes process groups.
+
+    Parameters
+    ----------
+    mesh : a DeviceMesh, sizes by axis name (no process group is used), or None (see the module).
+    device_type : the type of the device that holds the model's parameters.
+    settings : read from the environment by default.
+
+    Raises
+    ------
+    MeshError : unknown, unnamed or not yet supported axes; another device type than the model's; no
+        process group; a rank outside the mesh.
+    RankFailedError : another rank did not come.
+    """
+    settings = settings or Settings.from_environment()
+    if mesh is None:
+        return _init_world(device_type, settings)
+    if isinstance(mesh, DeviceMesh):
+        return _init_device_mesh(mesh, device_type, settings)
+    if isinstance(mesh, Mapping):
+        return ProcessMesh(mesh_of(mesh, device_type))
+    raise MeshError(
+        f"mesh is {a_kind(mesh)}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
+        "plan, or None for all ranks"
+    )
+
+
+def with_shard_group(process_mesh: ProcessMesh, post_forward_size: int = 0) -> ProcessMesh:
+    """The same with what sharded parameters need: a group of their own, and a `DeviceMesh` of the ranks.
+
+    All ranks of the mesh must call this at the same point. `post_forward_size` is among how many neighbours
+    backwards gather parameters, which need one more group then; 0: among all.
+
+    Raises
+    ------
+    RankFailedError : another rank did not come.
+    """
+    mesh, comms, device_mesh = process_mesh.mesh, process_mesh.comms, process_mesh.device_mesh
+    if device_mesh is None and dist.is_initialized():
+        device_mesh = init_device_mesh(mesh.device_type, mesh.sizes, mesh_dim_names=mesh.axes)
+    if comms is None:
+        return replace(process_mesh, device_mesh=device_mesh)
+    settings, groups = Settings.from_environment(), list(mesh.groups)
+    if len(mesh.axes) == 1:  # along each of several axes torch has made a group
+        groups.append(Group(add_group(comms, "rows", settings).group_name, "rows"))
+    if post_forward_size:
+        near = next(
+            each
+            for each in replace(mesh, post_forward_size=post_forward_size).along(REGATHER)
+            if mesh.rank in each
+        )
+        ranks = [mesh.ranks[place] for place in near]
+        made = add_group(comms, f"{REGATHER} {post_forward_size}", settings, ranks)
+        groups.append(Group(made.group_name, axis=REGATHER))
+    return ProcessMesh(replace(mesh, groups=tuple(groups)), comms, device_mesh)
+
+
+def ensure_alive(process_mesh: ProcessMesh) -> None:
+    """Check that the mesh can still be used; cheap enough for every step.
+
+    Raises
+    ------
+    StateError : the process group was destroyed, or this rank failed inside an earlier call.
+    RankFailedError : another rank has failed.
+    """
+    comms = process_mesh.comms
+    if comms is None or (comms.alive and comms.departure is None):
+        return
+    departure = comms.departure
+    if departure is None:
+        raise StateError(
+            "the process group was destroyed after this module was compiled; expected it to live as long as "
+            "the module is called: call torch.distributed.destroy_process_group() last, or compile again "
+            "after a new init_process_group()"
+        )
+    if departure.rank == comms.rank:
+        raise StateError(
+            f"an earlier call stopped half-way on this rank ({departure.text.splitlines()[0]}) and the other "
+            "ranks were told; compile the model again to go on"
+        )
+    words = comms.words(departure)
+    raise RankFailedError(f"{words}\ncompile the model again to go on, if all ranks are still there")
+
+
+def _init_world(device_type: str, settings: Settings) -> ProcessMesh:
+    if not dist.is_initialized() and settings.launch is not None:
+        _init_process_group(device_type, settings)
+    if not dist.is_initialized():
+        return ProcessMesh(mesh_of({"dp": 1}, device_type))
+    ranks = tuple(range(dist.get_world_size()))
+    comms = _comms(dist.get_rank(), ranks, ranks, device_type, settings)
+    return _join(mesh_of({"dp": len(ranks)}, device_type, dist.get_rank()), comms)
+
+
+def _init_process_group(device_type: str, settings: Settings) -> None:
+    launch = settings.launch
+    assert launch is not None
+    backend = backend_of(device_type)
+    if device_type == "cuda":
+        _select_device(launch.local_rank)
+    _log.info("rank %d of %d: making a %s process group", launch.rank, launch.world_size, backend)
+    start = time.monotonic()
+    if backend == "gloo" and launch.several_hosts and knows_itself_as_loopback():
+        interface = interfaces().get(settings.host or own_address(launch.master_addr))
+        if interface is not None:
+            lead_gloo_to(interface)
+    if launch.rank:  # rank 0 may be the one to have the store
+        _wait_for_store(launch, settings.timeout_s)
+    timeout = timedelta(seconds=settings.timeout_s)
+    here: list[PrefixStore] = []
+    try:
+        here += _say_here(launch, timeout)
+        _make_group(backend, launch, timeout)
+    except dist.DistError as error:
+        raise RankFailedError(
+            f"no process group of {launch.world_size} ranks came up within {time.monotonic() - start:.0f} s"
+            f"{_missing(here, launch.world_size)}; expected all of them to call fxdp.compile (set "
+            f"FXDP_TIMEOUT_S if one may need longer)\ntorch: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _say_here(launch: Launch, timeout: timedelta) -> list[PrefixStore]:
+    """Note in torchrun's store that this rank has come, as torch only counts those that have."""
+    if not launch.agent_store:  # rank 0 has yet to make one
+        return []
+    there = TCPStore(
+        launch.master_addr, launch.master_port, is_master=False, timeout=timeout, wait_for_workers=False
+    )
+    store = PrefixStore(f"fxdp/here/{launch.restarts}", there)
+    store.set(str(launch.rank), "")
+    return [store]
+
+
+def _missing(here: Sequence[PrefixStore], size: int) -> str:
+    """Who has not come, in words, as far as a store knows."""
+    with contextlib.suppress(RuntimeError):
+        late = [str(rank) for store in here for rank in islice(_absent(store, range(size)), _NAMED + 1)]
+        others = " and others" if len(late) > _NAMED else ""
+        return f": rank {', '.join(late[:_NAMED])}{others} did not come" if late else ""
+    return ""
+
+
+def _absent(store: PrefixStore, ranks: range) -> Iterator[int]:
+    """The ranks of which a store knows nothing: found by halving, as all ranks ask at about the same time."""
+    if store.check(list(map(str, ranks))):
+        return
+    if len(ranks) == 1:
+        yield ranks[0]
+        return
+    half = len(ranks) // 2
+    yield from _absent(store, ranks[:half])
+    yield from _absent(store, ranks[half:])
+
+
+def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:
+    if not launch.restarts:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    # torchrun keeps its store when it starts ranks again: gloo would call those that are gone
+    there = TCPStore(launch.master_addr, launch.master_port, launch.world_size, False, timeout)
+    store = PrefixStore(f"start {launch.restarts}", there)
+    dist.init_process_group(
+        backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+    )
+
+
+def _wait_for_store(launch: Launch, timeout_s: float) -> None:
+    """Until somebody listens where the store is to be: torch would wait for longer than it was told."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((launch.master_addr, launch.master_port), timeout=_TRY_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise RankFailedError(
+                    f"nobody listened at MASTER_ADDR:MASTER_PORT = {launch.master_addr}:{launch.master_port} "
+                    f"within {timeout_s:g} s ({error}); expected rank 0 to call fxdp.compile, and all ranks "
+                    "to have its address: see rank 0's output (set FXDP_TIMEOUT_S if it may need longer)"
+                ) from error
+        time.sleep(_AGAIN_S)
+
+
+def _select_device(local_rank: int) -> None:
+    if local_rank >= torch.cuda.device_count():
+        raise MeshError(
+            f"LOCAL_RANK is {local_rank}, but this machine has {torch.cuda.device_count()} CUDA devices; "
+            "expected at most one rank per device: lower torchrun's --nproc-per-node"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def _init_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings) -> ProcessMesh:
+    if mesh.mesh_dim_names is None:
+        raise MeshError(
+            f"the mesh of shape {tuple(mesh.shape)} has no axis names; expected names out of "
+            f"{', '.join(AXES)}: pass mesh_dim_names=('dp',) to init_device_mesh"
+        )
+    check_axes(mesh.mesh_dim_names)
+    if mesh.device_type != device_type:
+        raise MeshError(
+            f"the mesh is on {mesh.device_type}, the model's parameters are on {device_type}; expected the "
+            f"same: move the model with .to('{mesh.device_type}'), or make the mesh with "
+            f"init_device_mesh('{device_type}', ...)"
+        )
+    ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    here = dist.get_rank() if dist.is_initialized() else -1
+    if here not in ranks:
+        _refuse_outside(len(ranks), here, ranks)
+    shape = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    found = mesh_of(shape, device_type, ranks.index(here) if here in ranks else 0)
+    found = replace(found, ranks=tuple(ranks[i] for i in found.ranks))
+    if here not in ranks:
+        return ProcessMesh(found, device_mesh=mesh)
+    comms = _comms(ranks.index(here), ranks, found.ranks, device_type, settings)
+    return _join(found, comms, mesh)
+
+
+def _join(mesh: Mesh, comms: Comms | None, device_mesh: DeviceMesh | None = None) -> ProcessMesh:
+    """The mesh with the names of the groups in `comms`, and of those that torch made for each axis."""
+    if comms is None:
+        return ProcessMesh(mesh, None, device_mesh)
+    groups = [Group(comms.message_group_name, "messages")]
+    data, reduce = comms.find("data"), comms.find("reduce")
+    if data is not None and reduce is not None:
+        groups += [Group(data.group_name), Group(reduce.group_name, "reduce")]
+    # one axis alone is what the groups above join; of several torch has made one each with the DeviceMesh
+    if device_mesh is not None and len(mesh.axes) > 1:
+        groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
+    memory = comms.memory
+    found = replace(
+        mesh, groups=tuple(groups), shared_memory=memory is not None, link=comms.cost,
+        alike=comms.alike, direct_sums=memory is not None and memory.direct,
+        host_sums=comms.hosts is not None,
+    )  # fmt: skip
+    return ProcessMesh(found, comms, device_mesh)
+
+
+def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
+    if here >= 0:
+        raise MeshError(f"this is rank {here}; expected one of the mesh's ranks, {list(ranks)}")
+    if size > 1:
+        raise MeshError(
+            f"the mesh has {size} ranks, but there is no process group; expected one: launch with torchrun, "
+            "or call torch.distributed.init_process_group before fxdp.compile"
+        )
+
+
+def _comms(
+    rank: int, ranks: tuple[int, ...], row: tuple[int, ...], device_type: str, settings: Settings
+) -> Comms | None:
+    if len(ranks) == 1 or dist.get_backend() == "fake":
+        return None
+    backend = backend_of(device_type)
+    return find_comms(ranks, row, backend) or open_comms(rank, ranks, row, backend, settings)

@@ -1,0 +1,135 @@
+"""An op spelled as several, some of which reduce over the ranks in between.
+
+A rule whose op works along the sharded dim (softmax, argmax, ...) may offer it as a recipe: steps on local
+parts, whose partial results a later step reads in full. The recipe is data; `passes/expand_decompositions.py`
+puts
+it into the graph where it was chosen, and the redistributions between its steps become collectives as all
+others.
+
+    log_softmax of S(1)      top   = amax(x)             P(max)
+                             small = x - top             S(1), reads top full: an all-reduce
+                             total = sum(exp(small))     P(sum)
+                             out   = small - log(total)  S(1), reads total full: an all-reduce
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fxdp.ir.decompositions import Decomposition, DecompositionStep, Term
+from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.local_ops import positions
+from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, product
+from fxdp.ir.types import TensorType, type_bytes
+from fxdp.rules.dims import offered
+from fxdp.rules.registry import Alternative, Op, Operand
+from fxdp.torch_compat import OpOverload
+
+
+@dataclass
+class DecompositionBuilder:
+    """Writes a recipe for `op`, step by step."""
+
+    op: Op
+    inputs: dict[int, Placement | None] = field(default_factory=dict)
+    steps: list[DecompositionStep] = field(default_factory=list)
+
+    def operand(self, operand: Operand, placement: Placement = R) -> Term:
+        """An operand of the op, read in a placement."""
+        self.inputs[operand.index] = placement
+        return Term(operand.index, operand.type, placement)
+
+    def unread(self, operand: Operand) -> None:
+        """An operand whose value does not matter."""
+        self.inputs[operand.index] = None
+
+    def positions(self, like: Term, ndim: int, size: Dim, shard: Shard) -> Term:
+        """The row numbers along a sharded dim of `size`, as a column of a value of `ndim` dims."""
+        inner = exact_quotient(size, product(shard.outer, B))
+        assert inner is not None
+        shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
+        # S(dim, outer) of 3 + 2 rows in two blocks: rank 1 has rows 3 4 and 8 9, `between` = 5 apart
+        between = B if shard.outer != 1 else 0  # samples from one block to the next
+        args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, between, OFFSET)
+        return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
+
+    def full(self, term: Term) -> Term:
+        """A term as a result that is complete.
+
+        An op of its own, since a result is the step that makes it, and that one may give terms of a sum.
+        """
+        return self.call(aten.alias.default, term, type=term.type, at=R)
+
+    def call(self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any) -> Term:
+        """One op; a partial term is read in full."""
+        read = tuple(_full(a) if isinstance(a, Term) else a for a in args)
+        self.steps.append(DecompositionStep(target, read, tuple(kwargs.items()), type, at))
+        return Term(-len(self.steps), type, at)
+
+    def pointwise(self, target: OpOverload, *args: Any, dtype: torch.dtype | None = None) -> Term:
+        """An elementwise op on terms that broadcast: a part where an operand is one."""
+        terms = [a for a in args if isinstance(a, Term)]
+        ndim = max(len(t.type.shape) for t in terms)
+        shape: list[Dim] = [1] * ndim
+        for term in terms:
+            for i, n in enumerate(term.type.shape, ndim - len(term.type.shape)):
+                shape[i] = n if n != 1 else shape[i]
+        shard = next((_aligned(t.at, len(t.type.shape), ndim) for t in terms if isinstance(t.at, Shard)), R)
+        return self.call(target, *args, type=TensorType(dtype or terms[0].type.dtype, tuple(shape)), at=shard)
+
+    def cast(self, term: Term, dtype: torch.dtype) -> Term:
+        """The term in another dtype."""
+        if term.type.dtype == dtype:
+            return term
+        type_ = TensorType(dtype, term.type.shape)
+        return self.call(aten._to_copy.default, term, type=type_, at=_full(term).at, dtype=dtype)
+
+    def reduce(self, target: OpOverload, term: Term, dims: Sequence[int], at: Placement) -> Term:
+        """A reduction over dims, which stay with size 1."""
+        shape = tuple(1 if d in dims else n for d, n in enumerate(term.type.shape))
+        return self.call(target, term, tuple(dims), True, type=TensorType(term.type.dtype, shape), at=at)
+
+    def reshaped(self, term: Term, shape: tuple[Dim, ...]) -> Term:
+        """An entire term without dims of size 1, or with more of them."""
+        if term.type.shape == shape:
+            return term
+        type_ = TensorType(term.type.dtype, shape)
+        return self.call(aten.view.default, term, shape, type=type_, at=R)
+
+    def serves(self, *results: Term | None) -> Alternative:
+        """The recipe as an alternative; its price are the reductions between its steps."""
+        read = {a.index for step in self.steps for a in step.args if isinstance(a, Term)}
+        # a partial result is not counted: whether it is reduced at all is its reader's affair
+        partial = [s.type for i, s in enumerate(self.steps, 1) if isinstance(s.at, Partial) and -i in read]
+        # twice, as the chooser counts: an all-reduce sends each byte to be added and then to be known
+        price = 2 * sum(map(type_bytes, partial))
+        chosen = tuple(self.inputs.get(o.index, R) for o in self.op.operands)
+        outputs = tuple(None if r is None else r.at for r in results)
+        return Alternative(chosen, outputs, None, Decomposition(tuple(self.steps), results, price))
+
+
+def in_parts(
+    op: Op, dims: Collection[int], cooked: Callable[[Op, list[int], Shard], Alternative]
+) -> Iterator[Alternative]:
+    """A recipe for each way in which floating-point operands lie in parts along one of these dims."""
+    if op.operands[0].type.dtype.is_floating_point:
+        for shard in offered(op.operands):
+            if shard.dim in dims:
+                yield cooked(op, sorted(dims), shard)
+
+
+def _full(term: Term) -> Term:
+    return replace(term, at=R) if isinstance(term.at, Partial) else term
+
+
+def _aligned(shard: Placement, ndim: int, wanted: int) -> Placement:
+    assert isinstance(shard, Shard)
+    return Shard(shard.dim + wanted - ndim, shard.outer)
+
+
+MAX, MIN, SUM = Partial("max"), Partial("min"), P

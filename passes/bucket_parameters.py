@@ -1,0 +1,306 @@
+"""Gather sharded parameters, and reduce their gradients, in few large steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from fxdp.ir import redistributions
+from fxdp.ir.graphs import reachable, results_of
+from fxdp.ir.level import Level
+from fxdp.ir.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.metadata import Cause, Metadata, meta, tensor_operands, tensor_type
+from fxdp.ir.ops.parameter_shards import elements_each, shard_rows
+from fxdp.ir.packing import elements
+from fxdp.ir.parameter_buckets import (
+    causes_of,
+    gathers_cause,
+    gradients_cause,
+    parameter_of,
+    readers,
+    scatter_steps,
+    wait_of,
+)
+from fxdp.ir.placements import Placement
+from fxdp.ir.signature import Gradient, Parameter
+from fxdp.ir.types import TensorType, type_bytes
+from fxdp.ir.zero_copy_gathers import fills_pages_of_memory
+
+aten = torch.ops.aten
+
+_RULE = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One parameter's all-gather, or one gradient's sum: its redistributions; the first reads `value`."""
+
+    value: fx.Node
+    steps: tuple[fx.Node, ...]
+    """Each redistribution and its wait, in order; the last one's users read the result."""
+    first: int
+    """The position of the op that makes a bucket of this value due."""
+    last: int
+    """That of the last op of the phase for which it must be there; `first` where it stays anyway."""
+    stays: bool = False
+    """Whether it outlives its phase."""
+
+    @property
+    def type(self) -> TensorType:
+        return tensor_type(self.value)
+
+    @property
+    def axis(self) -> str | None:
+        return redistributions.axis_of(self.steps[0])
+
+
+_Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool, bool]"
+"""What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it.
+
+Rows that fill pages lie apart from others, as they may be shown.
+"""
+_Bucket: TypeAlias = list[_Member]
+
+
+def _gathers(graph: fx.Graph) -> list[_Member]:
+    """In the order of use."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for start in graph.find_nodes(op="call_function", target=redistributions.all_gather_shards):
+        done = wait_of(start)
+        reads = readers(done)
+        at = [position[reader] for reader in reads]
+        stays = any(r.op == "output" or meta(r).backward != meta(start).backward for r in reads)
+        found.append(_Member(start.args[0], (start, done), min(at), min(at) if stays else max(at), stays))
+    return sorted(found, key=lambda member: (member.first, position[member.steps[-1]]))
+
+
+def _scatters(graph: fx.Graph) -> list[_Member]:
+    """In the order in which the gradients are made."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for start in graph.find_nodes(op="call_function", target=redistributions.reduce_scatter_shards):
+        made = position[start.args[0]]
+        # those along another axis, too, which have as good a use for buckets
+        found.append(_Member(start.args[0], tuple(scatter_steps(start)), made, made))
+    return sorted(found, key=lambda member: member.first)
+
+
+def _places(graph: fx.Graph, waits: set[fx.Node], mesh: Mesh) -> dict[fx.Node, int]:
+    """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives.
+
+    Waits of which that cannot be said come last.
+    """
+    # as rows lie: those that fill pages first
+    inputs = sorted(graph.find_nodes(op="placeholder"), key=lambda n: not _in_pages(n, mesh))
+    position = {meta(n).spec: i for i, n in enumerate(inputs)}
+    found = dict.fromkeys(waits, len(inputs))
+    for spec, value in results_of(graph):
+        if isinstance(spec, Gradient) and isinstance(spec.of, Parameter):
+            while isinstance(value, fx.Node) and value not in waits and value.all_input_nodes:
+                value = value.all_input_nodes[0]
+            if value in found:
+                found[value] = position.get(spec.of, len(inputs))
+    return found
+
+
+def _in_pages(value: fx.Node, mesh: Mesh) -> bool:
+    return isinstance(meta(value).spec, Parameter) and fills_pages_of_memory(value, mesh)
+
+
+def _cut(members: Iterable[_Member], room: int, kept: frozenset[str], mesh: Mesh) -> list[_Bucket]:
+    """Buckets of what may travel together, in order; what is only shown takes no room."""
+    alike: dict[_Key, list[_Member]] = {}
+    for member in members:
+        gathers = member.steps[0].target is redistributions.all_gather_shards
+        stays = gathers and parameter_of(member.value).name in kept
+        in_pages = gathers and _in_pages(member.value, mesh)
+        key = member.type.dtype, meta(member.steps[0]).backward, member.axis, stays, in_pages
+        alike.setdefault(key, []).append(member)
+    buckets = list[_Bucket]()
+    for (*_, stays, in_pages), each in alike.items():
+        shown = in_pages and not stays and not any(member.stays for member in each)
+        buckets += [each] if shown else _by_lifetime(each, room)
+    return sorted(buckets, key=lambda bucket: bucket[0].first)
+
+
+def _by_lifetime(members: list[_Member], room: int) -> list[_Bucket]:
+    """Buckets that are done with when the next is due; what is not, a tied weight, has others of its own.
+
+        used at     w: 1, 9     a: 2     b: 3     c: 4
+        together    [w a][b c]        a stays till 9, and while c is used b does, too
+        apart       [w] [a b][c]      w alone does
+
+    Two others are there at once beside it, which are so much smaller that all are two full ones at most.
+    """
+    long = set[_Member]()
+    while True:
+        stays = sum(type_bytes(m.type) for m in long)
+        beside = room - stays // 2 if stays <= room else room  # more than that, and no others could be small
+        buckets = _in_order([m for m in members if m not in long], beside)
+        over = [m for bucket, due in pairwise(buckets) for m in bucket if m.last >= due[0].first]
+        if not over:
+            return buckets + _in_order([m for m in members if m in long], room)
+        long.update(over)
+
+
+def _in_order(members: list[_Member], room: int) -> list[_Bucket]:
+    """Buckets of about `room` bytes; what one op reads together stays together."""
+    together = [list(group) for _, group in groupby(members, key=lambda member: member.first)]
+    runs = few_runs([sum(type_bytes(m.type) for m in group) for group in together], room)
+    return [[member for group in together[run] for member in group] for run in runs]
+
+
+class _Writer:
+    """Writes the nodes of buckets at the graph's insertion point."""
+
+    def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
+        self._graph = graph
+        self._mesh = mesh
+
+    def travel(self, bucket: list[_Member], cause: Cause) -> list[fx.Node]:
+        """The redistributions of a bucket with their waits; the last gives one flat value."""
+        ranks = self._mesh.size_along(bucket[0].axis)
+        each = tuple(elements_each(self._shape(m), ranks) for m in bucket)
+        type_ = TensorType(bucket[0].type.dtype, (ranks * sum(each),))
+        first = meta(bucket[0].steps[0])
+        steps, value, arguments = list[fx.Node](), [m.value for m in bucket], (each, ())
+        for like in bucket[0].steps:
+            given = () if steps else arguments
+            operand: Any = steps[-1] if steps else value
+            known = meta(like)
+            reads = known.operands[:1]
+            made = self._add(like.target, (operand, *given), type_, known.placement, first, reads)
+            made.kwargs = dict(like.kwargs)
+            if like.target is not redistributions.wait:
+                meta(made).cause = cause
+            steps.append(made)
+        return steps
+
+    def cut_out(self, flat: fx.Node, bucket: list[_Member], *, full: bool) -> None:
+        """Views of a flat value in the place of what each member gave: full values, or padded rows."""
+        ranks, start = self._mesh.size_along(bucket[0].axis), 0
+        for member in bucket:
+            last, shape = member.steps[-1], self._shape(member)
+            rows = shape[0] if full else shard_rows(shape[0], ranks)
+            # sharded as by `torch.chunk`: the padding of a full value lies behind its last row
+            taken, length = elements_each(shape, ranks) * (ranks if full else 1), rows * prod(shape[1:])
+            known = meta(last)
+            sides: tuple[Any, ...] = (known.placement,)
+            flat_type = TensorType(member.type.dtype, (elements(member.type),))
+            piece = self._add(
+                aten.slice.Tensor, (flat, 0, start, start + length), flat_type, known.placement, known, sides
+            )
+            made = self._add(
+                aten.view.default, (piece, [rows, *shape[1:]]), known.type, known.placement, known, sides
+            )
+            last.replace_all_uses_with(made)
+            start += taken
+
+    def erase(self, bucket: list[_Member]) -> None:
+        """Drop the redistributions that the bucket replaces."""
+        for member in bucket:
+            for step in reversed(member.steps):
+                self._graph.erase_node(step)
+
+    def _shape(self, member: _Member) -> list[int]:
+        return [int(n) for n in member.type.shape]
+
+    def _add(
+        self, target: Any, args: tuple[Any, ...], type_: Any, placement: Any, like: Metadata,
+        operands: tuple[Placement | None, ...],
+    ) -> fx.Node:  # fmt: skip
+        made = self._graph.call_function(target, args)
+        known = meta(made)
+        known.type, known.placement, known.location, known.backward = (
+            type_,
+            placement,
+            like.location,
+            like.backward,
+        )
+        known.operands = operands * len(tensor_operands(made))
+        known.reason = _RULE
+        return made
+
+
+def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
+    """Move what is computed of rows of gradients, their casts, to the end; gives the first of it."""
+    output, reached = graph.output_node(), reachable(roots) - roots
+    moved = [node for node in graph.nodes if node in reached and node is not output]
+    for node in moved:
+        output.prepend(node)
+    return moved[0] if moved else output
+
+
+@dataclass(frozen=True)
+class BucketParameters:
+    """After it parameters are gathered, and their gradients reduced and scattered, in buckets.
+
+    before: `%all_gather_shards = all_gather_shards(%w)` and its `wait` for each parameter and phase
+    after:  `%all_gather_shards_2 = all_gather_shards([%w, %b], (40, 5), ())` and `wait`, before the use of
+            one of them, and views of its flat value; `reduce_scatter_shards` in the same way, after the last
+            gradient
+
+    Buckets follow the order of use in the forward, that in the backward, and the order in which gradients are
+    made, each for itself. Inside of a bucket parameters stand in the model's order, as they lie in memory;
+    so do gradients.
+    Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
+    so that no others stay with them, and others are smaller for it. What ranks of one host only show each
+    other takes no room, so all of a phase is one bucket.
+
+    Parameters
+    ----------
+    bucket_bytes : bytes of full values in one bucket; None: 25 MiB, 4 where ranks share memory, or what
+        their link asks for. So many at most, or the least more that makes them `ceil(bytes / bucket_bytes)`
+        buckets, which is less than twice as many; what one op reads is not taken apart, so a larger value
+        has its own.
+    kept : the names of parameters whose full values stay from the forward to the backward, where others go.
+    """
+
+    bucket_bytes: int | None = None
+    kept: frozenset[str] = frozenset()
+
+    name = "bucket-parameters"
+    requires = Level.LOCAL
+    ensures = Level.LOCAL
+
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the full value
+            return gm
+        graph, writer = gm.graph, _Writer(gm.graph, mesh)
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        gathers = _gathers(graph)
+        for bucket in _cut(gathers, self._room(gathers, mesh), self.kept, mesh):
+            cause = gathers_cause([m.steps[0] for m in bucket])
+            first_use = min((m.steps[-1] for m in bucket), key=position.__getitem__)
+            # as they lie in memory: side by side they are a view, and packing them copies nothing
+            bucket.sort(key=lambda m: position[m.value])
+            with graph.inserting_before(first_use):
+                flat = writer.travel(bucket, cause)[-1]
+                writer.cut_out(flat, bucket, full=True)
+            writer.erase(bucket)
+        scatters = _scatters(graph)
+        end = _to_the_end(graph, {m.steps[-1] for m in scatters})
+        place = _places(graph, {m.steps[-1] for m in scatters}, mesh)
+        for bucket in _cut(scatters, self._room(scatters, mesh), self.kept, mesh):
+            made, cause = bucket[-1].value, gradients_cause(causes_of([m.steps[0] for m in bucket]))
+            # side by side as the parameters are, so an optimizer may step all of them as one
+            bucket.sort(key=lambda m: place[m.steps[-1]])
+            with graph.inserting_before(made.next):
+                start, *rest = writer.travel(bucket, cause)
+            with graph.inserting_before(end):
+                writer.cut_out(rest[-1] if rest else start, bucket, full=False)
+            writer.erase(bucket)
+        return gm
+
+    def _room(self, members: list[_Member], mesh: Mesh) -> int:
+        total = sum(type_bytes(m.type) for m in members)
+        return bucket_of(total, self.bucket_bytes, mesh.link, IN_MEMORY if mesh.shared_memory else LARGEST)
