@@ -1,7 +1,7 @@
-"""The passes of the compiler, one per file, in the order in which they run.
+"""The passes of the compiler, one per file.
 
-`fxdp.passes.InsertCollectives` is in `insert_collectives.py`, and so is every pass in a file of its name;
-which run, and when, is data in `fxdp/compiler/order.py`.
+A file has the name of the pass in it: `fxdp.passes.InsertCollectives` is in `insert_collectives.py`. The
+order in which passes run is data in `fxdp/compiler/order.py`.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Give every node of a program the pipeline stage that it belongs to."""
+"""Assign a pipeline stage to every node of a program."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from fxdp.pipeline.cut.phases import find_phases
 
 @dataclass(frozen=True)
 class AssignStages:
-    """After it every node that runs on one stage alone has its number, and its phase of the step.
+    """Give every node that runs on a single stage the number of this stage, and a phase of the step.
 
     before: `%mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)`
     after:  `%mm: f32[B, 256] {stage=1 dp=S(0)} = aten.mm(%x, %t)`
 
-    Cheap values of the inputs alone, and views of parameters, have no stage: each stage makes its own.
+    Cheap values that depend on inputs alone, and views of parameters, get no stage: each stage that
+    reads a copy recomputes one.
 
     Parameters
     ----------
-    stages : how many, balanced by cost; or the names of the modules at which stages 1, 2, ... begin.
-    microbatches : into how many parts a step splits each rank's batch.
+    stages : number of stages, balanced by cost; or the names of the modules at which stages 1, 2, ... begin.
+    microbatches : number of parts into which a step splits each rank's batch.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Place every value of the joint graph on the batch axis: the BatchDimAnalyzer."""
+"""Choose the placement of every value of the joint graph along the batch axis."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_ROUNDS = 3
 
 @dataclass(frozen=True)
 class BatchDimAnalyzer:
-    """After it every tensor node has a placement, the placements its operands need, and the reason.
+    """Give every tensor node a placement, the placements needed of the operands, and the reason.
 
     before: `%mm: f32[256, 10] = aten.mm(%t_1, %grad)`
     after:  `%mm: f32[256, 10] {dp=P(sum)} = aten.mm(%t_1, %grad)`
 
-    No value moves yet: where a producer's placement differs from what a consumer needs,
-    `insert-collectives` converts it. Sizes decide nothing by being equal numbers; only expressions in
-    the batch `B` do.
+    No value moves yet: where a producer's placement differs from the one that a consumer needs,
+    `insert-collectives` inserts the redistribution. Two sizes that happen to be equal numbers decide nothing;
+    only expressions in the batch `B` do.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from fxdp.pipeline.cut.cost import node_flops
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one gradient's elements, in one bucket."""
+    """A range of one gradient's elements, inside one bucket."""
 
     gradient: int
     start: int
@@ -33,7 +33,7 @@ class Piece:
 def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
     """Cut the concatenation of gradients into buckets of `bucket` elements; the last may be smaller.
 
-    A gradient may be cut between two buckets, so their number is exactly `ceil(sum(sizes) / bucket)`.
+    A gradient may be cut between two buckets, so there are exactly `ceil(sum(sizes) / bucket)` buckets.
 
         sizes  [3, 4, 2], bucket 5
         grads  aaabbbbcc
@@ -56,7 +56,7 @@ def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """An all-reduce whose result serves parameter gradients only."""
+    """An all-reduce with a result that only parameter gradients read."""
 
     value: fx.Node
     pending: fx.Node
@@ -82,10 +82,10 @@ def _reductions(graph: fx.Graph, deferred: set[fx.Node]) -> list[_Reduction]:
 
 
 def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, fx.Node]:
-    """For nodes after which other sums of the backward (BatchNorm's) come next: the wait for these.
+    """Map each node before an all-reduce that the backward needs (BatchNorm's) to the wait for its result.
 
-    Before such sums a bucket would hold them up, and the backward with them. After them it travels while the
-    next layer computes:
+    A bucket started before that all-reduce would delay the backward. Started after its wait, the bucket
+    overlaps the computation of the next layer:
 
         convolution 3 | (bucket) | sums of its BatchNorm | wait | bucket | convolution 2 ...
     """
@@ -105,19 +105,19 @@ def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, 
         if node in waits:
             wait, in_flight = waits[node], False
         elif node in ends:
-            wait, in_flight = node, True  # what is computed meanwhile hides it, and is no layer of its own
+            wait, in_flight = node, True  # work before its wait overlaps it: no layer of its own
         elif node.op == "call_function" and node_flops(node) and not in_flight:
-            wait = None  # a layer's work, behind which a bucket may travel
+            wait = None  # a layer's work, which can overlap a bucket
     return ahead
 
 
 _Chosen: TypeAlias = list[tuple[_Reduction, Piece]]
-"""The pieces of one bucket."""
+"""The pieces of one bucket, with their reductions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """A bucket under way."""
+    """A bucket in flight."""
 
     packing: Packing
     pending: fx.Node
@@ -125,7 +125,7 @@ class _Bucket:
 
 
 class _Bucketing:
-    """Rewrites one graph."""
+    """Rewrite of one graph: start a reduction per bucket, and wait for all at the end."""
 
     def __init__(self, graph: fx.Graph, bucket_bytes: int | None, mesh: Mesh) -> None:
         self.graph = graph
@@ -149,7 +149,7 @@ class _Bucketing:
         starts = [b for (dtype, axis), members in alike.items() for b in self._start(dtype, axis, members)]
         output = self.graph.output_node()
         for reduction in reductions:
-            # of a size that only the call knows, which no bucket can count: it travels alone
+            # of a dynamic size, which no bucket can count: reduced alone
             if not is_static(reduction.type):
                 output.prepend(reduction.done)
         self._finish(bucketed, starts, output)
@@ -182,7 +182,7 @@ class _Bucketing:
         return self._after(last, lambda: packing.reduce(bucket, _bucket_cause(chosen)))
 
     def _piece(self, packing: Packing, last: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
-        """The piece as a flat value; a gradient is flattened once, where it is made."""
+        """Return a piece as a flat value; each gradient is flattened once, right after its computation."""
         flat = self.flat.get(reduction)
         if flat is None:
             value = reduction.value
@@ -192,7 +192,7 @@ class _Bucketing:
         return self._after(last, lambda: packing.piece(flat, piece.start, piece.stop))
 
     def _after(self, where: fx.Node, write: Callable[[], fx.Node]) -> fx.Node:
-        """A node after `where` and all that was written there before."""
+        """Insert a node after `where` and after everything that was inserted there before."""
         with self.graph.inserting_after(self.tail.get(where, where)):
             made = self.tail[where] = write()
         return made
@@ -222,13 +222,13 @@ def _full(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None)
 
 
 def _bucket_cause(chosen: _Chosen) -> Cause:
-    """The causes of the bucket's gradients in one line, at the source line of the first."""
+    """Join the causes of the bucket's gradients to one cause, at the source line of the first."""
     causes = [cause for reduction, piece in chosen if (cause := _cause(reduction, piece)) is not None]
     return replace(gradients_cause(causes), gradient=True)
 
 
 def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:
-    """Why a piece of a gradient travels."""
+    """Return the cause of a gradient's reduction, with the number of elements of a partial piece."""
     cause, size = meta(reduction.pending).cause, piece.stop - piece.start
     if cause is None or size == elements(reduction.type):
         return cause
@@ -237,16 +237,17 @@ def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:
 
 @dataclass(frozen=True)
 class BucketGradients:
-    """After it gradient reductions are `ceil(bytes / bucket)` all-reduces per dtype, waited for at the end.
+    """Reduce gradients in `ceil(bytes / bucket_bytes)` all-reduces per dtype, with all waits at the end.
 
     before: `%all_reduce = all_reduce(%mm, sum)` per parameter, each followed by its `wait`
-    after:  `%all_reduce_9 = all_reduce(%cat, sum)` right after the bucket's last gradient is made, and one
-            `wait` per bucket before the results are cut out of it as views
+    after:  `%all_reduce_9 = all_reduce(%cat, sum)` right after the bucket's last gradient, and one
+            `wait` per bucket before the results are sliced from it as views
 
     Parameters
     ----------
-    bucket_bytes : the size of a bucket; None: 25 MiB, what `in_memory` says where ranks share memory, over a
-        network what its speed asks for. Reductions along different axes go into different ones.
+    bucket_bytes : the size of a bucket. None: 25 MiB, or the size given by `in_memory` where ranks share
+        memory, or over a network a size that suits its speed. Reductions along different axes go into
+        different buckets.
     """
 
     bucket_bytes: int | None = None

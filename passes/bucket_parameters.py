@@ -1,4 +1,4 @@
-"""Gather sharded parameters, and reduce their gradients, in few large steps."""
+"""All-gather sharded parameters, and reduce-scatter their gradients, in a few large buckets."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _RULE = "rows"
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One parameter's all-gather, or one gradient's sum: its redistributions; the first reads `value`."""
+    """The redistributions of one parameter's all-gather, or of one gradient's reduce-scatter, of `value`."""
 
     value: fx.Node
     steps: tuple[fx.Node, ...]
-    """Each redistribution and its wait, in order; the last one's users read the result."""
+    """Each redistribution followed by the matching wait, in order; users of the last wait read the result."""
     first: int
-    """The position of the op that makes a bucket of this value due."""
+    """The position of the first op that needs the value, which makes the bucket due."""
     last: int
-    """That of the last op of the phase for which it must be there; `first` where it stays anyway."""
+    """The position of the phase's last op that reads the value; equal to `first` if `stays`."""
     stays: bool = False
-    """Whether it outlives its phase."""
+    """True if the value outlives the phase."""
 
     @property
     def type(self) -> TensorType:
@@ -62,15 +62,16 @@ class _Member:
 
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool, bool]"
-"""What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it.
+"""Key of the members that may share a bucket: dtype, phase (True: backward), axis, whether they stay, pages.
 
-Rows that fill pages lie apart from others, as they may be shown.
+A bucket's flat value lives as long as any member, so members that stay have buckets of their own. So do
+parameters that fill entire pages of memory, because ranks can share these without a copy.
 """
 _Bucket: TypeAlias = list[_Member]
 
 
 def _gathers(graph: fx.Graph) -> list[_Member]:
-    """In the order of use."""
+    """Return the all-gathers of parameters, in the order of first use."""
     position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for start in graph.find_nodes(op="call_function", target=redistributions.all_gather_shards):
@@ -83,22 +84,22 @@ def _gathers(graph: fx.Graph) -> list[_Member]:
 
 
 def _scatters(graph: fx.Graph) -> list[_Member]:
-    """In the order in which the gradients are made."""
+    """Return the reduce-scatters of gradients, in the order in which the gradients are computed."""
     position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for start in graph.find_nodes(op="call_function", target=redistributions.reduce_scatter_shards):
         made = position[start.args[0]]
-        # those along another axis, too, which have as good a use for buckets
+        # including reductions along another axis, which profit from buckets just as well
         found.append(_Member(start.args[0], tuple(scatter_steps(start)), made, made))
     return sorted(found, key=lambda member: member.first)
 
 
 def _places(graph: fx.Graph, waits: set[fx.Node], mesh: Mesh) -> dict[fx.Node, int]:
-    """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives.
+    """Map each wait for a gradient shard, or a cast of one, to the position of the parameter in memory.
 
-    Waits of which that cannot be said come last.
+    Waits without a known parameter come last.
     """
-    # as rows lie: those that fill pages first
+    # in the order of shards in memory: parameters that fill pages first
     inputs = sorted(graph.find_nodes(op="placeholder"), key=lambda n: not _in_pages(n, mesh))
     position = {meta(n).spec: i for i, n in enumerate(inputs)}
     found = dict.fromkeys(waits, len(inputs))
@@ -116,7 +117,7 @@ def _in_pages(value: fx.Node, mesh: Mesh) -> bool:
 
 
 def _cut(members: Iterable[_Member], room: int, kept: frozenset[str], mesh: Mesh) -> list[_Bucket]:
-    """Buckets of what may travel together, in order; what is only shown takes no room."""
+    """Return buckets of members with equal keys, by first use; zero-copy gathers take no room."""
     alike: dict[_Key, list[_Member]] = {}
     for member in members:
         gathers = member.steps[0].target is redistributions.all_gather_shards
@@ -132,18 +133,21 @@ def _cut(members: Iterable[_Member], room: int, kept: frozenset[str], mesh: Mesh
 
 
 def _by_lifetime(members: list[_Member], room: int) -> list[_Bucket]:
-    """Buckets that are done with when the next is due; what is not, a tied weight, has others of its own.
+    """Return buckets that can be freed when the next one is due; longer-lived members have separate buckets.
+
+    Example of a long-lived member, the tied weight `w`:
 
         used at     w: 1, 9     a: 2     b: 3     c: 4
         together    [w a][b c]        a stays till 9, and while c is used b does, too
         apart       [w] [a b][c]      w alone does
 
-    Two others are there at once beside it, which are so much smaller that all are two full ones at most.
+    While a long-lived bucket is in memory, so are up to two ordinary ones. These are made smaller, so that
+    all three together take no more room than two full buckets.
     """
     long = set[_Member]()
     while True:
         stays = sum(type_bytes(m.type) for m in long)
-        beside = room - stays // 2 if stays <= room else room  # more than that, and no others could be small
+        beside = room - stays // 2 if stays <= room else room  # else none could be small enough
         buckets = _in_order([m for m in members if m not in long], beside)
         over = [m for bucket, due in pairwise(buckets) for m in bucket if m.last >= due[0].first]
         if not over:
@@ -152,21 +156,21 @@ def _by_lifetime(members: list[_Member], room: int) -> list[_Bucket]:
 
 
 def _in_order(members: list[_Member], room: int) -> list[_Bucket]:
-    """Buckets of about `room` bytes; what one op reads together stays together."""
+    """Return buckets of about `room` bytes, in order; members that one op reads share a bucket."""
     together = [list(group) for _, group in groupby(members, key=lambda member: member.first)]
     runs = few_runs([sum(type_bytes(m.type) for m in group) for group in together], room)
     return [[member for group in together[run] for member in group] for run in runs]
 
 
 class _Writer:
-    """Writes the nodes of buckets at the graph's insertion point."""
+    """Writer of the nodes of buckets, at the graph's insertion point."""
 
     def __init__(self, graph: fx.Graph, mesh: Mesh) -> None:
         self._graph = graph
         self._mesh = mesh
 
     def travel(self, bucket: list[_Member], cause: Cause) -> list[fx.Node]:
-        """The redistributions of a bucket with their waits; the last gives one flat value."""
+        """Insert the redistributions of a bucket and their waits; the last node gives one flat value."""
         ranks = self._mesh.size_along(bucket[0].axis)
         each = tuple(elements_each(self._shape(m), ranks) for m in bucket)
         type_ = TensorType(bucket[0].type.dtype, (ranks * sum(each),))
@@ -185,12 +189,12 @@ class _Writer:
         return steps
 
     def cut_out(self, flat: fx.Node, bucket: list[_Member], *, full: bool) -> None:
-        """Views of a flat value in the place of what each member gave: full values, or padded rows."""
+        """Replace each member's result by a view of the flat value: a full value, or a padded local shard."""
         ranks, start = self._mesh.size_along(bucket[0].axis), 0
         for member in bucket:
             last, shape = member.steps[-1], self._shape(member)
             rows = shape[0] if full else shard_rows(shape[0], ranks)
-            # sharded as by `torch.chunk`: the padding of a full value lies behind its last row
+            # sharded as by `torch.chunk`: the padding of a full value follows its last row
             taken, length = elements_each(shape, ranks) * (ranks if full else 1), rows * prod(shape[1:])
             known = meta(last)
             sides: tuple[Any, ...] = (known.placement,)
@@ -205,7 +209,7 @@ class _Writer:
             start += taken
 
     def erase(self, bucket: list[_Member]) -> None:
-        """Drop the redistributions that the bucket replaces."""
+        """Erase the redistributions that the bucket replaces."""
         for member in bucket:
             for step in reversed(member.steps):
                 self._graph.erase_node(step)
@@ -231,7 +235,10 @@ class _Writer:
 
 
 def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
-    """Move what is computed of rows of gradients, their casts, to the end; gives the first of it."""
+    """Move nodes computed from gradient shards, such as casts, to the end of the graph.
+
+    Return the first one.
+    """
     output, reached = graph.output_node(), reachable(roots) - roots
     moved = [node for node in graph.nodes if node in reached and node is not output]
     for node in moved:
@@ -241,27 +248,27 @@ def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
 
 @dataclass(frozen=True)
 class BucketParameters:
-    """After it parameters are gathered, and their gradients reduced and scattered, in buckets.
+    """All-gather parameters, and reduce-scatter their gradients, in buckets.
 
     before: `%all_gather_shards = all_gather_shards(%w)` and its `wait` for each parameter and phase
-    after:  `%all_gather_shards_2 = all_gather_shards([%w, %b], (40, 5), ())` and `wait`, before the use of
-            one of them, and views of its flat value; `reduce_scatter_shards` in the same way, after the last
+    after:  `%all_gather_shards_2 = all_gather_shards([%w, %b], (40, 5), ())` and `wait`, before the first use
+            of a member, and views of the flat value; `reduce_scatter_shards` in the same way, after the last
             gradient
 
-    Buckets follow the order of use in the forward, that in the backward, and the order in which gradients are
-    made, each for itself. Inside of a bucket parameters stand in the model's order, as they lie in memory;
-    so do gradients.
-    Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
-    so that no others stay with them, and others are smaller for it. What ranks of one host only show each
-    other takes no room, so all of a phase is one bucket.
+    Buckets follow the order of use in the forward, the order of use in the backward, and the order in which
+    gradients are computed, independently. Inside a bucket, parameters are in the model's order, as in memory;
+    so are gradients. Parameters that are still read when the next bucket is due, such as a tied weight, go
+    into separate buckets, so that no further parameters stay in memory; ordinary buckets are smaller then.
+    Zero-copy gathers between ranks of one host take no room, so all of a phase form one bucket.
 
     Parameters
     ----------
-    bucket_bytes : bytes of full values in one bucket; None: 25 MiB, 4 where ranks share memory, or what
-        their link asks for. So many at most, or the least more that makes them `ceil(bytes / bucket_bytes)`
-        buckets, which is less than twice as many; what one op reads is not taken apart, so a larger value
-        has its own.
-    kept : the names of parameters whose full values stay from the forward to the backward, where others go.
+    bucket_bytes : bytes of full values in one bucket. None: 25 MiB, 4 MiB where ranks share memory, or a size
+        that suits their link. The limit is raised, to less than twice the size, as far as needed to have only
+        `ceil(bytes / bucket_bytes)` buckets. Parameters that one op reads are not separated, so a larger one
+        has its own bucket.
+    kept : names of parameters whose full values stay from the forward to the backward when the rest is
+        resharded.
     """
 
     bucket_bytes: int | None = None
@@ -273,7 +280,7 @@ class BucketParameters:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
-        if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the full value
+        if mesh.size_along(mesh.shard_axis) == 1:  # the shard of a single data rank is the full value
             return gm
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
@@ -281,7 +288,7 @@ class BucketParameters:
         for bucket in _cut(gathers, self._room(gathers, mesh), self.kept, mesh):
             cause = gathers_cause([m.steps[0] for m in bucket])
             first_use = min((m.steps[-1] for m in bucket), key=position.__getitem__)
-            # as they lie in memory: side by side they are a view, and packing them copies nothing
+            # in the order of memory: adjacent shards are one view, and packing copies nothing
             bucket.sort(key=lambda m: position[m.value])
             with graph.inserting_before(first_use):
                 flat = writer.travel(bucket, cause)[-1]
@@ -292,7 +299,7 @@ class BucketParameters:
         place = _places(graph, {m.steps[-1] for m in scatters}, mesh)
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept, mesh):
             made, cause = bucket[-1].value, gradients_cause(causes_of([m.steps[0] for m in bucket]))
-            # side by side as the parameters are, so an optimizer may step all of them as one
+            # in the order of the parameters, so that an optimizer may step all of them as one
             bucket.sort(key=lambda m: place[m.steps[-1]])
             with graph.inserting_before(made.next):
                 start, *rest = writer.travel(bucket, cause)

@@ -1,4 +1,4 @@
-"""Gather the factors of gradients in few messages, and compute these gradients when all else is done."""
+"""Gather sufficient factors of gradients in few messages, and compute these gradients at the end."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """A gather for gradients alone, of values that are as large for each sample."""
+    """A gather that serves gradients only, of a value with equally many elements for each sample."""
 
     pending: fx.Node
     done: fx.Node
     first: int
-    """The dim of the batch."""
+    """The batch dim of the value."""
     rest: tuple[int, ...]
-    """What is left of its shape where the batch comes first: `[-1, *rest]`."""
+    """The shape of one sample: with the batch dim first, the value has shape `[-1, *rest]`."""
     each: int
-    """The elements of a sample."""
+    """The number of elements of one sample."""
 
     @property
     def value(self) -> fx.Node:
-        """What is gathered."""
+        """The operand of the gather."""
         return self.pending.args[0]  # type: ignore[return-value]
 
 
@@ -66,7 +66,7 @@ def _serves_products(done: fx.Node) -> bool:
 
 
 def _factor(pending: fx.Node, done: fx.Node) -> _Factor | None:
-    """None for one whose samples have sizes that only the call knows, or lie apart."""
+    """Return the factor of a gather; None if a sample has a dynamic size or is not one contiguous block."""
     _, dim, outer, inner = pending.args
     rest = [int(n) for i, n in enumerate(tensor_type(pending).shape) if i != dim and isinstance(n, int)]
     static = len(rest) == len(tensor_type(pending).shape) - 1
@@ -77,7 +77,7 @@ def _factor(pending: fx.Node, done: fx.Node) -> _Factor | None:
 
 
 class _Bucketing:
-    """Rewrites one graph."""
+    """Rewrite of one graph: one gather per bucket of factors."""
 
     def __init__(self, graph: fx.Graph, batch: int, mesh: Mesh) -> None:
         self.graph = graph
@@ -94,13 +94,16 @@ class _Bucketing:
         output = self.graph.output_node()
         for node in later:
             output.prepend(node)
-        factors.sort(key=lambda f: str(tensor_type(f.pending).dtype))  # stable: else in the backward's order
+        factors.sort(key=lambda f: str(tensor_type(f.pending).dtype))  # stable: in the backward's order
         for _, alike in groupby(factors, key=lambda f: tensor_type(f.pending).dtype):
             self._bucket(list(alike))
-        erase_unused(self.graph)  # views of a rank's own samples, which only its terms were made of
+        erase_unused(self.graph)  # views of local samples, which only the local terms of gradients used
 
     def _begin(self, moved: set[fx.Node]) -> fx.Node:
-        """Where the backward begins: it also sends what the forward has made, beside the other factor."""
+        """Return the node where the backward begins: factors from the forward are sent no earlier than there.
+
+        A factor from the forward so shares a bucket with the second factor of the same product.
+        """
         given = [n for n in self.graph.nodes if n.op == "placeholder"]
         calls = (n for n in self.graph.nodes if n.op == "call_function" and n not in moved)
         begin: fx.Node = next((n for n in calls if meta(n).backward), given[-1])
@@ -113,7 +116,10 @@ class _Bucketing:
             self._gather(factors[run])
 
     def _gather(self, factors: Sequence[_Factor]) -> None:
-        """One gather of these, started when the last is there, and waited for when the first is read."""
+        """Insert one gather of factors.
+
+        The gather starts when the last factor is computed; the wait comes before the first reader.
+        """
         last = max((self.begin, *(f.value for f in factors)), key=self.position.__getitem__)
         first = min((f.done for f in factors), key=self.position.__getitem__)
         reader = min(first.users, key=self.position.__getitem__)
@@ -134,7 +140,7 @@ class _Bucketing:
             self.graph.erase_node(factor.pending)
 
     def _rows(self, factor: _Factor) -> fx.Node:
-        """A rank's part with a row for each sample."""
+        """Return a rank's local factor as a matrix with one row per sample."""
         value, dim = factor.value, factor.first
         type_ = tensor_type(value)
         if dim:
@@ -147,7 +153,7 @@ class _Bucketing:
         return self._add(aten.reshape.default, (value, [-1, factor.each]), flat, Shard(0))
 
     def _columns(self, factor: _Factor, done: fx.Node, begin: int, end: int) -> fx.Node:
-        """A factor of all samples as it was, out of the columns of a bucket."""
+        """Return one factor in the original shape from columns `begin` to `end` of a gathered bucket."""
         known = tensor_type(factor.pending)
         flat = TensorType(known.dtype, (B, end - begin))
         found = self._add(aten.slice.Tensor, (done, 1, begin, end), flat, R)
@@ -171,7 +177,7 @@ class _Bucketing:
 
 
 def _cause(causes: Sequence[Cause]) -> Cause:
-    """The causes of a bucket's factors in one line, at the source line of the first."""
+    """Join the causes of a bucket's factors to one cause, at the source line of the first."""
     if len(causes) == 1:
         return causes[0]
     names = list(dict.fromkeys(cause.text.removeprefix("factor of gradient of ") for cause in causes))
@@ -182,16 +188,16 @@ def _cause(causes: Sequence[Cause]) -> Cause:
 
 @dataclass(frozen=True)
 class BucketSufficientFactors:
-    """After it gathers that serve gradients alone are few, and their gradients come when all else is done.
+    """Gather factors of gradients in few buckets, and compute the gradients when all remaining work is done.
 
     before: `%all_gather = all_gather(%relu, 0, 1, 1)` and its `wait` before the product that reads it, twice
             per weight
     after:  `%all_gather = all_gather(%cat, 0, 1, 1)` of rows with the values of several factors; the products
-            read columns of what it gives, at the end: those of one bucket while the next one travels
+            read columns of the result, at the end: the products of one bucket overlap the gather of the next
 
     Parameters
     ----------
-    batch : the samples of the call that is compiled for, on all ranks together.
+    batch : number of samples, on all ranks together, of the call for which the program is compiled.
     """
 
     batch: int

@@ -1,4 +1,4 @@
-"""Bring the captured graph into the one form that later passes read."""
+"""Bring the captured graph into the canonical form that later passes expect."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ from fxdp.torch_compat import OpOverload
 aten = torch.ops.aten
 
 _Rewrite: TypeAlias = Callable[[fx.Node], bool]
-"""Brings a node into its form; False where it has none that ranks could run on their parts."""
+"""A rewrite of one node into canonical form.
+
+Returns False if no form exists that runs on local shards.
+"""
 
 
 def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
-    """A skip that an identity carried is carried by what it copied."""
+    """Move the skip labels of an identity op to the operand, which replaces the identity."""
     labels = [label for label in (meta(source).skip, meta(node).skip) if label]
     meta(source).skip = ", ".join(labels) or None
 
 
 def _computed_as(target: OpOverload) -> _Rewrite:
-    """Another op in place of one that only marks its result: sending or joining values loses the marks."""
+    """Return a rewrite that replaces an op which only sets a flag by an op that computes the result.
+
+    Collectives and concatenations drop the conjugate and negative flags of a tensor.
+    """
 
     def rewrite(node: fx.Node) -> bool:
         node.target = target
@@ -42,9 +48,10 @@ def _computed_as(target: OpOverload) -> _Rewrite:
 
 
 def _say_what_strides_mean(node: fx.Node) -> bool:
-    """Row-major strides over all of a contiguous value take its elements in order: whether they do.
+    """Replace an `as_strided` that only reshapes an entire contiguous value; return whether it does.
 
-    So does the layout that adaptive pooling gives its result; a scatter then replaces every element.
+    That includes the strides of adaptive pooling's result. `as_strided_scatter` with these strides replaces
+    every element, and becomes a `reshape` of the scattered value.
     """
     scatter = node.target is aten.as_strided_scatter.default
     source, *rest = node.args
@@ -66,11 +73,12 @@ def _say_what_strides_mean(node: fx.Node) -> bool:
 
 
 def _lay_in_order(node: fx.Node) -> bool:
-    """Let `as_strided` read a copy whose dims are in the order of the memory that its strides count.
+    """Make `as_strided` read a copy with dims in the order of decreasing stride.
 
-    x [B, 3, 4] lies as [B, 4, 3]:   as_strided(x, ...)  ->  as_strided(x.permute(0, 2, 1).contiguous(), ...)
+    x of shape [B, 3, 4] with the strides of [B, 4, 3]:
+        as_strided(x, ...)  ->  as_strided(x.permute(0, 2, 1).contiguous(), ...)
 
-    Whether that is possible: not for memory with gaps or overlaps.
+    Return False, and change nothing, if the memory of the value has gaps or overlaps.
     """
     source = node.args[0]
     assert isinstance(source, fx.Node)
@@ -119,7 +127,7 @@ def _row_major(shape: tuple[Any, ...], strides: tuple[Any, ...]) -> bool:
 
 
 def _in_order(source: Any) -> bool:
-    """Whether a captured value lies contiguously at the start of its memory."""
+    """Return whether a captured value is contiguous and starts at offset 0 of the storage."""
     layout = memory_layout(source)
     return layout is not None and layout.offset == 0 and _row_major(layout.sizes, layout.strides)
 
@@ -134,7 +142,7 @@ def _same_type(node: fx.Node) -> bool:
 
 
 def _drop_empty_operands(cat: fx.Node) -> bool:
-    """`cat([nothing, x])` is `x`, also torch's legacy of a 1-d nothing beside any `x`."""
+    """Drop the empty operands of a `cat`, including torch's legacy 1-d empty tensor beside any operand."""
     full = meta(cat).type
     if not isinstance(full, TensorType):
         return True
@@ -158,23 +166,24 @@ _REWRITES: dict[Any, _Rewrite] = {
     aten._neg_view.default: _computed_as(aten.neg.default),
     aten.cat.default: _drop_empty_operands,
     aten.as_strided.default: lambda node: _say_what_strides_mean(node) or _lay_in_order(node),
-    # what is left runs replicated, as it is written
+    # one that cannot be rewritten runs replicated
     aten.as_strided_scatter.default: lambda node: _say_what_strides_mean(node) or True,
 }
-"""The ops that have a form of their own, and what brings them into it."""
+"""The rewrite for each op that has a canonical form."""
 
 
 @dataclass(frozen=True)
 class Canonicalize:
-    """After it no identity op (`detach`, `alias`, `x[:]`) and no unused op is left.
+    """Remove identity ops (`detach`, `alias`, `x[:]`) and unused ops; bring ops into their canonical form.
 
     before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
     after:  `%mul = aten.mul.Tensor(%relu, %grad)`
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
-    operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
-    `as_strided` over all of a contiguous value in its own order is a `view`; its operand lies in the order of
-    its dims, since what ranks put together does. Conjugates are computed at once.
+    operands that are empty for every batch (an empty key-value cache), because no rule could place these.
+    `as_strided` becomes a `view` where it only reshapes an entire contiguous value. Elsewhere its operand is
+    first made contiguous in the order of its dims, because gathered values are contiguous. Conjugates are
+    computed at once.
     """
 
     name = "canonicalize"
@@ -186,7 +195,7 @@ class Canonicalize:
 
         Raises
         ------
-        PlacementError : on several ranks, `as_strided` of a value that lies in memory with gaps or overlaps.
+        PlacementError : on several ranks, `as_strided` reads a value with gaps or overlaps in memory.
         """
         results = set(gm.graph.output_node().all_input_nodes)
         unclear: list[fx.Node] = []
@@ -194,7 +203,7 @@ class Canonicalize:
             rewrite = _REWRITES.get(node.target)
             if rewrite is not None and not rewrite(node):
                 unclear.append(node)
-            # one that is a result stays, lest the program return an input as it is
+            # an identity that is a result stays: without it the program would return an input
             if is_identity(node.target) and _same_type(node) and node not in results:
                 _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])

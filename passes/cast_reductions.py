@@ -1,4 +1,4 @@
-"""Sum gradients over ranks in the dtype that the user asked for."""
+"""Reduce gradients across ranks in the dtype that the user asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RULE = "reduce_dtype"
 
 
 def _casts_terms(node: fx.Node, dtype: torch.dtype) -> bool:
-    """Whether a gradient is a cast, for nobody else, of terms that are in the wanted dtype already."""
+    """Return whether a gradient is the only cast of partial terms that have the wanted dtype already."""
     if node.target is not aten._to_copy.default or len(node.users) > 1:
         return False
     (source,) = node.all_input_nodes
@@ -28,7 +28,7 @@ def _casts_terms(node: fx.Node, dtype: torch.dtype) -> bool:
 
 
 def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
-    """A cast right after a node that reads it where it lies, and gives the like."""
+    """Insert a cast right after a node, with the given placement of operand and result."""
     with node.graph.inserting_after(node):
         made = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     type_ = TensorType(dtype, tensor_type(node).shape)
@@ -38,13 +38,13 @@ def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
 
 @dataclass(frozen=True)
 class CastReductions:
-    """After it a parameter's gradient is summed over ranks in `dtype`, and then cast to its own.
+    """Reduce each parameter's gradient across ranks in `dtype`, then cast the sum to the original dtype.
 
     before: `%to: f32[8] {dp=P(sum)} = aten._to_copy(%mm)` of `%mm: bf16[8]`, returned as `gradient param(w)`
     after:  `%to: f32[8] {dp=R} = aten._to_copy(%mm)`, which reads the sum of `%mm`, where `dtype` is bfloat16
 
-    A gradient in another dtype is cast to `dtype` before its sum and back after it. Whatever stays to be
-    added up later, in another backward, is in the parameter's own dtype: no running sum is rounded.
+    A gradient in a different dtype is cast to `dtype` before the reduction and back afterwards. Gradients
+    that later backwards accumulate are in the parameter's own dtype, so no running sum is rounded.
     """
 
     dtype: torch.dtype | None = None
@@ -67,7 +67,7 @@ class CastReductions:
         return gm
 
     def _summed(self, value: fx.Node, wanted: Placement) -> fx.Node:
-        """The gradient in its own dtype, its sum in the one asked for."""
+        """Return the gradient in the original dtype, after a reduction in `dtype`."""
         own, terms = tensor_type(value).dtype, meta(value).placement
         if own == self.dtype or self.dtype is None:
             return value

@@ -1,4 +1,4 @@
-"""Let small sums that are under way at the same time travel as one all-reduce."""
+"""Combine small all-reduces that are in flight at the same time into one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fxdp.ir.parameter_buckets import causes_of
 from fxdp.ir.types import is_static, type_bytes
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
-"""What sums have in common that may travel together: dtype, phase, axis."""
+"""Key of the all-reduces that may be combined: dtype, phase (True: backward), mesh axis."""
 
 
 def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
-    """All-reduces of at most `limit` bytes of which none is waited for before the last is started.
+    """Yield groups of all-reduces of at most `limit` bytes that are all started before the first one's wait.
 
     all_reduce a, all_reduce b, wait a, wait b, all_reduce c, wait c   ->   [a, b]
     """
@@ -39,7 +39,7 @@ def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
 
 
 def _is_small(node: fx.Node, limit: int) -> bool:
-    """A sum of fixed and small size that is no bucket of gradients."""
+    """Return whether an all-reduce is a static sum of at most `limit` bytes, and no gradient bucket."""
     known = meta(node)
     if node.args[1] != "sum" or known.reason == "bucket":
         return False
@@ -52,7 +52,7 @@ def _key(node: fx.Node) -> _Key:
 
 
 def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
-    """Replace the all-reduces by one, started where the last was and waited for where the first was."""
+    """Replace all-reduces by one that starts where the last did, with a wait where the first wait was."""
     waits = [next(iter(member.users)) for member in members]
     _, backward, axis = _key(members[0])
     packing = Packing(graph, "coalesce", backward, axis)
@@ -84,17 +84,17 @@ def _cause(members: list[fx.Node]) -> Cause:
 
 @dataclass(frozen=True)
 class CoalesceReductions:
-    """After it no two small sums of a dtype are under way at the same time: they travel together.
+    """Combine small all-reduces of one dtype that would be in flight at the same time.
 
     before: `all_reduce(%loss_sum)`, `all_reduce(%count)`, and their two waits
-    after:  `all_reduce(%cat)` of both, one wait, and the two values cut out of it
+    after:  `all_reduce(%cat)` of both, one wait, and the two values sliced from its result
 
-    Small messages cost their latency, not their bytes: BatchNorm's backward sums, or a loss and its
-    token count.
+    The cost of a small message is latency, not bytes. Examples are BatchNorm's backward sums, or a
+    loss and its token count.
 
     Parameters
     ----------
-    limit : bytes of a value that counts as small.
+    limit : largest size in bytes of a value that counts as small.
     """
 
     limit: int = 64 * 1024

@@ -1,4 +1,4 @@
-"""Lower what fxdp inserted to functions that run: the program of this rank."""
+"""Lower the nodes that fxdp inserted to functions that run: the program of this rank."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ from fxdp.ir.types import ScalarType, TensorType
 from fxdp.ir.zero_copy_gathers import is_zero_copy
 
 LARGEST = "b_max"
-"""The size slot of the largest local batch."""
+"""The name of the size input that holds the largest local batch."""
 
 _SPELLED_OUT: dict[Any, Any] = {
     MOMENTS_OP: moments,
     STANDARDIZE_OP: standardize,
     STANDARDIZE_BACKWARD_OP: standardize_backward,
 }
-"""Ops of ours that run as plain ops, which Inductor fuses."""
+"""Ops of fxdp that are lowered to plain ops, which Inductor can fuse."""
 
 ROWS = Constant("<rows>")
-"""The slot of the row numbers at which a padded gather holds real rows; no attribute has such a name."""
+"""The input spec of the positions of real rows in a padded gather; no attribute can have this name."""
 
 
 @dataclass
 class _Place:
-    """Where a redistribution is lowered: its functions' arguments (`redistribution_entry.Emission`)."""
+    """Location of a redistribution that is lowered.
+
+    Argument of the redistribution's functions (`redistribution_entry.Emission`).
+    """
 
     program: _Lowering
     node: fx.Node
@@ -54,43 +57,46 @@ class _Place:
 
     @property
     def world(self) -> int:
-        """The ranks along its axis."""
+        """The number of ranks along the redistribution's axis."""
         return self.program.mesh.size_along(self.redistribution.axis)
 
     @property
     def index(self) -> int:
-        """This rank's place among them."""
+        """This rank's index along the redistribution's axis."""
         axis = self.redistribution.axis
         return self.program.part if axis is None else self.program.mesh.place_along(axis)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The value's."""
+        """The dtype of the redistributed value."""
         return tensor_type(self.node).dtype
 
     @property
     def shown(self) -> bool:
-        """Whether its rows are shown to the other ranks where they lie."""
+        """True if the gather is zero-copy: all ranks read the local shard over shared memory."""
         return is_zero_copy(self.node, self.program.mesh)
 
     def size(self, name: str) -> fx.Node:
-        """The size slot of this name."""
+        """Return the size input of this name."""
         self._refuse_part_of_the_ranks()
         return self.program.size(name)
 
     def largest(self) -> fx.Node | None:
-        """The largest local batch, where they differ."""
+        """Return the size of the largest local batch, or None if local batches are equal."""
         return None if self.program.even else self.size(LARGEST)
 
     def rows(self) -> fx.Node | None:
-        """The real rows among padded parts, where the local batches differ."""
+        """Return the positions of real rows among padded ones, or None if local batches are equal."""
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
         return self.program.spec(ROWS, TensorType(torch.int64, (B,)))
 
     def _refuse_part_of_the_ranks(self) -> None:
-        """A program's sizes count samples along all data axes; of those along one they say nothing."""
+        """Raise if the redistribution is along a subset of the data axes.
+
+        A program's sizes count samples along all data axes, and say nothing about a single axis.
+        """
         mesh = self.program.mesh
         if self.world < mesh.size:
             raise PlacementError(
@@ -102,7 +108,7 @@ class _Place:
 
 @dataclass
 class _Lowering:
-    """Lowers one graph in place."""
+    """Lowering of one graph, in place."""
 
     graph: fx.Graph
     mesh: Mesh
@@ -135,7 +141,10 @@ class _Lowering:
         return self.spec(Size(name), ScalarType(symbol))
 
     def spec(self, spec: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
-        """The placeholder of a slot, made before all others if the program has none yet."""
+        """Return the placeholder of an input spec.
+
+        Insert one before all placeholders if the program has none yet.
+        """
         if spec not in self.specs:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
                 self.specs[spec] = node = self.graph.placeholder(spec.name.strip("<>"))
@@ -145,12 +154,16 @@ class _Lowering:
         return self.specs[spec]
 
     def _skip(self, node: fx.Node) -> None:
-        """A single rank has the result already."""
+        """Replace a redistribution by the operand: a single rank has the result already."""
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         self.graph.erase_node(node)
 
     def _start(self, place: _Place) -> None:
-        """What a wait for it calls is known here, and made when it comes: sizes get slots in that order."""
+        """Lower the start of a redistribution, and keep the function that lowers the wait.
+
+        The wait's call is built when the wait is reached, so that size inputs are created in the order of
+        use.
+        """
         node, found = place.node, place.redistribution
         value, *arguments = node.args
         self._replace(node, found.start(place, value, *arguments))
@@ -163,7 +176,7 @@ class _Lowering:
         node._rename(target.__name__)
 
     def _bind(self, sizes: dict[str, int]) -> None:
-        """Replace size slots by numbers and fold the arithmetic on them."""
+        """Replace size inputs by numbers and fold the arithmetic on sizes."""
         known: dict[fx.Node, Any] = {}
         for node in list(self.graph.nodes):
             spec = meta(node).spec
@@ -180,18 +193,18 @@ class _Lowering:
 
 @dataclass(frozen=True)
 class EmitProgram:
-    """After it the graph is executable: aten ops, and the functions of `ir/ops/collectives.py`.
+    """Make the graph executable: afterwards it has aten ops and functions of `ir/ops/collectives.py` only.
 
     before: `%all_reduce = all_reduce(%cat, sum)`
     after:  `%start_all_reduce = start_all_reduce(%cat, sum, 3)` with the group's name
 
     Parameters
     ----------
-    sizes : values of all size slots (`B`, `b`, `offset`, `b_max`, ...), which become constants; None keeps
-        them as inputs of a size-generic program.
+    sizes : values of all size inputs (`B`, `b`, `offset`, `b_max`, ...), which become constants. None keeps
+        the inputs, for a size-generic program.
     even : all ranks hold equally many samples, so gathers need no padding.
-    part : which part of the global batch the program is for, where micro-batches split it further than the
-        ranks do; None: the rank's.
+    part : index of the part of the global batch for which the program is emitted, where micro-batches split
+        the batch further than the ranks do; None: this rank's part.
     """
 
     sizes: tuple[tuple[str, int], ...] | None = None

@@ -1,4 +1,4 @@
-"""Spell ops that work along a sharded dim as the several ops that their rule chose."""
+"""Replace each op that works along a sharded dim by the ops of the decomposition which its rule chose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from fxdp.ir.metadata import copy_meta, meta, tensor_operands
 
 
 def _expand(node: fx.Node, decomposition: Decomposition) -> None:
-    """Insert the steps; the node itself (or the pick of each of its results) becomes the last of them."""
+    """Insert the steps of a decomposition.
+
+    The last step reuses the node itself, or the `getitem` of each result.
+    """
     operands, name = tensor_operands(node), target_text(node.target)
     finals = _finals(node, decomposition)
     needed = _needed(decomposition, finals)
@@ -38,7 +41,7 @@ def _expand(node: fx.Node, decomposition: Decomposition) -> None:
             with node.graph.inserting_before(node):
                 target = node.graph.call_function(step.target, args, kwargs)
             copy_meta(node, target, spec=None)
-        # the pick of a result stands behind the node, and later steps, which stand before it, may read it
+        # later steps, inserted before the node, may read this `getitem`, which comes after the node
         elif target is not node:
             node.prepend(target)
         target.target, target.args, target.kwargs = step.target, args, kwargs
@@ -49,7 +52,7 @@ def _expand(node: fx.Node, decomposition: Decomposition) -> None:
 
 
 def _finals(node: fx.Node, decomposition: Decomposition) -> dict[int, fx.Node]:
-    """The nodes whose values the recipe's results are, by the number of their step."""
+    """Map the number of each step that computes a result to the node that holds this result."""
     if not isinstance(meta(node).type, tuple):
         (result,) = decomposition.results
         assert result is not None
@@ -84,13 +87,13 @@ def _describe(node: fx.Node, step: DecompositionStep, name: str) -> None:
 
 @dataclass(frozen=True)
 class ExpandDecompositions:
-    """After it no op works along a dim of which it has a part only.
+    """Expand decompositions, so that no op works along a dim that is sharded.
 
     before: `%_log_softmax {dp=S(1)} = aten._log_softmax(%mm, 1, False)` with `%mm {dp=S(1)}`
     after:  `%amax {dp=P(max)} = fxdp.amax(%mm, [1], True)`, ..., `%_log_softmax = aten.sub(%sub, %log)`
 
-    The rule that placed the op wrote the steps (`rules/builder.py`); where a step reads a partial value full,
-    `insert-collectives` reduces it.
+    The rule that placed the op wrote the steps (`rules/builder.py`). Where a step needs the reduced value of
+    a partial operand, `insert-collectives` inserts the reduction.
     """
 
     name = "expand-decompositions"

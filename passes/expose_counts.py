@@ -1,4 +1,4 @@
-"""Compute the denominators of losses from the targets alone, where torch computes them beside the loss."""
+"""Compute denominators of losses from the targets alone; torch computes both together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BACKWARDS = frozenset({aten.nll_loss_backward.default, aten.nll_loss2d_backward
 
 
 def _count(graph: fx.Graph, loss: fx.Node, total: fx.Node) -> fx.Node:
-    """The summed weight of the targets that count: `sum(weight[target] * (target != ignore_index))`."""
+    """Insert the summed weight of the targets that count.
+
+    `sum(weight[target] * (target != ignore_index))`.
+    """
     arguments: list[Any] = list(loss.args)
     target, weight, ignored = arguments[1], arguments[2], arguments[4]
     type_, shape = tensor_type(total), tensor_type(target)
@@ -43,7 +46,7 @@ def _count(graph: fx.Graph, loss: fx.Node, total: fx.Node) -> fx.Node:
 
 @dataclass(frozen=True)
 class ExposeCounts:
-    """After it no denominator of a loss hangs on the forward: micro-batches can know it before they begin.
+    """Compute loss denominators independently of the forward, so that micro-batches know these in advance.
 
     before: `%nll = aten.nll_loss_forward(%log_softmax, %y, None, 2, -100)`, `%total = getitem(%nll, 1)`
     after:  `%ne = aten.ne.Scalar(%y, -100)`, ..., `%sum = aten.sum(%_to_copy)` in place of `%total`
@@ -59,7 +62,7 @@ class ExposeCounts:
             source = node.args[0] if node.target is operator.getitem else None
             if not isinstance(source, fx.Node) or source.target not in _LOSSES or node.args[1] != 1:
                 continue
-            # the loss's own backward takes the total of the very samples that it sees
+            # the loss's own backward needs the total of exactly the samples that it sees
             users = [u for u in node.users if u.target not in _BACKWARDS]
             if users:
                 with gm.graph.inserting_before(node.next):

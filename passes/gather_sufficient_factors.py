@@ -1,4 +1,4 @@
-"""Make a gradient full on every rank, where what it is computed from is less to send than its sum."""
+"""Compute gradients in full on every rank from gathered factors, where these are cheaper to send."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ aten = torch.ops.aten
 
 _SUM = aten.sum.dim_IntList
 _MAKERS = (aten.mm.default, aten.embedding_dense_backward.default, _SUM)
-"""Ops that compute a gradient from values of samples, and cost little beside what its sum takes on a wire."""
+"""Ops that compute a gradient from per-sample values, cheaply compared with an all-reduce."""
 _CLEARLY = 0.7
-"""Less of the sum's time is worth a gather: speeds are estimates, and later batches may be larger."""
+"""The fraction of an all-reduce's time below which a gather is chosen.
+
+The margin is there because speeds are estimates, and later batches may be larger.
+"""
 _OF_A_CORE = {torch.float32: 2e10, torch.float64: 1e10}
-"""Operations in a second, of a slow one."""
+"""Operations per second of a slow CPU core, by dtype."""
 _WITHOUT_PRODUCTS = 1e9
-"""The same in other dtypes, for which a CPU may have no products of its own."""
+"""Operations per second of a CPU core in dtypes that may lack matrix products of their own."""
 _OF_A_GPU = 1e13
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A gradient that is computed by one op from values of samples, and seen differently or cast after it."""
+    """A gradient computed by one op from per-sample values, and then only viewed or cast."""
 
     value: fx.Node
     maker: fx.Node
     path: tuple[fx.Node, ...]
-    """From the value up to what the maker gives, both included."""
+    """The nodes from `value` back to `maker`, both included."""
     factors: frozenset[fx.Node]
-    """What has to be gathered of each sample."""
+    """The per-sample values that have to be gathered."""
     views: frozenset[fx.Node]
-    """How the maker sees these."""
+    """The views of the factors that `maker` reads."""
 
 
 @dataclass
@@ -58,11 +61,11 @@ class _Choosing:
     gathered: set[fx.Node] = field(default_factory=set)
 
     def is_less(self, gradient: _Gradient) -> bool:
-        """Whether a gather of what is not gathered anyway, and entire work, take less time than a sum."""
+        """Return whether to gather the missing factors and multiply in full is faster than an all-reduce."""
         new = gradient.factors - self.gathered
         if not new and gradient.maker.target is _SUM:
-            return True  # a pass over what is there
-        # a sum sends each byte twice, away and back; a gather once, as a sum does that is sharded
+            return True  # one pass over values that are gathered already
+        # an all-reduce sends each byte twice, a gather or a reduce-scatter once
         gather = sum(value_bytes(n, self.batch) for n in new) * self.per_byte / 2
         return gather + self._work(gradient.maker) < _CLEARLY * self._sum(gradient.value)
 
@@ -72,14 +75,14 @@ class _Choosing:
         return bytes_ * self.per_byte / (2 if self.sharded else 1)
 
     def _work(self, maker: fx.Node) -> float:
-        """The seconds of the other ranks' samples."""
+        """Return the seconds that a rank needs for the samples of all remaining ranks."""
         of_a_core = _OF_A_CORE.get(tensor_type(maker).dtype, _WITHOUT_PRODUCTS)
         speed = of_a_core if self.mesh.device_type == "cpu" else _OF_A_GPU
         others = (self.mesh.size - 1) / self.mesh.size
         return others * node_cost(maker, self.batch) / speed
 
     def choose(self, gradient: _Gradient) -> None:
-        """Let every rank compute it full."""
+        """Let every rank compute the full gradient."""
         self.gathered |= gradient.factors
         for view in gradient.views:
             meta(view).rematerialized, meta(view).reason = True, SUFFICIENT_FACTORS
@@ -92,7 +95,10 @@ class _Choosing:
 
 
 def _rounded(link: LinkCost) -> float:
-    """The seconds of a byte, to a power of two: measured anew at each start, and programs are kept."""
+    """Return the seconds per byte of a link, rounded to a power of two.
+
+    Links are measured anew at each start, and rounding keeps cached programs valid.
+    """
     return 2.0 ** round(math.log2(max(link.per_byte, 1e-18)))
 
 
@@ -142,23 +148,24 @@ def _made(value: fx.Node, path: list[fx.Node]) -> _Gradient | None:
 
 @dataclass(frozen=True)
 class GatherSufficientFactors:
-    """Gather the factors of gradients where they are clearly less to send and quickly multiplied.
+    """Gather the factors of gradients where they are clearly cheaper to send and quick to multiply.
 
     before: `%mm: f32[4096, 4096] {dp=P(sum)} = aten.mm(%t, %x)` of `%t {dp=S(1)}` and `%x {dp=S(0)}`
     after:  `%mm: f32[4096, 4096] {dp=R} = aten.mm(%t, %x)`, for which `insert-collectives` gathers both
 
-    A linear layer's gradient is a product of what the samples bring to it and what comes back to them
-    (sufficient factors; Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2015):
-    of 64 samples and a weight of 4096 x 4096 these are a 32nd of it. Each rank multiplies them for the full
-    batch, as one device would. An embedding's gradient has as factors the rows of its samples and their ids.
+    A linear layer's gradient is the product of the inputs and the output gradients for all samples
+    (sufficient factors; Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2015).
+    For 64 samples and a weight of 4096 x 4096, the factors have 1/32 of the gradient's size. Each rank
+    multiplies the factors of the full batch, as one device would. The factors of an embedding's gradient are
+    the rows and ids of the samples.
 
-    Nothing is done without a link whose cost is known, or where ranks would compute different last bits.
+    The pass does nothing if the cost of the link is unknown, or if ranks would compute different last bits.
 
     Parameters
     ----------
-    batch : the samples of the call that is compiled for, on all ranks together.
+    batch : number of samples, on all ranks together, of the call for which the program is compiled.
     sharded : gradients are sharded.
-    dtype : in which they would be summed; None: in their own.
+    dtype : dtype in which gradients would be reduced; None: their own.
     """
 
     batch: int
@@ -174,7 +181,7 @@ class GatherSufficientFactors:
         if mesh.size == 1 or mesh.link is None or not mesh.alike:
             return gm
         choosing = _Choosing(mesh, _rounded(mesh.link), self.batch, self.sharded, self.dtype)
-        # products first: with their factors there, a bias costs nothing to send
+        # products first: once their factors are gathered, a bias needs no further traffic
         for gradient in sorted(_gradients(gm.graph), key=lambda g: g.maker.target is _SUM):
             if choosing.is_less(gradient):
                 choosing.choose(gradient)

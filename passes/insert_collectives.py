@@ -1,4 +1,4 @@
-"""Make every redistribution between placements a node of its own."""
+"""Insert a node for every redistribution between placements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fxdp.ir.zero_copy_gathers import fills_pages_of_memory
 
 @dataclass
 class _Insertion:
-    """The redistributions made so far, each once per (value, placement)."""
+    """Redistributions inserted so far, one per (value, placement, phase)."""
 
     graph: fx.Graph
     mesh: Mesh
@@ -36,7 +36,10 @@ class _Insertion:
     full: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def redistribute(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
-        """The node that holds `node`'s value in the wanted placement, before `consumer`."""
+        """Return the node that holds `node`'s value in the wanted placement.
+
+        Insert one before `consumer` if needed.
+        """
         have = meta(node).placement
         if have == wanted:
             return node
@@ -48,15 +51,24 @@ class _Insertion:
         return found
 
     def _left_near(self, node: fx.Node, cause: Cause) -> fx.Node:
-        """From where a backward gathers rows: what the forward leaves of the full value, if it says so."""
+        """Return the node from which a backward gathers a parameter.
+
+        The forward's post-forward shard, if any.
+
+        The forward leaves one if the mesh has a `post_forward_size`, except of parameters that ranks gather
+        without a copy (`fxdp/ir/zero_copy_gathers.py`).
+        """
         full = self.made.get((node, R, False))
-        # what is only shown costs nothing, among however many
+        # a zero-copy gather costs nothing, whatever the number of ranks
         if not self.mesh.post_forward_size or full is None or fills_pages_of_memory(node, self.mesh):
             return node
         return self.redistribute(full, ParamShard(REGATHER), full.next, cause)
 
     def _in_backward(self, node: fx.Node, consumer: fx.Node) -> bool:
-        """Whether it is the backward's own: an unsharded parameter lives in one phase."""
+        """Return whether the backward needs a separate redistribution.
+
+        An unsharded parameter lives in one phase.
+        """
         if (
             self.unsharded_once
             or not isinstance(meta(node).placement, ParamShard)
@@ -73,7 +85,7 @@ class _Insertion:
         if isinstance(have, Shard) and self._is_full_locally(node):
             if wanted == R:
                 return self._replicated_clone(node) or self._rematerialized(node, consumer, cause)
-            more = [first]  # the full value costs no traffic, whatever the direct way does
+            more = [first]  # the full value needs no traffic, even if a direct redistribution would
         if more:
             by: Placement = redistributions.between(wanted) if isinstance(wanted, ParamShard) else R
             by = by if first.converts(have, by) else R
@@ -96,7 +108,7 @@ class _Insertion:
         self, node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], wanted: Placement,
         consumer: fx.Node, cause: Cause,
     ) -> fx.Node:  # fmt: skip
-        """Slicing or masking a replicated value: no traffic, made right before the first use."""
+        """Insert a slice or mask of a replicated value right before the first use; causes no traffic."""
         with self.graph.inserting_before(consumer):
             made = self.graph.call_function(target, (node, *args))
         copy_meta(
@@ -109,8 +121,8 @@ class _Insertion:
         self, node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], wanted: Placement,
         consumer: fx.Node, cause: Cause,
     ) -> fx.Node:  # fmt: skip
-        """Start right after the value is there, wait right before its first use."""
-        # as early as can be: what lies between the start and the wait is what hides it
+        """Insert a collective right after the value is computed, and the wait right before the first use."""
+        # as early as possible: the nodes between start and wait overlap the collective
         with self.graph.inserting_after(self._anchor(node)):
             pending = self.graph.call_function(target, (node, *args))
         have = meta(node).placement
@@ -123,11 +135,11 @@ class _Insertion:
         return done
 
     def _is_full_locally(self, node: fx.Node) -> bool:
-        """Whether each rank can have all of a sharded value without traffic."""
+        """Return whether each rank can have the full value of a sharded node without traffic."""
         return node.target in redistributions.LOCAL or node in self.replicable or meta(node).rematerialized
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
-        """The node computed in full from full operands, or None where it depends on sharded data."""
+        """Return a copy of the node computed from full operands, or None if it depends on sharded data."""
         if node.target in redistributions.LOCAL:
             return node.args[0]  # type: ignore[return-value]
         if _is_full(node):
@@ -150,7 +162,7 @@ class _Insertion:
         return made
 
     def _rematerialized(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
-        """The node computed once more, from its operands' full values, right before the first use."""
+        """Recompute the node from the full values of the operands, right before the first use."""
         fulls = {}
         for source in node.all_input_nodes:
             cut = source.target in redistributions.LOCAL
@@ -164,7 +176,10 @@ class _Insertion:
         return made
 
     def _anchor(self, node: fx.Node) -> fx.Node:
-        """After all placeholders, at the earliest."""
+        """Return the node itself, or the last placeholder for a placeholder.
+
+        Collectives start after all inputs.
+        """
         if node.op != "placeholder":
             return node
         last = node
@@ -173,8 +188,8 @@ class _Insertion:
         return last
 
     def synchronize(self, node: fx.Node, cause: Cause) -> None:
-        """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
-        # asked before the broadcast is made, which will be one of them
+        """Broadcast rank 0's draw of a random value that must be equal on all ranks."""
+        # listed before the broadcast, which becomes a user itself, is inserted
         users = list(node.users)
         done = self._collective(node, redistributions.broadcast, (), R, node.next, cause)
         for user in users:
@@ -182,13 +197,13 @@ class _Insertion:
 
 
 def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:
-    """Values that each rank can compute full, because they are full or depend on full values only."""
+    """Return the values that each rank can compute in full: they are full, or depend on full values only."""
     found: set[fx.Node] = set()
     for node in nodes:
         if _is_full(node) or _is_host(node):
             found.add(node)
         elif node.op != "call_function" or node_draws(node) or meta(node).decomposed_from:
-            continue  # a step of a recipe makes its rank's part and nothing else
+            continue  # a step of a decomposition computes its rank's part and nothing else
         elif all(a in found for a in node.all_input_nodes):
             found.add(node)
     return frozenset(found)
@@ -204,7 +219,7 @@ def _is_host(node: fx.Node) -> bool:
 
 
 def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:
-    """The operands of a node that are not where it needs them."""
+    """Return (position, operand, needed placement) of each operand that must be redistributed."""
     wanted = meta(node).operands
     sources = list(node.args[0]) if node.op == "output" else tensor_operands(node)  # type: ignore[arg-type]
     if not wanted:
@@ -217,7 +232,7 @@ def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:
 
 
 def _rewire(node: fx.Node, replacements: dict[int, fx.Node]) -> None:
-    """Replace tensor operands by position (the same value may be needed in two placements)."""
+    """Replace tensor operands by position, because one value may be needed in two placements."""
     position = -1
 
     def visit(argument: fx.Node) -> fx.Node:
@@ -233,19 +248,19 @@ def _rewire(node: fx.Node, replacements: dict[int, fx.Node]) -> None:
 
 @dataclass(frozen=True)
 class InsertCollectives:
-    """After it no edge needs a redistribution: each is a node with its cause, made once per value.
+    """Insert a node for each redistribution, once per value, with the cause; afterwards no edge needs one.
 
     before: `return gradient param(fc.weight)=%mm` with `%mm {dp=P(sum)}`
     after:  `%all_reduce = all_reduce(%mm, sum)  # gradient of fc.weight` and `%wait = wait(%all_reduce)`
 
-    A collective starts right after its value is made and is waited for right before its first use.
+    A collective starts right after the operand is computed, and the wait comes right before the first use.
     Values that depend on no sharded data are computed in full instead of being gathered. Random values that
     must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
 
-    A sharded parameter is gathered for the forward and once more for the backward, or, if `unsharded_once`,
-    or it is one of `kept`, for both; what the backward does not read, it does not gather. Where the mesh
-    `post_forward_size`, the forward leaves a part of each full value on each of some neighbours: the
-    backward's.
+    A sharded parameter is gathered once for the forward and once for the backward. With `unsharded_once`, or
+    for a parameter named in `kept`, one all-gather serves both. The backward gathers only parameters that are
+    read there. If the mesh has a `post_forward_size`, the forward reshards each full value over groups of
+    this many ranks, and the backward gathers within these groups.
     """
 
     single_device_rng: bool = False

@@ -1,4 +1,4 @@
-"""Make numbers that are added to a loss tensors of their own, which one part of the batch may add for all."""
+"""Turn numbers that are added to a loss into tensors, so that a single rank can add these for all."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ _SUMS = {
     aten.rsub.Scalar: aten.rsub.Tensor,
     aten.rsub.Tensor: aten.rsub.Tensor,
 }
-"""Sums of a tensor and a number, by those of two tensors."""
+"""For each sum or difference of a tensor and a number, the op for two tensors."""
 
 _EXACT = (torch.float32, torch.float64)
-"""Where a number added is the tensor of it added; half precision would round the number first."""
+"""Dtypes in which adding a number equals adding a tensor of this number.
+
+Half precision would round the number first.
+"""
 
 
 @dataclass(frozen=True)
 class LiftScalars:
-    """After it no number is added to a scalar, so that terms of a loss add up before they are full.
+    """Replace numbers added to scalar tensors by tensors; terms of a loss then add up before their reduction.
 
     before: `%rsub = aten.rsub.Scalar(%mean, 1)`
     after:  `%full = aten.full([], 1)`, `%rsub = aten.rsub.Tensor(%mean, %full)`

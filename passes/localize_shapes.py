@@ -30,14 +30,14 @@ _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
 
 @dataclass
 class _Sizes:
-    """The program's host integers: slots at the top, arithmetic right before its first use."""
+    """Host integers of a program: size inputs at the top, arithmetic on sizes right before the first use."""
 
     graph: fx.Graph
     nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
     of_data: set[fx.Node] = field(default_factory=set)
 
     def add_specs(self, symbols: Iterable[sympy.Symbol]) -> None:
-        """One placeholder per symbol, before all others."""
+        """Insert one placeholder per symbol, before all existing placeholders."""
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first):
             for symbol in symbols:
@@ -46,20 +46,20 @@ class _Sizes:
                 self.nodes[symbol] = node
 
     def of(self, expr: Any, user: fx.Node) -> Any:
-        """The number, or the node that computes the expression before `user`."""
+        """Return a number, or the node that computes the expression before `user`."""
         if not isinstance(expr, sympy.Basic):
             return expr
         if expr.is_Integer:
             return int(expr)
         if expr.is_Number:
             return float(expr)
-        # once for all: graphs of deep models have the same few products of `b` hundreds of times
+        # shared: graphs of deep models have the same few products of `b` hundreds of times
         if expr not in self.nodes:
             self.nodes[expr] = self._compute(expr, user)
         return self.nodes[expr]
 
     def read_from(self, node: fx.Node) -> None:
-        """Learn sizes that only the data fixes (`nonzero`'s) from the first tensor that has them."""
+        """Read data-dependent sizes (of `nonzero`, say) from the first tensor with this size."""
         type_ = meta(node).type
         if not isinstance(type_, TensorType):
             return
@@ -72,16 +72,16 @@ class _Sizes:
                 self.nodes[size] = read
 
     def keep(self, node: fx.Node) -> None:
-        """Use the node for the number that it reads from data, or computes of such numbers."""
+        """Use a node as the value of the number that it reads from data, or computes from such numbers."""
         type_ = meta(node).type
         assert isinstance(type_, ScalarType)
         self.nodes.setdefault(type_.expr, node)
         self.of_data.add(node)
 
     def computed_of_data(self, node: fx.Node) -> bool:
-        """Whether Python computes the node of numbers read from data alone.
+        """Return whether Python computes the node from data-dependent numbers alone.
 
-        Such stay as they are: floats in another order, as sympy has them, round to other numbers.
+        These nodes are kept: sympy reorders arithmetic, and reordered floats round differently.
         """
         return bool(node.all_input_nodes) and self.of_data.issuperset(node.all_input_nodes)
 
@@ -99,7 +99,9 @@ class _Sizes:
 
 
 def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
-    """What one step of the arithmetic for `full` computes, where Python's operators can say it."""
+    """Return the value of one step in the computation of `full`.
+
+    The value is `full` if Python has no operator for the step."""
     operands = fx.map_arg(node.args, lambda n: getattr(meta(n).type, "expr", full))
     if node.target is torch.sym_float:
         return operands[0]
@@ -127,7 +129,7 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
 
 
 def _give(node: fx.Node, args: Any, kwargs: Any) -> None:
-    """Other arguments, where they are others: for each that is assigned torch goes through its tables."""
+    """Assign changed arguments to a node; unchanged ones not, as fx updates its tables each time."""
     if args != node.args:
         node.args = args
     if kwargs != node.kwargs:
@@ -141,7 +143,7 @@ def _has_sizes(node: fx.Node) -> bool:
 
 
 def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
-    """Every captured SymInt as a node on the program's own sizes; tensors as they are."""
+    """Replace every captured SymInt by a node computed from the program's own sizes; keep tensors."""
 
     def global_size(argument: Any) -> Any:
         if not isinstance(argument, fx.Node):
@@ -153,7 +155,7 @@ def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
 
 
 def _to_nodes(value: Any, user: fx.Node, sources: list[fx.Node], sizes: _Sizes) -> Any:
-    """What `localized` answered, as arguments of a node."""
+    """Turn the values that `localized` returns into arguments of a node."""
     if isinstance(value, Operand):
         return sources[value.index]
     if isinstance(value, MinusOffset):
@@ -183,11 +185,11 @@ _MemoryFormat: TypeAlias = "dict[tuple[OpOverload, tuple[fx.Node, ...]], fx.Node
 
 
 def _lay_operands(node: fx.Node, laid: _MemoryFormat) -> None:
-    """Let a kernel that reads memory as it lies read what lies so; one that lies so already is no copy."""
+    """Give operands the strides that a kernel depends on; an operand that has these already is not copied."""
 
     def lay(how: OpOverload, *values: fx.Node) -> fx.Node:
         key = how, values
-        if key not in laid:  # a forward's operand serves its backward, too, as eager keeps it
+        if key not in laid:  # shared with the backward: eager keeps the operand for it, too
             with node.graph.inserting_before(node):
                 laid[key] = made = node.graph.call_function(how, values)
             read = tuple(meta(value).placement for value in values)
@@ -199,7 +201,7 @@ def _lay_operands(node: fx.Node, laid: _MemoryFormat) -> None:
 
 
 _REGROUP = {
-    # gathered and sliced values have strides of their own, which a view might not allow
+    # gathered and sliced values have strides for which a view might be impossible
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
 }
@@ -207,14 +209,15 @@ _REGROUP = {
 
 @dataclass(frozen=True)
 class LocalizeShapes:
-    """After it all sizes are this rank's, computed from the size slots `B`, `b`, `offset` (and `s0`, ...).
+    """Replace global sizes by this rank's, computed from the size inputs `B`, `b`, `offset` (and `s0`, ...).
 
     before: `%view: f32[B*16, 8] {dp=S(0)} = aten.view(%x, [%mul, 8])`
     after:  `%view: f32[B*16, 8] {dp=S(0)} = aten.view(%x, [%mul_1, 8])` with `%mul_1 = mul(%b, 16)`
 
-    Types on the binders stay global; the rank's shape follows from the placement. The text is the same
-    on every rank: what differs is the slots' values. What a kernel reads as it lies is laid so before it
-    (`fxdp/ir/ops/layouts.py`), since a rank's part need not lie as the entire did.
+    Types on the binders stay global; the rank's shape follows from the placement. The text is the same on
+    every rank; only the values of the size inputs differ. Operands of a kernel that depends on strides get
+    these strides first (`fxdp/ir/ops/layouts.py`), because a local shard may differ in strides from the full
+    value.
     """
 
     symbols: tuple[str, ...] = ()

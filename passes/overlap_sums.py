@@ -1,4 +1,4 @@
-"""Compute gradients of weights while the backward waits for sums over the ranks."""
+"""Compute weight gradients while the backward waits for all-reduces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def _tails(graph: fx.Graph) -> set[fx.Node]:
-    """What follows from the last work that is done for a result: its sum, a cast, views."""
+    """Return the nodes between the last node with FLOPs and a result: gradient reductions, casts, views."""
     result, found = graph.output_node(), set[fx.Node]()
     for node in reversed(graph.nodes):
         follows = bool(node.users) and all(user is result or user in found for user in node.users)
@@ -29,7 +29,7 @@ def _tails(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _waits(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """By the start of each sum that the backward goes on with, the wait for it."""
+    """Map the start of each all-reduce on which the rest of the backward depends to the matching wait."""
     tails = _tails(graph)
     starts = graph.find_nodes(op="call_function", target=redistributions.all_reduce)
     found = {start: next(iter(start.users)) for start in starts if meta(start).backward}
@@ -37,14 +37,14 @@ def _waits(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _hide(graph: fx.Graph, waits: dict[fx.Node, fx.Node]) -> None:
-    """Move the work since the last sum, of which only gradients are made, behind the next one's start."""
+    """Move work for gradients alone, computed since the previous all-reduce, behind the next one's start."""
     tails, position = _tails(graph), {node: i for i, node in enumerate(graph.nodes)}
     work: list[fx.Node] = []
     in_flight: fx.Node | None = None
     for node in list(graph.nodes):
         if node in waits:
             in_flight = waits[node]
-            # with what follows from it, such as the start of its own sum
+            # together with dependent nodes, such as the start of the gradient's own reduction
             moved = [n for n in reachable(work) if position[n] < position[in_flight]]
             for one in sorted(moved, key=position.__getitem__):
                 in_flight.prepend(one)
@@ -57,15 +57,16 @@ def _hide(graph: fx.Graph, waits: dict[fx.Node, fx.Node]) -> None:
 
 @dataclass(frozen=True)
 class OverlapSums:
-    """After it a backward computes gradients of a layer's weights while it waits for sums of the next one.
+    """Compute a layer's weight gradients while an all-reduce that the backward needs next is in flight.
 
     before: `%convolution_backward` of input and weight, `%all_reduce = all_reduce(%cat)` of the BatchNorm
             before it, `wait`
     after:  `%convolution_backward` of the input, `%all_reduce`, `%convolution_backward_1` of the weight,
             `wait`
 
-    Such a sum is a message, whose time on the wire and for ranks to come is nobody's else. Gradients of
-    weights can wait: nothing but buckets reads them. So do zero-bubble pipelines (Qi et al., 2023).
+    Without this pass nothing overlaps the all-reduce's transfer and the wait for slower ranks. Weight
+    gradients can be delayed because only buckets read the results. Zero-bubble pipelines use the same fact
+    (Qi et al., 2023).
     """
 
     name = "overlap-sums"

@@ -34,12 +34,12 @@ _CHEAP = (
 
 
 def is_sharded(type_: object) -> bool:
-    """Whether a parameter of this type is sharded: one without dims is complete on all ranks."""
+    """Return whether a parameter of this type is sharded: a tensor without dims is replicated."""
     return isinstance(type_, TensorType) and len(type_.shape) > 0
 
 
 def _is_rematerializable(node: fx.Node, rematerialized: set[fx.Node]) -> bool:
-    """Whether a node is a view or a cast of parameters alone, which costs next to nothing to make again."""
+    """Return whether a node is a view or a cast of parameters alone, which is cheap to recompute."""
     if node.op != "call_function" or not (node.target in _CHEAP or is_view(node.target)):
         return False
     sources = node.all_input_nodes
@@ -47,9 +47,14 @@ def _is_rematerializable(node: fx.Node, rematerialized: set[fx.Node]) -> bool:
 
 
 def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: ParamShard) -> list[fx.Node]:
-    """Let casts to fewer bytes read rows, so that what is gathered is their result; at the top of the graph.
+    """Let casts to fewer bytes run on local shards, so that the all-gather moves the cast values.
 
-    A parameter that is read uncast, too, or in several dtypes, is gathered as it is.
+    A parameter that is also read uncast, or in several dtypes, is gathered uncast. The casts move
+    to the top of the graph.
+
+    Returns
+    -------
+    list[fx.Node] : the casts that now read local shards.
     """
     found = []
     for parameter in parameters:
@@ -68,7 +73,7 @@ def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: ParamSha
 
 
 def _narrower(user: fx.Node, parameter: fx.Node) -> torch.dtype | None:
-    """The dtype to which a node casts a parameter, if that has fewer bytes."""
+    """Return the dtype to which a node casts a parameter, if that dtype has fewer bytes, else None."""
     if user.target is not aten._to_copy.default:
         return None
     dtype = tensor_type(user).dtype
@@ -76,7 +81,7 @@ def _narrower(user: fx.Node, parameter: fx.Node) -> torch.dtype | None:
 
 
 def _repeat_in_backward(graph: fx.Graph, parameters: set[fx.Node]) -> None:
-    """Let the backward derive its own views from parameters: the forward's would keep full values alive."""
+    """Recompute views of parameters in the backward: the forward's views would keep full values in memory."""
     rematerialized, again = set(parameters), dict[fx.Node, fx.Node]()
     for node in list(graph.nodes):
         if _is_rematerializable(node, rematerialized) and not meta(node).backward:
@@ -90,7 +95,7 @@ def _repeat_in_backward(graph: fx.Graph, parameters: set[fx.Node]) -> None:
 def _again(
     graph: fx.Graph, node: fx.Node, user: fx.Node, parameters: set[fx.Node], made: dict[fx.Node, fx.Node]
 ) -> fx.Node:
-    """A copy of a derived node, and of what it is derived from, before its first user in the backward."""
+    """Copy a node derived from parameters, and its sources, before its first user in the backward."""
     if node in parameters:
         return node
     if node not in made:
@@ -103,20 +108,19 @@ def _again(
 
 @dataclass(frozen=True)
 class PlaceParameters:
-    """After it parameters lie in rows between their uses, and so do the gradients that the program gives.
+    """Shard parameters between their uses, and ask for their gradients as local shards.
 
     before: `%w: f32[33, 8] {dp=R} = param(w)`       returns `gradient param(w)=%mm` as R
     after:  `%w: f32[33, 8] {dp=Rows} = param(w)`    returns `gradient param(w)=%mm` as Rows
 
-    Operations read parameters entire as before, so `insert-collectives` finds the gathers and
-    reduce-scatters.
-    Views of a parameter that the backward reads are made again there, from its own gather. A cast to fewer
-    bytes reads rows: it comes before the gather.
+    Operations still need the full parameter, so `insert-collectives` inserts the all-gathers and
+    reduce-scatters. Views of a parameter that the backward reads are recomputed there, from the backward's
+    own all-gather. A cast to fewer bytes reads the local shard, before the all-gather.
 
     Parameters
     ----------
-    unsharded_once : full values stay from the forward to the backward, which then has none of its own.
-    kept : the names of parameters of which that is said though it is not of all.
+    unsharded_once : full values stay from the forward to the backward, which then gathers none.
+    kept : names of the parameters whose full values stay when `unsharded_once` is False.
     """
 
     unsharded_once: bool = False
@@ -138,7 +142,7 @@ class PlaceParameters:
             meta(node).placement = rows
         casts = _cast_in_rows(gm.graph, parameters.values(), rows)
         output = meta(gm.graph.output_node())
-        if data_ranks > 1:  # else what pipeline ranks hold of a gradient is cut out of the full value
+        if data_ranks > 1:  # else pipeline ranks slice their shards from the full gradient
             output.operands = tuple(
                 rows if isinstance(spec, Gradient) and spec.of in parameters else wanted
                 for spec, wanted in zip(output.results, output.operands, strict=True)

@@ -1,4 +1,4 @@
-"""Compute the forward of chosen modules again in the backward, instead of saving it."""
+"""Recompute the forward of chosen modules in the backward, instead of saving values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxdp.ir.types import tensor_types
 
 
 def _module_paths(graph: fx.Graph) -> list[str]:
-    """The modules that compute something, and those around them, in the order in which they run."""
+    """Return the paths of modules that compute something, and of their parents, in execution order."""
     found: dict[str, None] = {}
     for node in graph.nodes:
         found |= dict.fromkeys(_around(meta(node).location.module))
@@ -28,7 +28,7 @@ def _module_paths(graph: fx.Graph) -> list[str]:
 
 
 def _around(path: str) -> list[str]:
-    """A module's path and those of the modules around it, the outermost first."""
+    """Return the paths of a module's parents and of the module, the outermost first."""
     parts = path.split(".") if path else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
@@ -47,7 +47,7 @@ def _check(patterns: Sequence[str], paths: Sequence[str]) -> None:
 
 @dataclass
 class _Regions:
-    """Which of the chosen modules each op of the forward runs in: the outermost one that a pattern names."""
+    """Lookup of the chosen module in which a forward op runs: the outermost one that matches a pattern."""
 
     patterns: Sequence[str]
     known: dict[str, str | None] = field(default_factory=dict)
@@ -61,10 +61,11 @@ class _Regions:
 
 
 def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
-    """The values that are computed again where the backward reads them.
+    """Return the forward values that are recomputed for the backward.
 
-    Not those that leave their module: else the backward would go back to the beginning of the model. Not what
-    is drawn, which would be drawn anew. Not what ranks convert: that would be communicated a second time.
+    Excluded are values that leave their module, because the backward would recompute back to the beginning of
+    the model; random values, which would be drawn anew; and values that are redistributed, because the
+    communication would be repeated.
     """
     inside: dict[fx.Node, str] = {}
     kept: set[fx.Node] = set()
@@ -90,7 +91,7 @@ def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
 
 
 def _repeat(graph: fx.Graph, repeatable: set[fx.Node]) -> None:
-    """Let the backward read copies, made right before the first op that reads one."""
+    """Let the backward read copies of the repeatable nodes, inserted right before their first reader."""
     copies: dict[fx.Node, fx.Node] = {}
     position = {node: i for i, node in enumerate(graph.nodes)}
     for reader in list(graph.nodes):
@@ -117,18 +118,20 @@ def _tag(node: fx.Node, made: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class RecomputeModules:
-    """After it the backward computes what it reads of chosen modules again, from what goes into them.
+    """Recompute, in the backward, values of chosen modules from the inputs of these modules.
 
     before: `%h = gelu(%x)` in layers.0.act, and the backward's `%dw = mm(%g, %h)`
     after:  `%h_1 = gelu(%x)` right before `%dw = mm(%g, %h_1)`
 
-    What leaves such a module stays saved, what is drawn in it is not drawn again, and no collective of the
-    forward is repeated: what they read or give is saved. A compiler is told what to save
-    (`Metadata.recompute`): it would find the copies equal to what the forward has computed.
+    Outputs of a chosen module stay saved. Random values in a module are not drawn again, and no collective of
+    the forward is repeated: their operands and results are saved. `Metadata.recompute` tells a compiler which
+    values to save; without this mark, the compiler would find that the copies equal the forward's values and
+    merge both.
 
     Parameters
     ----------
-    patterns : names of modules, with `*` and `?`; each stands for all that is in it.
+    patterns : module names, with the wildcards `*` and `?`; each stands for the module and all its
+        submodules.
     """
 
     patterns: tuple[str, ...]
@@ -142,7 +145,7 @@ class RecomputeModules:
 
         Raises
         ------
-        InputError : a pattern that fits no module, with those that are near.
+        InputError : a pattern matches no module; the message lists names that are close.
         """
         _check(self.patterns, _module_paths(gm.graph))
         _repeat(gm.graph, _repeatable(gm.graph, _Regions(self.patterns)))

@@ -1,4 +1,4 @@
-"""Say when buckets of rows start: each gather one bucket ahead of its use, all in one order."""
+"""Schedule the starts of parameter buckets: prefetch each one bucket ahead of the use, in a fixed order."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fxdp.ir.types import TensorType
 
 
 class _Schedule:
-    """Moves the starts of one graph and ties them to what comes before."""
+    """Rewrite of one graph: move the starts of collectives, and tie each to earlier values."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._tangents = [node for _, node in inputs_of(graph, Tangent)]
         self._later = reachable(self._tangents)
-        """All that is computed from a tangent: what a backward has and a forward has not."""
+        """All nodes computed from a tangent, which exist in a backward only."""
 
     def gathers(self, backward: bool) -> None:
-        """Start each bucket when the one before it is there, before that is used."""
+        """Start each bucket's all-gather after the wait for the previous bucket, before the latter's use."""
         starts = gather_starts(self._graph, backward=backward)
         waits = [wait_of(start) for start in starts]
         position = {node: i for i, node in enumerate(self._graph.nodes)}
@@ -39,7 +39,7 @@ class _Schedule:
                 _add_after(start, self._ready(reads, position, backward))
 
     def gathers_first(self) -> None:
-        """Gather all before anything else runs: what is gathered then depends on parameters alone."""
+        """Gather all buckets before anything else runs, so that the gathers depend on parameters alone."""
         starts = gather_starts(self._graph, backward=False)
         last = [*self._graph.find_nodes(op="placeholder")][-1]
         for cast in (n for start in starts for n in start.all_input_nodes if n.op != "placeholder"):
@@ -58,22 +58,25 @@ class _Schedule:
         return max({flat, *pieces(flat)}, key=position.__getitem__)
 
     def _ready(self, flat: fx.Node, position: dict[fx.Node, int], backward: bool) -> list[fx.Node]:
-        """A value that is there when a bucket is first used; of a backward, one that no forward has."""
+        """Return a value that is ready when a bucket is first used.
+
+        For a backward, one that no forward computes.
+        """
         own = pieces(flat)
         end = self._last_piece(flat, position)
         users = sorted({u for piece in own for u in piece.users} - own, key=lambda n: position.get(n, -1))
         for user in users:
             for source in user.all_input_nodes:
                 earlier = position.get(source, len(position)) < position[end] and source not in own
-                # only data ties a start to its moment: what reads nothing may be moved to the very front
+                # a start without data dependency may be moved to the very front
                 there = _is_tensor(source) and source.target not in redistributions.COLLECTIVES
                 if earlier and there and (not backward or source in self._later):
                     return [source]
         return self._nearest(end, position) if backward else []
 
     def _nearest(self, end: fx.Node, position: dict[fx.Node, int]) -> list[fx.Node]:
-        """The last value of the backward before a node: what is used there depends on no tangent itself."""
-        # a redistribution is none: sums of gradients are put into buckets and moved to the end after this
+        """Return the backward's last value before a node, for buckets used together with no tangent."""
+        # redistributions are excluded: gradient reductions are bucketed and moved to the end after this pass
         found = [
             n for n in self._later
             if position.get(n, len(position)) < position[end]
@@ -83,12 +86,12 @@ class _Schedule:
         return [max(found, key=position.__getitem__)] if found else self._tangents[:1]
 
     def scatters(self) -> None:
-        """Wait for each bucket of gradients when the next one has started, for the last at the end."""
+        """Wait for each gradient bucket after the next one's start, and for the last one at the end."""
         starts = self._graph.find_nodes(op="call_function", target=redistributions.reduce_scatter_shards)
         for start, following in zip(starts, [*starts[1:], None], strict=False):
             steps = scatter_steps(start)[1:]
             where = following if following is not None else self._graph.output_node().prev
-            # a bucket of gradients is under way while the next is filled: a wait at once would hide nothing
+            # a gradient bucket is in flight while the next is filled; an immediate wait would overlap nothing
             for step in steps:
                 where.append(step)
                 where = step
@@ -96,7 +99,7 @@ class _Schedule:
                 self._finish_last(starts)
 
     def _finish_last(self, starts: Sequence[fx.Node]) -> None:
-        """What is cut out of the buckets, and casts of it, stands at the end, after the last wait."""
+        """Move slices of gradient buckets, and casts of these, to the end, after the last wait."""
         output = self._graph.output_node()
         waits = {scatter_steps(start)[-1] for start in starts}
         later = reachable(waits) - waits - {output}
@@ -104,7 +107,7 @@ class _Schedule:
             output.prepend(node)
 
     def chain(self) -> None:
-        """Let each start read the one before it in its phase: no compiler may change their order then."""
+        """Let each start read the previous one of its phase, so that no compiler can reorder the starts."""
         last: dict[bool, fx.Node] = {}
         for node in list(self._graph.nodes):
             if node.target in redistributions.ORDERED:
@@ -114,7 +117,7 @@ class _Schedule:
 
 
 def _move_after(place: fx.Node, start: fx.Node) -> fx.Node:
-    """Put the wait for a start and what is cut out of it behind a node; gives the last of them."""
+    """Move the wait for a start, and the slices of the result, behind a node; return the last moved node."""
     done = wait_of(start)
     own = [done, *(node for piece in done.users for node in (piece, *piece.users))]
     for node in own:
@@ -136,21 +139,21 @@ def _add_after(start: fx.Node, values: Iterable[fx.Node]) -> None:
 
 @dataclass(frozen=True)
 class SchedulePrefetch:
-    """After it a bucket is gathered while the one before it is used, and no more than two are there at once.
+    """Prefetch each parameter bucket while the previous one is used; at most two are in memory at once.
 
-    Beside them stay buckets of what is read all along, as `bucket-parameters` has put together.
+    Buckets of parameters that are read throughout, as formed by `bucket-parameters`, stay in addition.
 
     before: `%all_gather_shards_1 = all_gather_shards([%w2], (8,), ())` right before the first use of `%w2`
-    after:  `%all_gather_shards_1 = all_gather_shards([%w2], (8,), (%x, %all_gather_shards))` before it
-            before it: `%x` is ready then, and the start before this one comes first on all ranks
+    after:  `%all_gather_shards_1 = all_gather_shards([%w2], (8,), (%x, %all_gather_shards))` before the use
+            of the previous bucket: `%x` is ready then, and the previous start comes first on all ranks
 
-    In the backward what is ready depends on a tangent, so no partitioner takes the gather for the forward's.
-    The rows of a bucket of gradients are waited for when the next bucket has started.
+    In the backward the ready value depends on a tangent, so that no partitioner moves the gather into the
+    forward. The wait for a bucket of gradients comes after the start of the next bucket.
 
     Parameters
     ----------
-    first : all parameters are gathered, one bucket ahead, before anything else runs and from rows alone. So
-        this can be left out of a step before which no rows have changed.
+    first : gather all parameters, one bucket ahead, before anything else runs and from local shards alone. A
+        step before which no shard has changed can then leave these gathers out.
     """
 
     first: bool = False
@@ -161,7 +164,7 @@ class SchedulePrefetch:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
-        if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the full value
+        if mesh.size_along(mesh.shard_axis) == 1:  # the shard of a single data rank is the full value
             return gm
         schedule = _Schedule(gm.graph)
         if self.first:
