@@ -52,8 +52,8 @@ def test_what_was_broken_off_and_what_nobody_uses_goes(tmp_path: Path) -> None:
     for name, age in (("torch-2.1.0-broken", None), ("torch-2.2.0-old", 8 * 86400), ("torch-2.3.0-used", 0)):
         (tmp_path / name).mkdir()
         if age is not None:
-            (tmp_path / name / "full").touch()
-            then = (tmp_path / name / "full").stat().st_mtime - age
-            os.utime(tmp_path / name / "full", (then, then))
+            (tmp_path / name / "whole").touch()
+            then = (tmp_path / name / "whole").stat().st_mtime - age
+            os.utime(tmp_path / name / "whole", (then, then))
     assert _without_room(tmp_path, tmp_path).returncode == 1
     assert sorted(kept.name for kept in tmp_path.glob("torch-*")) == ["torch-2.3.0-used"]

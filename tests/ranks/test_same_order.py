@@ -153,7 +153,7 @@ def test_backwards_of_two_calls_in_another_order(said: list[dict[str, str]], way
 
 def test_a_rank_that_leaves_out_a_backward(said: list[dict[str, str]]) -> None:
     for found in said:
-        words = found["_left_out"]
+        words = found["_undefined_gradients"]
         assert words.startswith(f"RankFailedError: {_LEFT_OUT}"), words
         assert "in which rank 0 waits for it: rank 1 is in call 3 of Net" in words
 
