@@ -1,15 +1,16 @@
-"""The only room that imports torch internals, by what they are for; `releases` lists the proven releases.
+"""The only room that imports torch internals, one file per purpose; `releases` lists the proven releases.
 
-A new torch release is this room to read. Other rooms import from here, not from its files, and ask
-here, too, for classes that torch merely keeps in private modules: so it is seen what fxdp needs.
+To support a new torch release, read this room. Other rooms import from the package, not from the files in
+the package, and also import from here the classes that torch keeps in private modules. So this package
+shows everything that fxdp needs from torch.
 """
 
 # ruff: noqa: E402
 from fxdp.torch_compat import releases
 
-releases.check_torch()  # before the names below, of which an older torch lacks some
+releases.check_torch()  # before the imports below: an older torch lacks some of the imported names
 
-# Each file says in `__all__` what it has for other rooms; a second list here would only have to follow it.
+# Each file lists in `__all__` the names that other rooms may import; a second list here would repeat them.
 from fxdp.torch_compat.channels import *  # noqa: F403
 from fxdp.torch_compat.compiled_code import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403

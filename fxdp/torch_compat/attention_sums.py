@@ -1,9 +1,9 @@
-"""Of torch's fake attention on CPU: in float64 its log-sum-exps are float64, as those of the kernel are.
+"""Correct the dtype of log-sum-exps of torch's fake attention on CPU: in float64 the kernel returns float64.
 
     %sums: f64[2, 2, 6] = getitem(%attention, 1)      before torch 2.13 fake ones are f32
 
-What Inductor compiles passes them on to the gradient untouched, or in a copy that reads them as float32:
-the gradient stops with `expected scalar type Double but found Float`.
+Code compiled by Inductor passes the log-sum-exps on to the gradient unchanged, or in a copy read as float32.
+The gradient then stops with `expected scalar type Double but found Float`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 @contextlib.contextmanager
 def attention_sums() -> Iterator[None]:
-    """Inside, fake attention gives sums of the kernel's dtype."""
+    """Make fake attention return log-sum-exps of the kernel's dtype inside the block."""
     with patched(_PATCHES if release_before(2, 13) else ()):
         yield
 
 
 def _not_kept(plain: Callable[..., None], mode: FakeTensorMode, func: Any, *args: Any) -> None:
-    # torch keeps fake results for as long as the process lives: what others got would be ours
+    # torch caches fake results until the process ends: this dtype would leak into other threads, and theirs
+    # here
     if func is _ATTENTION:
         raise fake_tensor._BypassDispatchCache("its sums have another dtype")
     plain(mode, func, *args)
 
 
 def _left_to_torch(*args: Any, **kwargs: Any) -> Any:
-    """In a thread that captures nothing, where torch's table has no entry: torch goes on as it would."""
+    """Return `NotImplemented`, so that a thread that captures nothing falls back to torch's default."""
     return NotImplemented
 
 

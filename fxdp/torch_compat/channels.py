@@ -1,8 +1,8 @@
-"""Torch's own channels for what a compiler has to say: `TORCH_TRACE`, and the profiler's ranges.
+"""Torch's own channels for the diagnostics of a compiler: `TORCH_TRACE` and the profiler's ranges.
 
-`TORCH_LOGS="+fxdp"` needs nothing here: torch takes a package's name for that of its loggers. To register the
-name as well would be worse: torch resets the levels of registered loggers whenever some setting of its own
-changes, and with them what a user has set by `logging`.
+`TORCH_LOGS="+fxdp"` needs no code here: torch treats the name of a package as the name of a logger.
+Registering the name as well would do harm: torch resets the levels of registered loggers whenever one of
+torch's logging settings changes, and so overwrites the levels that a user has set by `logging`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ __all__ = ["TorchDispatchMode", "profiling", "trace_artifact", "tracing"]
 
 
 def profiling() -> bool:
-    """Whether a profiler records this thread; 60 ns, and nothing else happens at a step without one."""
+    """Return whether a profiler records this thread; the check takes 60 ns per step."""
     return torch._C._autograd._profiler_enabled()
 
 
 def tracing() -> bool:
-    """Whether somebody reads the structured trace, as with the environment variable `TORCH_TRACE`."""
-    # torch always has one handler there, which finds out by the first record that it has no folder
+    """Return whether the structured trace has a reader, as with the environment variable `TORCH_TRACE`."""
+    # torch always installs one handler, which finds out at the first record that there is no folder
     return any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers)
 
 
 def trace_artifact(name: str, text: Callable[[], str], encoding: str = "string") -> None:
-    """Put a text into the structured trace, where `tlparse` shows it as a file of that name."""
+    """Write a text into the structured trace, where `tlparse` shows the text as a file called `name`."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": encoding},
         payload_fn=text,
-        expect_trace_id=False,  # those number what Dynamo compiles
+        expect_trace_id=False,  # trace ids number compilations by Dynamo
     )

@@ -1,4 +1,4 @@
-"""Of Inductor's code: as bytes that another process runs, and what it depends on beside its graph."""
+"""Inductor's compiled code as bytes for another process, and the environment that the code depends on."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ _PASSES = (
     "post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass",
     "custom_partitioner_fn",
 )  # fmt: skip
-"""Settings that hold code of the user's."""
+"""Settings that hold code of the user."""
 
 
 def code_environment() -> str | None:
-    """What code depends on beside its graph; None where Inductor keeps none, or runs others' passes."""
+    """Return all state beside the graph that compiled code depends on.
+
+    None if Inductor caches no code, or runs custom passes.
+    """
     import torch._inductor.config as inductor_config
 
     if inductor_config.force_disable_caches or not inductor_config.fx_graph_cache:
         return None
     if any(getattr(inductor_config, name, None) for name in _PASSES):
         return None
-    # Inductor's own key says as much, but imports all of its code generators for it, which takes as long as
+    # Inductor's own cache key has the same content, but imports all code generators, which takes as long as
     # loading the code of a small model
     common = sys.modules.get("torch._inductor.codegen.common")
     if any(getattr(common, "custom_backend_passes", {}).values()):
@@ -47,7 +50,7 @@ def code_environment() -> str | None:
 
 
 def library_environment() -> str | None:
-    """What a library of kernels depends on beside its source; None where Inductor keeps none."""
+    """Return all state beside the source that kernel libraries depend on; None if Inductor caches no code."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     known = code_environment()
@@ -57,21 +60,22 @@ def library_environment() -> str | None:
 def _settings(name: str) -> list[tuple[str, Any]]:
     try:
         config: Any = importlib.import_module(name)
-    except ImportError:  # older torch has not all
+    except ImportError:  # older releases lack some
         return []
     if hasattr(config, "_cache_config_serializer") and config.inductor_choices_class is None:
-        # since torch 2.15 it imports all code generators, to write the class of choices where there is none
+        # since torch 2.15 this imports all code generators, to write the class of choices even if there is
+        # none
         ignored = tuple(config._cache_config_ignore_prefix)
         return sorted(one for one in config.get_config_copy().items() if not one[0].startswith(ignored))
     return sorted(config.save_config_portable(ignore_private_configs=False).items())
 
 
 def code_bytes(code: Any) -> bytes:
-    """One half as Inductor itself keeps it: its source, of which kernels are found or built again.
+    """Serialize compiled code like Inductor: as source, from which kernels are found or rebuilt.
 
     Raises
     ------
-    TypeError : it holds what is not in its source.
+    TypeError : the code holds objects that are not in the source, or is not Inductor's.
     """
     from torch._inductor.codecache import code_hash
     from torch._inductor.output_code import CompiledFxGraph
@@ -85,19 +89,19 @@ def code_bytes(code: Any) -> bytes:
     plain = copy.copy(code)
     plain.prepare_for_serialization()
     plain.source_code = with_light_header(code.source_code)
-    plain.cache_key = code_hash(plain.source_code)  # the name of its file, where Inductor's own stays
+    plain.cache_key = code_hash(plain.source_code)  # the file's name; Inductor's file keeps another
     plain.runnable_graph_str = plain.inductor_post_grad_graph_str = ""  # for torch's logs: half of the bytes
     return pickle.dumps(plain)
 
 
 def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
-    """The half again, loaded and ready to run."""
+    """Load serialized code, ready to run."""
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
 
     code = pickle.loads(content)
     constants = CompiledFxGraphConstants()
-    with built_as_code():  # those of its kernels decide where they are found
+    with built_as_code():  # these settings decide where kernels are found
         code.after_deserialization(constants)
         code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
     made: Callable[[list[Any]], Any] = without_profiling(code)
@@ -105,9 +109,10 @@ def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
 
 
 def without_profiling(code: Any) -> Any:
-    """Code of Inductor's that is called without its bookkeeping, which a layer's code feels: 4 us a call.
+    """Return Inductor's code in a wrapper that skips Inductor's bookkeeping, 4 us per call.
 
-    On other devices than CPU the first calls are timed for its caches, so there it stays.
+    On devices other than CPU the code is returned unchanged, because Inductor times the first calls for a
+    cache.
     """
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -120,7 +125,10 @@ def without_profiling(code: Any) -> Any:
 
 
 class _WithoutProfiling:
-    """Code that Inductor's debugging and torch's profiler alone watch; the first is not imported for it."""
+    """Compiled code that calls Inductor's bookkeeping only under Inductor's debugging or torch's profiler.
+
+    Inductor's debug module is not imported just to check for debugging.
+    """
 
     def __init__(self, code: Any) -> None:
         self.code = code

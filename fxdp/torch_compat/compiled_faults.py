@@ -1,4 +1,4 @@
-"""Torch's faults in what Inductor compiles, shown by tiny plain programs, each some seconds."""
+"""Faults of torch in code compiled by Inductor, shown by tiny programs of plain torch (seconds each)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def counted_masks() -> bool:
-    """Compiled: samples that go through the layer of their kind, twice; masks that are equal become one."""
+    """Return whether compilation fails if equal masks, used twice to select rows by kind, are merged."""
 
     def by_kind(x: Tensor, weights: Tensor) -> Tensor:
         for _ in range(2):
@@ -35,7 +35,7 @@ def counted_masks() -> bool:
 
 
 def average_pool() -> bool:
-    """Compiled: windows that end outside of an image count what lies within."""
+    """Return whether compiled average pooling miscounts windows beyond the image's edge (`ceil_mode`)."""
 
     def backward(gradient: Tensor, x: Tensor) -> Tensor:
         return aten.avg_pool2d_backward.default(gradient, x, [2, 2], [2, 2], [0, 0], True, True, None)  # type: ignore[no-any-return]
@@ -45,7 +45,7 @@ def average_pool() -> bool:
 
 
 def no_images() -> bool:
-    """Compiled: the gradients of convolutions of an empty batch."""
+    """Return whether the compiled backward of a convolution fails on an empty batch."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1))
     try:
         _compiled(model)(torch.ones(0, 3, 16, 16)).square().sum().backward()
@@ -55,7 +55,7 @@ def no_images() -> bool:
 
 
 def kept_order() -> bool:
-    """Compiled: gradients of images that are enlarged twice."""
+    """Return whether compiled gradients of images that are enlarged twice differ from eager gradients."""
 
     class Rest(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Of torch's fake convolutions: those of as many images as a mask takes are laid out as kernels do it.
+"""Give torch's fake convolutions the strides of the kernels if the number of images depends on data.
 
     %some: f64[u0, 3, 8, 8] = index(%images, [%mask])      channels-last
-    %made: f64[u0, 16, 2, 2] = convolution(%some, ..)      here contiguous, by kernels channels-last
+    %made: f64[u0, 16, 2, 2] = convolution(%some, ..)      fake: contiguous, kernel: channels-last
 
-Torch does not ask which kernel it is where a size has no example (2.11 to 2.13): what Inductor compiles
-stops with `expected size 16==16, stride 1==4`. No kernel's layout depends on how many images there are.
+Torch does not look up the kernel if a size has no hint (2.11 to 2.13), and code compiled by Inductor stops
+with `expected size 16==16, stride 1==4`. The memory format of a kernel never depends on the number of images.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["convolution_strides"]
 
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
-"""Which operands have a batch."""
+"""Indices of the operands that have a batch dim, per op."""
 _SOME = 2
 
 
 @contextlib.contextmanager
 def convolution_strides() -> Iterator[None]:
-    """Inside, fake convolutions have the strides of real ones."""
+    """Give fake convolutions the strides of real ones inside the block."""
     known = fake_impls.op_implementations_dict
     with patched(Patch(known, op, _with_strides) for op in _IMAGES if op in known):
         yield
@@ -41,7 +41,7 @@ def _with_strides(plain: Callable[..., Any]) -> Callable[..., Any]:
         images = _IMAGES[op]
         if len(args) < len(images) or not all(_only_batch_is_open(args[i]) for i in images):
             return plain(mode, op, *args, **kwargs)
-        # that of all is not asked: of a gradient torch 2.11 refuses it, as the batch may be 1
+        # the original is not called with the open batch: torch 2.11 refuses a gradient whose batch may be 1
         with mode:
             some = [_of_some(one) if i in images else one for i, one in enumerate(args)]
         like = plain(mode, op, *some, **kwargs)
@@ -69,5 +69,5 @@ def _of_some(image: Tensor) -> Tensor:
 
 
 def _of_all(some: Tensor, batch: SymInt) -> Tensor:
-    """A value with the strides of that of some images, for all."""
+    """Return a value for the full batch with the strides of `some`."""
     return some.new_empty_strided((batch, *some.shape[1:]), some.stride())

@@ -1,12 +1,12 @@
-"""Of torch's shapes of what a mask takes: masks that became one in a graph have one count.
+"""Unify the sizes of values selected by equal masks, after Inductor has merged the masks.
 
     %a = index(%x, [eq(%kind, 0)])     u0 rows      Inductor finds that      %a = index(%x, [%m])     u4 rows
     %b = index(%y, [eq(%kind, 0)])     u1 rows      both masks are one       %b = index(%y, [%m])     u4 rows
 
-Torch goes through such a graph once more, remembers how many a mask takes, and renames that number to the
-one the node had before: `u4 -> u0`. For `u4 -> u1` it raises, and Inductor compiles nothing (torch 2.13).
-The mask is the same, so are the numbers. Torch 2.14 and 2.15 unify some of them, and Inductor then asks for
-numbers that are gone: they need it as well.
+Torch retraces the merged graph, allocates one symbol per mask, and renames the symbol to the former one of
+the node: `u4 -> u0`. For `u4 -> u1` torch raises, and Inductor compiles nothing (torch 2.13). The masks are
+equal, so u0 and u1 are equal, too. Torch 2.14 and 2.15 unify some of these symbols, and Inductor then asks
+for symbols that are gone, so these releases need the workaround as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["counted_masks"]
 
 @contextlib.contextmanager
 def counted_masks() -> Iterator[None]:
-    """Inside, numbers that are found to be of the same mask are replaced by one of them."""
+    """Replace symbols of one mask by a single symbol inside the block."""
     with patched((Patch(ShapeEnv, "_rename_unbacked_to", around(_rename)),)):
         yield
 

@@ -1,4 +1,4 @@
-"""Of torch's process groups."""
+"""Internals of torch's process groups and functional collectives."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 
 
 def broadcast_coalesced(group: ProcessGroup, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
-    """Overwrite tensors by those of the group's first rank, in broadcasts of about so many bytes."""
+    """Overwrite tensors by the tensors of the group's first rank, in broadcasts of about `bucket_bytes`."""
     _broadcast_coalesced(group, list(tensors), bucket_bytes, 0)
 
 
 def collectives_begun(group: ProcessGroup) -> int:
-    """How many collectives this rank has begun in a group; 0 where its backend does not count."""
+    """Return how many collectives this rank has started in a group; 0 if the backend does not count."""
     try:
         return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
     except RuntimeError:
@@ -56,10 +56,10 @@ def collectives_begun(group: ProcessGroup) -> int:
 def new_named_group(
     name: str, ranks: Sequence[int], backend: str, timeout: timedelta, description: str
 ) -> ProcessGroup:
-    """A process group of `ranks` (global, in this order); they alone call this, with one name for all.
+    """Return a new process group of `ranks` (global, in this order); only these ranks call, with one name.
 
-    `dist.new_group` names a group by how many groups this process has, which a group of the user's on some
-    of the ranks makes different from rank to rank: they would wait for each other under different names.
+    `dist.new_group` derives the name from the number of groups in this process. A group that a user creates
+    on some ranks makes this number differ, and ranks would then wait for each other under different names.
     """
     world = dist.GroupMember.WORLD
     assert isinstance(world, ProcessGroup)
@@ -76,13 +76,16 @@ def new_named_group(
             group_desc=description,
         )
     assert isinstance(group, ProcessGroup)
-    _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}  # as `new_group` does after it
+    _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}  # as `new_group` does afterwards
     return group
 
 
 @contextmanager
 def _not_split_from(world: ProcessGroup, some: bool) -> Iterator[None]:
-    """Without the device that `world` is bound to: with it NCCL splits groups from `world`, by all ranks."""
+    """Unbind `world` from its device inside the block if the new group has only some of the ranks.
+
+    With a bound device NCCL splits new groups from `world`, which takes a call on all ranks.
+    """
     device = world.bound_device_id
     if not some or device is None:
         yield
@@ -95,14 +98,14 @@ def _not_split_from(world: ProcessGroup, some: bool) -> Iterator[None]:
 
 
 def register_group(name: str, group: ProcessGroup) -> None:
-    """Let functional collectives find `group` by its name, until torch's own groups are destroyed."""
+    """Make `group` known to functional collectives under a name, until torch's own groups are destroyed."""
     _register_process_group(name, group)  # type: ignore[arg-type]
 
 
 def start_gathers(full: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: str) -> None:
-    """Start gathering several tensors into parts of `full`, for which `wait_tensor` waits then.
+    """Start all-gathers of several tensors into slices of `full`; complete after `wait_tensor(full)`.
 
-    The functional op for several tensors would give each memory of its own.
+    The functional op for several tensors would allocate separate memory for each.
     """
     found = _resolve_process_group(group)  # type: ignore[arg-type]
     # torch's name before 2.13 is the second
@@ -112,23 +115,24 @@ def start_gathers(full: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Tens
 
 
 def start_zero_copy(inputs: Sequence[Tensor], group: str) -> Tensor:
-    """Start seeing all ranks' parts of several tensors where they lie; what `wait_tensor` waits for."""
+    """Start a zero-copy all-gather: return a tensor that shows all ranks' shards after `wait_tensor`."""
     full, work = _resolve_process_group(group).publish_shards(list(inputs))  # type: ignore[arg-type, attr-defined]
     _register_work(full, work)
     return full  # type: ignore[no-any-return]
 
 
 def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
-    """Memory for so many elements that are to be sent next: where the group would copy them, if it says."""
+    """Return memory for `count` elements that are sent next: the group's own send buffer if there is one."""
     room = getattr(_resolve_process_group(group), "room_to_send", None)  # type: ignore[arg-type]
     return like.new_empty(count) if room is None else room(like, count)
 
 
 def start_scatter(packed: Tensor, group: str) -> Tensor:
-    """Start summing a flat value over ranks, each of which gets its part; what `wait_tensor` waits for.
+    """Start a reduce-scatter of a flat value; return this rank's shard, complete after `wait_tensor`.
 
-    gloo sums it as one on every rank and drops the other parts, for which it sends twice the bytes. So by
-    gloo each rank gets the terms of its own part, and adds them in rank order when they are waited for.
+    gloo implements a reduce-scatter as an all-reduce that drops all other shards, and so sends twice the
+    bytes. With gloo, each rank instead receives the terms of this rank's shard by an all-to-all, and adds the
+    terms in rank order during the wait.
     """
     found = _resolve_process_group(group)  # type: ignore[arg-type]
     world = found.size()
@@ -140,17 +144,17 @@ def start_scatter(packed: Tensor, group: str) -> Tensor:
 
 
 class _AddedTerms(Work):
-    """The sum of what all ranks send of this rank's part; `wait` adds it up."""
+    """Reduce-scatter by an all-to-all of terms, which `wait` adds up."""
 
     def __init__(self, group: ProcessGroup, packed: Tensor, own: Tensor) -> None:
         super().__init__()
         self._ranks, self._own, self._terms = group.size(), own, torch.empty_like(packed)
-        # as bytes, since gloo knows no complex numbers
+        # as bytes, because gloo does not support complex numbers
         self._came = group.alltoall_base(self._terms.view(torch.uint8), packed.view(torch.uint8), [], [])
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         self._came.wait()
-        # rounded once: the kernel adds halves in float32
+        # rounded once: the kernel accumulates float16 in float32
         torch.sum(self._terms.view(self._ranks, self._own.numel()), 0, out=self._own)
         return True
 
@@ -158,15 +162,15 @@ class _AddedTerms(Work):
 def _is_gloo(group: ProcessGroup, tensor: Tensor) -> bool:
     try:
         backend = group._get_backend(tensor.device)
-    except RuntimeError:  # a group that is no backend's
+    except RuntimeError:  # the group has no torch backend
         return False
     return backend.name() == "gloo"
 
 
 def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
-    """Start summing over ranks what `cat` makes of values: the memory for which `wait_tensor` waits.
+    """Start an all-reduce of the concatenated values; return the buffer, complete after `wait_tensor`.
 
-    A group that says so packs flat values itself, where it sums them.
+    A group with a method `start_sum` packs flat values itself, into the memory of the reduction.
     """
     start = getattr(_resolve_process_group(group), "start_sum", None)  # type: ignore[arg-type]
     if start is None or any(value.dim() != 1 or value.dtype != values[0].dtype for value in values):
@@ -177,7 +181,7 @@ def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
 
 
 def start_sums(values: Sequence[Tensor], group: str) -> Tensor:
-    """Start summing values over ranks, each where it lies: an empty tensor for which `wait_tensor` waits."""
+    """Start an in-place all-reduce of several values; return an empty tensor for `wait_tensor`."""
     begun = values[0].new_empty(0)
     _register_work(begun, _resolve_process_group(group).start_sums(values))  # type: ignore[arg-type, attr-defined]
     return begun

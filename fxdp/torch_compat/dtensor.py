@@ -1,4 +1,4 @@
-"""Of torch's DTensor."""
+"""Internals of torch's DTensor."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ __all__ = [
 
 _Kind = TypeVar("_Kind", bound=DTensor)
 _OWN = frozenset({"_local_tensor", "_spec", "fxdp_writes_data"})
-"""The attributes of a sharded parameter that its users know nothing of."""
+"""The attributes of a sharded parameter that fxdp or torch sets; all further attributes are the user's."""
 _LOCAL, _SPEC = attrgetter("_local_tensor"), attrgetter("_spec")
 
 
 def dtensor_spec(
     mesh: DeviceMesh, placements: Sequence[tuple[str, int, int]], shape: Sequence[int], dtype: torch.dtype
 ) -> Any:
-    """A `DTensorSpec`, one placement per mesh axis: `("R", 0, 1)`, `("P(sum)", 0, 1)`, `("S", dim, outer)`"""
+    """Return a `DTensorSpec` from one placement `(kind, dim, outer)` per mesh axis.
+
+    The placements are `("R", 0, 1)`, `("P(sum)", 0, 1)` and `("S", dim, outer)`, DTensor's strided shard with
+    split factor `outer`.
+    """
     from torch.distributed.tensor import Partial, Placement
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -54,7 +58,7 @@ def dtensor_spec(
             return Replicate() if kind == "R" else Partial(kind[2:-1])
         return Shard(dim) if outer == 1 else _StridedShard(dim, split_factor=outer)
 
-    # a spec wants strides, which a program has for its own ranks only: those of the contiguous entire
+    # a spec requires strides, but a program only has local ones: use those of the contiguous full tensor
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride()
     return DTensorSpec(
@@ -63,23 +67,23 @@ def dtensor_spec(
 
 
 def local_shard(tensor: DTensor) -> torch.Tensor:
-    """What this rank holds of a `DTensor`: the very tensor; `to_local()` may make a view at each call."""
+    """Return the local tensor of a `DTensor` itself; `to_local()` may create a view at each call."""
     return tensor._local_tensor
 
 
 def shards_of(tensors: Iterable[DTensor]) -> list[torch.Tensor]:
-    """`local_shard` of each, for all of a model in a third of the time."""
+    """Return the local tensors of many `DTensor`s, in a third of the time of `local_shard` for each."""
     return [*map(_LOCAL, tensors)]
 
 
 def local_shards(
     tensors: Sequence[torch.Tensor | None], like: Sequence[DTensor]
 ) -> Sequence[torch.Tensor | None]:
-    """Those of `DTensor`s that were made by `dtensor_like`; None for any other.
+    """Return the local tensors of `DTensor`s that `dtensor_like` made, and None for all further tensors.
 
-    Of an entire model's tensors a twentieth of the time that it takes to compare their placements.
+    For all parameters of a model this takes a twentieth of the time of comparing placements.
     """
-    try:  # as a rule all are
+    try:  # the usual case: all match
         if all(map(is_, map(_SPEC, tensors), map(_SPEC, like))):
             return shards_of(tensors)  # type: ignore[arg-type]
     except AttributeError:  # None, or a plain tensor
@@ -91,9 +95,10 @@ def local_shards(
 
 
 def set_data_by(write: Callable[[DTensor, torch.Tensor], None], parameter: DTensor) -> None:
-    """From now on `parameter.data = value` is done by `write`: of a `DTensor` torch ignores it.
+    """Route `parameter.data = value` to `write` from now on: torch ignores the assignment for a `DTensor`.
 
-    What moves to another device, as torch's own FSDP does, stays as it is, and so do others' parameters.
+    An assignment that moves to another device, as by torch's own FSDP, keeps torch's behavior, and so do
+    parameters without the mark of fxdp.
     """
     parameter.fxdp_writes_data = True  # type: ignore[attr-defined]  # deep copies have it, too
     plain: Any = torch.Tensor.data
@@ -110,10 +115,10 @@ def set_data_by(write: Callable[[DTensor, torch.Tensor], None], parameter: DTens
 def sharded_tensor(
     local: torch.Tensor, full: torch.Tensor, mesh: DeviceMesh, axes: Sequence[int]
 ) -> nn.Parameter:
-    """A parameter like `full` of which this rank holds the rows `local`, sharded along those axes."""
+    """Return a parameter like `full`, sharded by rows along mesh axes `axes`, with local tensor `local`."""
     placements = [Shard(0) if i in axes else Replicate() for i in range(mesh.ndim)]
     stride = torch.empty(full.shape, device="meta").stride()
-    # of memory of its own first, as in `_new`: so the parameter can be pickled and copied
+    # begin with separate memory, as in `new_dtensor`, so that the parameter can be pickled and copied
     own = torch.empty_like(local)
     made = DTensor.from_local(own, mesh, placements, run_check=False, shape=full.shape, stride=stride)
     parameter = nn.Parameter(made, requires_grad=full.requires_grad)
@@ -122,9 +127,9 @@ def sharded_tensor(
 
 
 def take_over(made: nn.Parameter, parameter: nn.Parameter) -> None:
-    """Let `made` have what users gave the parameter in whose place it comes: hooks and attributes.
+    """Give `made` the hooks and attributes of the parameter that `made` replaces.
 
-    Handles that `register_hook` returned remove hooks of both, as both have the same ones.
+    Both share the hooks, so a handle from `register_hook` removes the hook of both.
     """
     vars(made).update(vars(parameter))
     made._backward_hooks = parameter._backward_hooks
@@ -132,19 +137,19 @@ def take_over(made: nn.Parameter, parameter: nn.Parameter) -> None:
 
 
 def users_attributes(parameter: nn.Parameter) -> dict[str, Any]:
-    """The attributes that users gave a sharded parameter."""
+    """Return the attributes that users set on a sharded parameter."""
     return {name: value for name, value in vars(parameter).items() if name not in _OWN}
 
 
 def shard_axes(tensor: DTensor) -> tuple[int, ...]:
-    """The axes of its mesh along which the rows of a sharded parameter are sharded, one after another."""
+    """Return the mesh axes along which the rows of a sharded parameter are sharded, outermost first."""
     return tuple(axis for axis, placement in enumerate(tensor.placements) if placement == Shard(0))
 
 
 def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
-    """The same ranks and groups with that axis as the last: `mesh[...]` keeps the order of axes.
+    """Return a mesh of the same ranks and groups with `axis` last; `mesh[...]` would keep the order of axes.
 
-    A `DTensor` shards a dim along its mesh's axes in their order.
+    The order matters because a `DTensor` shards a dim along the mesh axes in their order.
     """
     names = mesh.mesh_dim_names or ()
     order = sorted(range(mesh.ndim), key=lambda i: names[i] == axis)
@@ -159,17 +164,17 @@ def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Another value of a `DTensor`'s kind; this takes 1 us, its constructor 4, `from_local` 75."""
+    """Return a `DTensor` of `local` with the spec of `tensor`, in 1 us (constructor 4, `from_local` 75)."""
     return new_dtensor(DTensor, local, tensor._spec)
 
 
 def gradient_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """The same for autograd to keep as a gradient, which takes it half as long."""
+    """Return a `DTensor` like `tensor` that autograd stores as a gradient in half the time."""
     return new_dtensor(_Gradient, local, tensor._spec)
 
 
 class _Gradient(DTensor):
-    """Detached, as autograd keeps it, it is a `DTensor` without more ado: torch would infer its placement."""
+    """Gradient that autograd detaches to a plain `DTensor`, without torch's sharding propagation."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -181,9 +186,9 @@ class _Gradient(DTensor):
 
 
 def new_dtensor(kind: type[_Kind], local: torch.Tensor, spec: Any) -> _Kind:
-    """A `DTensor` of this kind, of which this rank holds `local`."""
-    # A `DTensor` that is made of a view takes over where that begins in its memory, though it has none
-    # itself: then torch looks for that memory when it is to pickle or copy it. Sizes it has from the spec.
+    """Return a `DTensor` of class `kind` with `local` as the local tensor."""
+    # A `DTensor` made of a view inherits the storage offset without a storage, and torch then looks for the
+    # storage when pickling or copying. Sizes come from the spec.
     made: _Kind = _constructor()(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
     made._local_tensor = local
     return made
@@ -191,26 +196,26 @@ def new_dtensor(kind: type[_Kind], local: torch.Tensor, spec: Any) -> _Kind:
 
 @cache
 def _constructor() -> Any:
-    """What the constructor of a `DTensor` calls, without the wrappers for compilers that are around it."""
-    asked: Any = torch.Tensor  # whose stubs lack it
+    """Return the function that the constructor of `DTensor` calls, without the wrappers for compilers."""
+    asked: Any = torch.Tensor  # the stubs lack the attribute
     return asked._dtensor__new__ if is_on("dtensor_like") else type.__call__
 
 
 @cache
 def _at_its_start(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor that begins where its memory does."""
-    # it is kept, so no mode that is on now may have made it
+    """Return an empty tensor with storage offset 0."""
+    # cached, so no active mode may take part
     with _disable_current_modes(), torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=device)
 
 
 def mesh_on_paper(device_type: str, ranks: Sequence[int], shape: Mapping[str, int], rank: int) -> DeviceMesh:
-    """A mesh that joins nobody: without a process group torch makes it, but asks for this rank's number."""
+    """Return a mesh without process groups; torch then requires the number of this rank."""
     places = torch.tensor(ranks, dtype=torch.int).reshape(tuple(shape.values()))
     return DeviceMesh(device_type, places, mesh_dim_names=tuple(shape), _init_backend=False, _rank=rank)
 
 
 def tensor_metadata(spec: Any) -> TensorMetadata:
-    """What `print_readable()` shows of a spec: the full tensor's dtype and shape."""
+    """Return the dtype and shape of a spec's full tensor, in the form that `print_readable()` shows."""
     shape, stride, dtype = spec.tensor_meta
     return TensorMetadata(shape, dtype, False, stride, None, False, {})

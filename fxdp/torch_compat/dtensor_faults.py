@@ -1,7 +1,7 @@
-"""Torch's faults with ops on sharded `DTensor`s, each a tiny program of plain torch.
+"""Faults of torch in ops on sharded `DTensor`s, each shown by a tiny program of plain torch.
 
-They need a process group, and this process may have one: they run in one of their own, on one rank of two
-whose collectives do nothing, and which says what it saw.
+The programs need a process group, and this process may already have one. So they run in a separate process,
+as one rank of two whose collectives do nothing, which prints the results.
 """
 
 from __future__ import annotations
@@ -70,30 +70,30 @@ def _seen() -> dict[str, bool]:
 
 
 def numbers() -> bool:
-    """A number of a sharded tensor: this rank's part of it."""
+    """Return whether `item()` of a sharded tensor returns the local part of a reduction."""
     return _seen()["numbers"]
 
 
 def means() -> bool:
-    """A mean of a loss over uneven rows: the mean of the ranks' means."""
+    """Return whether a mean loss over uneven rows is the mean of the ranks' means."""
     return _seen()["means"]
 
 
 def views() -> bool:
-    """Rows that are selected: written into, they are a copy."""
+    """Return whether a write into selected rows goes to a copy."""
     return _seen()["views"]
 
 
 def no_rows() -> bool:
-    """The maximum of a tensor of which this rank has no rows."""
+    """Return whether `max` raises on a rank without rows."""
     return _seen()["no_rows"]
 
 
 def fills() -> bool:
-    """A column that is set to a number."""
+    """Return whether assigning a number to a column raises."""
     return _seen()["fills"]
 
 
 def kinds() -> bool:
-    """What a subclass does with its own ops."""
+    """Return whether torch bypasses `__torch_dispatch__` of a subclass."""
     return _seen()["kinds"]

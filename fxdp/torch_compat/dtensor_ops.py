@@ -1,12 +1,12 @@
-"""Where torch's ops on `DTensor`s are silently wrong, or raise on some ranks alone.
+"""Handlers for ops on `DTensor`s that torch computes incorrectly, or that raise on some ranks only.
 
     rows[2].zero_()         writes into a copy: rows that are selected are gathered first
     rows.norm().item()      gives this rank's part of the number
-    rows.max()              raises on a rank without rows, for which the others wait
+    rows.max()              raises on a rank without rows, while all ranks with rows wait
     mse_loss(rows, other)   divides by the number of rows of a rank
     rows[:, 0] = 0.0        is not known
 
-On the meshes along which fxdp shards parameters they do what they do to a plain tensor.
+On the meshes along which fxdp shards parameters, these ops act as on a plain tensor.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _NORMS = (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar)
 _OF_EVEN_ROWS = (
     aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.aminmax.default,
 )  # fmt: skip
-"""Ops of which no rank may be without rows."""
+"""Ops that fail on a rank without rows."""
 _OF_FULL_VALUES = (
     aten.mse_loss.default, aten.mse_loss_backward.default, aten.argmax.default, aten.argmin.default,
 )  # fmt: skip
-"""Ops that must see all rows; those of places in torch 2.11 fail on gloo."""
+"""Ops that must see all rows; argmax and argmin fail on gloo in torch 2.11."""
 _WRITES = tuple(
     getattr(getattr(aten, f"{name}_"), overload)
     for name, overload in (
@@ -48,11 +48,11 @@ _WRITES = tuple(
         ("lerp", "Scalar"), ("addcmul", "default"), ("addcdiv", "default"),
     )
 )  # fmt: skip
-"""Where torch passes by what a kind of `DTensor` does itself, only these reach the rows of a part."""
+"""Ops that write; torch 2.11 bypasses a subclass's dispatch, so only these ops reach the rows of a part."""
 
 
 def act_as_plain(mesh: DeviceMesh) -> None:
-    """From now on these ops are right for `DTensor`s of this mesh, too."""
+    """Make the ops of this module correct for `DTensor`s of `mesh`, from now on."""
     _MESHES.add(mesh)
     if _BEFORE:
         return
@@ -73,14 +73,14 @@ def act_as_plain(mesh: DeviceMesh) -> None:
 
 _MESHES: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
 _BEFORE: dict[Any, Callable[..., Any] | None] = {}
-"""torch's own handlers: of a process, as these are."""
+"""torch's own handlers, process-wide like the replacements."""
 _OURS: dict[Any, Callable[..., Any]] = {}
 
 
 def _on_our_meshes(
     handler: Callable[..., Any], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    # the first operand tells it as a rule; to walk all takes longer than what is done to a gradient
+    # checking the first operand is enough as a rule; checking all takes longer than an op on a gradient
     ours = _is_ours(args[0] if args else None) or any(map(_is_ours, tree_iter((args, kwargs))))
     return (handler if ours else _as_torch_does)(op, args, kwargs)
 
@@ -94,7 +94,7 @@ def _as_torch_does(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return before(op, args, kwargs)
     handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
     own = _OURS[op]
-    handlers.pop(op, None)  # another thread may be here, too
+    handlers.pop(op, None)  # pop with a default: another thread may be here at the same time
     try:
         return op(*args, **kwargs)
     finally:
@@ -149,7 +149,7 @@ def _full(tensor: DTensor) -> torch.Tensor:
 
 
 def _evened(tensor: DTensor) -> DTensor:
-    """The tensor, full on each rank if the ranks hold other numbers of rows."""
+    """Return the tensor, replicated if the ranks hold different numbers of rows."""
     parts = [1] * tensor.ndim
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard):
@@ -160,7 +160,7 @@ def _evened(tensor: DTensor) -> DTensor:
 
 
 def _replicated(tensor: DTensor) -> DTensor:
-    """The same, full on each rank; handlers are below autograd, where `redistribute` of torch 2.11 fails."""
+    """Return the tensor replicated; `redistribute` of torch 2.11 fails here, below autograd."""
     spec = _spread(tensor)
     return new_dtensor(DTensor, redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec), spec)
 
@@ -171,12 +171,12 @@ def _spread(tensor: DTensor) -> DTensorSpec:
 
 
 class _Part(DTensor):
-    """Rows that were selected of a sharded tensor and gathered: what is written into them reaches it.
+    """View of a sharded tensor, gathered on each rank; writes into the view reach the sharded tensor.
 
     Attributes
     ----------
     rows : the sharded tensor.
-    views : by which ops it was made, each with its other arguments.
+    views : the ops that made the view, each with the remaining arguments.
     """
 
     rows: DTensor
@@ -184,7 +184,7 @@ class _Part(DTensor):
 
     @classmethod
     def of(cls, made: DTensor, rows: DTensor, views: tuple[Any, ...]) -> _Part:
-        """The same value, as a part of `rows`."""
+        """Return `made` as a part of `rows`."""
         part = new_dtensor(cls, made._local_tensor, made._spec)
         part.rows, part.views = rows, views
         return part
@@ -204,7 +204,7 @@ class _Part(DTensor):
         return made
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Part:
-        """Do it to those elements of the rows, and to this value."""
+        """Apply an in-place op to the viewed elements of the sharded tensor, and to this value."""
         rows = self.rows
         args, kwargs = tree_map_only(DTensor, _full, (args, kwargs))
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Of Dynamo: what a backend of torch.compile is not told, another trace, and where graphs break."""
+"""Internals of Dynamo: traced frames, retracing with symbols, graph breaks, and running Dynamo's graphs."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 
 _SKIPPED = re.compile(r"frame skipped: (?P<function>.+ line \d+\))")
 _MARKED = "_dynamo_weak_dynamic_indices"
-"""Where `torch._dynamo.maybe_mark_dynamic` notes the dims on a tensor."""
+"""The attribute in which `torch._dynamo.maybe_mark_dynamic` records the dims of a tensor."""
 
 
 def offer_backend(name: str, place: str) -> None:
-    """Let torch.compile find a backend by its name, as that of an installed package.
+    """Let torch.compile find a backend by name, like the backend of an installed package.
 
-    It is not registered: torch does that itself when the name is asked for, and refuses to do it twice.
+    The backend is not registered: torch registers a backend on the first request, and refuses a second time.
     """
     registry._BACKENDS.setdefault(name, EntryPoint(name, place, "torch_dynamo_backends"))
 
@@ -58,15 +58,15 @@ class TracedFrame:
     locals: dict[str, Any]
     globals: dict[str, Any]
     full: bool
-    """Whether torch raises where a call cannot become one graph (`fullgraph=True`)."""
+    """True if torch raises when a call cannot become one graph (`fullgraph=True`)."""
     shape_env: Any
-    """What the trace asked of sizes."""
+    """The shape environment of the trace, with the guards on sizes."""
     suppressed: bool
-    """Whether a trace that fails becomes an ordinary call, without a word."""
+    """True if torch silently runs the function eagerly after a failed trace."""
 
 
 def traced_frame() -> TracedFrame | None:
-    """The frame for whose graph a backend is being called; None where there is none."""
+    """Return the frame whose graph the running backend compiles; None outside of a backend."""
     try:
         translator: Any = InstructionTranslator.current_tx()
     except (AttributeError, AssertionError):
@@ -83,19 +83,19 @@ def traced_frame() -> TracedFrame | None:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where Dynamo ends a graph, and why."""
+    """The place where Dynamo ends a graph, with the reason."""
 
     reason: str
     stack: tuple[FrameSummary, ...]
-    """The lines under way, from the outermost; none where Dynamo leaves out an entire function."""
+    """The running source lines, outermost first; empty if Dynamo skips an entire function."""
     undefined_gradients: str = ""
-    """The function that is left out, and its place."""
+    """The skipped function with its location; empty if no function is skipped."""
 
 
 def graph_breaks(frame: TracedFrame) -> tuple[int, tuple[GraphBreak, ...]]:
-    """How many graphs Dynamo makes of a call, and where they end; for that the call runs once more.
+    """Run a call once more, and return the number of Dynamo's graphs and the places where graphs end.
 
-    What the call raises ends it, as it would end the user's own.
+    An exception of the call ends the count early, just as it would end the user's call.
     """
     graphs = 0
 
@@ -106,7 +106,7 @@ def graph_breaks(frame: TracedFrame) -> tuple[int, tuple[GraphBreak, ...]]:
 
     known, texts = len(graph_break_reasons), set(counters["unimplemented"])
     function, args, kwargs = _call_of(frame)
-    # the same code with another backend: torch traces it anew, and what it keeps for the user stays
+    # the same code with another backend: torch traces anew, and the user's cached code stays
     with contextlib.suppress(Exception):
         torch.compile(function, backend=as_it_is)(*args, **kwargs)
     breaks = [GraphBreak(r.reason, tuple(r.user_stack)) for r in graph_break_reasons[known:]]
@@ -117,13 +117,13 @@ def graph_breaks(frame: TracedFrame) -> tuple[int, tuple[GraphBreak, ...]]:
 
 
 def skipped_function(text: str) -> str:
-    """The function that Dynamo leaves out, by what it writes of that; empty for other texts."""
+    """Return the function that a text of Dynamo reports as skipped; empty if the text reports none."""
     found = _SKIPPED.search(text)
     return found["function"] if found is not None else ""
 
 
 def _call_of(frame: TracedFrame) -> tuple[FunctionType, list[Any], dict[str, Any]]:
-    """A frame as a function and its arguments."""
+    """Return a frame as a function with the arguments of the call."""
     code, values = frame.code, frame.locals
     cells = tuple(CellType(values[name]) for name in code.co_freevars)
     function = FunctionType(code, frame.globals, code.co_name, None, cells)
@@ -138,9 +138,9 @@ def _call_of(frame: TracedFrame) -> tuple[FunctionType, list[Any], dict[str, Any
 
 
 def input_source(node: fx.Node) -> tuple[str, Any] | None:
-    """The Python expression in which Dynamo reads an input of its graph, and the value it found there.
+    """Return the Python expression from which Dynamo reads a graph input, and the value found there.
 
-    A float that changes is an input, too: in a tensor, off which the graph reads it by `item()`.
+    A float that changes between calls is an input, too: as a tensor, which the graph reads by `item()`.
     """
     argument: Any = node.meta.get("grapharg")
     source = getattr(argument, "source", None)
@@ -152,39 +152,39 @@ def input_source(node: fx.Node) -> tuple[str, Any] | None:
 
 
 def ask_for_symbols(dims: Iterable[tuple[Tensor, int]]) -> NoReturn:
-    """From within a backend: let Dynamo trace the frame once more, with symbols as these sizes."""
+    """From within a backend, let Dynamo trace the current frame once more, with symbols for these sizes."""
     for tensor, dim in dims:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
-    # with symbols other ops may be in the graph where it broke before: those places are to be found anew
+    # with symbols the graph may have different ops before a break, so breaks must be found anew
     InstructionTranslator.current_tx().speculation_log.clear()
-    # the one way in which torch lets a backend send a frame back: Inductor does so for Python floats
+    # the only way in which torch lets a backend restart a frame; Inductor uses this for Python floats
     raise TensorifyScalarRestartAnalysis(restart_reason="fxdp: batch dims as symbols")
 
 
 def has_symbols_asked(tensor: Tensor, dim: int) -> bool:
-    """Whether `ask_for_symbols` was called for this size; the mark stays, as guards were made with it."""
+    """Return whether `ask_for_symbols` was called for a size; the mark stays, because guards depend on it."""
     return dim in getattr(tensor, _MARKED, ())
 
 
 def forget_sizes(shape_env: Any, symbols: Collection[sympy.Symbol]) -> None:
-    """Let the graph of the frame under way serve all values of these sizes, whatever was asked of them."""
-    # guards and ranges are kept for symbols, too, that were found to be equal to others
+    """Remove all guards on these sizes, so that the graph of the current frame serves any value."""
+    # guards and ranges are also kept for symbols that were found equal to others
     merged = {symbol for symbol, left in shape_env.replacements.items() if left.free_symbols & set(symbols)}
     every = merged | set(symbols)
     shape_env.guards[:] = [guard for guard in shape_env.guards if not guard.expr.free_symbols & every]
     for symbol in every:
-        # torch's own range begins at 2, as it fixes the sizes 0 and 1
+        # torch's own range begins at 2, because torch specializes the sizes 0 and 1
         shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
 
 
 def run_traced(module: fx.GraphModule, *args: Any) -> Any:
-    """Run a graph of Dynamo node by node, on any tensors; what is traced meanwhile keeps its source lines."""
+    """Run a graph of Dynamo node by node, on any tensors, keeping source lines on traced nodes."""
     with preserve_node_meta():
         return _TracedRun(module).run(*args)
 
 
 class _TracedRun(fx.Interpreter):
-    """Enters `torch.autocast` as its user does: the function in a Dynamo graph only records in a trace."""
+    """Interpreter that really enters `torch.autocast`; the op in Dynamo's graph only records in a trace."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.amp.autocast_mode._enter_autocast:

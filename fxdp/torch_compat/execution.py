@@ -1,4 +1,4 @@
-"""Of what runs: the code of graphs, the autograd nodes around it, and the steps of optimizers."""
+"""Internals of execution: code of graph modules, autograd nodes, and steps of optimizers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
 
 
 unheard = torch._C.DisableTorchFunction
-"""`with unheard():` what is asked of tensors inside comes to no mode of torch functions and no subclass."""
+"""`with unheard():` bypasses torch function modes and tensor subclasses for accesses to tensors inside."""
 
 
 @contextmanager
 def autograd_inside() -> Iterator[None]:
-    """Let autograd record what is computed inside the kernel of an op, which torch calls below autograd."""
+    """Let autograd record inside the kernel of an op, which torch calls below autograd."""
     keys = torch._C.DispatchKey
     below = (keys.AutogradFunctionality, keys.ADInplaceOrView)
     guards = [torch._C._SetExcludeDispatchKeyGuard(key, False) for key in below]
@@ -36,49 +36,49 @@ def autograd_inside() -> Iterator[None]:
 
 @cache
 def begin_autograd() -> None:
-    """Let autograd count the devices, as it does at the first backward of a process, before all fake tensors.
+    """Let autograd count devices, as in the first backward of a process, before any fake tensor exists.
 
-    These have torch say, in a build for CUDA without a GPU, that there are eight: autograd would start a
-    thread for each, and from then on refuse to work in forks of this process.
+    Fake tensors make torch report eight GPUs in a build for CUDA without a GPU. Autograd would start a thread
+    for each, and from then on refuse to work in forks of this process.
     """
     with _disable_current_modes(), unheard(), torch.inference_mode(False), torch.enable_grad():
         one = torch.ones((), device="cpu", requires_grad=True)
-        with suppress(RuntimeError):  # in such a fork
+        with suppress(RuntimeError):  # raised in a fork
             one.backward()  # type: ignore[no-untyped-call]
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
-    """A graph for passes: its Python code is written when somebody first calls or reads it."""
-    # passes make a graph module each, and printing and compiling its code takes longer than most of them
+    """Return a graph module whose Python code is generated at the first call or read."""
+    # passes make a graph module each, and generating the code takes longer than most passes
     return _LazyGraphModule(root, graph, name)
 
 
 def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The graph as a function of one list, which it empties so that its values can be freed early."""
+    """Return the graph as a function of one list, which the function empties to free values early."""
     gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()  # notes that the code is old; a lazy module would write it in the first step
+    gm.recompile()  # marks the code as old; a lazy module would generate it in the first step
     _LazyGraphModule.force_recompile(gm)  # type: ignore[no-untyped-call,unused-ignore]
     return gm.forward
 
 
 def backward_class(function: type[torch.autograd.Function]) -> type:
-    """The class of the autograd nodes that a function leaves."""
+    """Return the class of the autograd nodes that an autograd function creates."""
     found: type = function._backward_cls
     return found
 
 
 def release_saved_tensors(ctx: Any) -> None:
-    """Inside a backward: let go of what the forward saved, unless the graph is to be kept."""
-    # torch does so itself, but only after the backward has returned: by then both its inputs and all
-    # its results would be in memory
+    """Free the saved tensors of the forward, inside a backward, unless the graph is retained."""
+    # torch frees them, too, but only after the backward has returned, when its inputs and all results would
+    # be in memory
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.maybe_clear_saved_tensors()
 
 
 def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., Any]) -> None:
-    """Call a function last before each step of an optimizer, and another first after it.
+    """Call `before` as the last pre-hook and `after` as the first post-hook of each step of an optimizer.
 
-    Others may have registered theirs in the meantime: to be called again before each step.
+    Call again before each step, because hooks may have been registered in the meantime.
     """
     sides: tuple[tuple[Any, Callable[..., Any], Callable[..., Any], bool], ...] = (
         (optimizer._optimizer_step_pre_hooks, optimizer.register_step_pre_hook, before, True),
@@ -92,6 +92,6 @@ def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Calla
 
 
 def without_autocast() -> AbstractContextManager[None]:
-    """Run as it is what has the casts already: a graph that was captured under autocast, a backward."""
-    # what a model keeps in float32 (attention's scores, a region with enabled=False) would be cast once more
+    """Disable autocast for code that already has casts: a graph captured under autocast, or a backward."""
+    # values kept in float32 (attention's scores, a region with enabled=False) would be cast once more
     return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else nullcontext()

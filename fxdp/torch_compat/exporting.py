@@ -1,4 +1,4 @@
-"""Of torch's export and tracing: from user's code to a graph, and from that to the joint graph."""
+"""Internals of export and tracing: from the user's code to a graph, and from there to the joint graph."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ __all__ = [
 ]
 
 CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
-"""Where `nn.TransformerEncoder` and `nn.TransformerDecoder` read a mask to see whether it is causal."""
+"""The function by which `nn.TransformerEncoder` and `nn.TransformerDecoder` detect a causal mask."""
 
 _GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
 CHECKPOINT = (
     torch.utils.checkpoint, next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
 )  # fmt: skip
-"""What runs around a checkpointed function, up to its first `yield` before and from there on after it."""
+"""The generator around a checkpointed function: runs to the first `yield` before, and resumes after."""
 
 EXPORT_PRINT = (export_trace, "print")
-"""By which torch.export prints the graph it had when it failed; a global of that module hides the builtin."""
+"""The function by which torch.export prints a failed export's graph; a module global hides the builtin."""
 
 NODE_SUMMARY = (proxy_tensor, "_extract_tensor_metadata")
-"""What makes `meta["tensor_meta"]` of each traced value, and compares its strides with its sizes to do so."""
+"""The function that makes `meta["tensor_meta"]` of each traced value, comparing strides with sizes."""
 
 with_effects = torch.ops.higher_order.with_effects
 """The op that torch wraps around ops with effects, to keep their order by tokens."""
@@ -90,7 +90,7 @@ with_effects = torch.ops.higher_order.with_effects
 
 @contextlib.contextmanager
 def as_if_exporting() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` and `is_exporting()` say yes, as they do during an export."""
+    """Make `torch.compiler.is_compiling()` and `is_exporting()` return True, as during an export."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     with patched(
         Patch(torch.compiler, flag, lambda _: True) for flag in flags if hasattr(torch.compiler, flag)
@@ -100,21 +100,21 @@ def as_if_exporting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def larger_constants(elements: int) -> Iterator[None]:
-    """Let Python read constant tensors of up to so many elements while they are traced; torch lets one."""
-    # a number that both modules hold under a name of their own: set in one, the other would not see it
+    """Let Python read constant tensors of up to `elements` elements while tracing; torch allows one."""
+    # both modules hold the limit under a name of their own: set in one, the other would not change
     both = vars(fake_tensor), vars(proxy_tensor)
     with patched((Patch(both, "CONSTANT_NUMEL_LIMIT", lambda _: elements),)):
         yield
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func` (vmap, grad, ...) is under way."""
+    """Return whether a transform of `torch.func` (vmap, grad, ...) is active."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The forward graph of an exported program, without its input checks where torch lets us."""
-    # newer torch checks the inputs in a submodule that the graph calls: traced, it would fix sizes
+    """Return the forward graph of an exported program, without input checks if torch allows."""
+    # newer torch checks inputs in a submodule of the graph: traced, the checks would fix sizes
     accepts_guards = "check_guards" in inspect.signature(program.module).parameters
     module = program.module(check_guards=False) if accepts_guards else program.module()
     assert isinstance(module, fx.GraphModule)
@@ -122,7 +122,7 @@ def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
 
 
 def forget_tensors(fakes: Sequence[Any]) -> None:
-    """Let go of what a trace made fake tensors of: torch swaps no tensor that has weak references."""
+    """Drop a trace's weak references to real tensors: torch swaps no tensor that has weak references."""
     for mode in {id(fake.fake_mode): fake.fake_mode for fake in fakes}.values():
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
@@ -130,17 +130,17 @@ def forget_tensors(fakes: Sequence[Any]) -> None:
 REGIONS = frozenset(
     {torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast}
 )
-"""What `torch.no_grad()` and `torch.autocast()` become: calls of graphs of their own."""
+"""The ops that `torch.no_grad()` and `torch.autocast()` become: calls of nested graphs."""
 
 
 def replay(module: fx.GraphModule, *args: Any) -> Any:
-    """Run an exported graph node by node so that what is traced meanwhile keeps its source lines."""
+    """Run an exported graph node by node, keeping source lines on the nodes traced meanwhile."""
     with preserve_node_meta():
         return _Replay(module).run(*args)
 
 
 def tracing_modes() -> tuple[Any, ...]:
-    """What of torch's state decides which ops a trace records."""
+    """Return the state of torch that decides which ops a trace records."""
     backends = torch.backends
     return (
         torch.is_grad_enabled(),
@@ -151,7 +151,7 @@ def tracing_modes() -> tuple[Any, ...]:
         str(torch.get_default_device()),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
-        # attention is traced as the kernel that would run here
+        # attention is traced as the kernel that would run on this device
         [torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()],
         torch._C._get_math_sdp_enabled(),
         backends.cpu.get_cpu_capability(),
@@ -162,14 +162,14 @@ def tracing_modes() -> tuple[Any, ...]:
 
 
 class _Replay(PropagateUnbackedSymInts):
-    """Runs the graphs of `torch.no_grad()` and `torch.autocast()` node by node, too."""
+    """Interpreter that also runs graphs of `torch.no_grad()` and `torch.autocast()` node by node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.extra_traceback = False  # text that is put below an error's own words
+        self.extra_traceback = False  # text that torch appends to an error's message
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # called as a module a region would be one opaque call, and its ops had no source lines
+        # called as a module, a region would be one opaque call, and its ops would have no source lines
         if target in REGIONS:
             args = tuple(_Replay(a).run if isinstance(a, fx.GraphModule) else a for a in args)
         return super().call_function(target, args, kwargs)
@@ -181,9 +181,10 @@ def joint_graph(
     fake_mode: FakeTensorMode | None,
     decompositions: dict[Any, Callable[..., Any]],
 ) -> fx.GraphModule:
-    """The joint forward and backward graph of `module`, with descriptors on inputs and outputs.
+    """Return the joint forward and backward graph of `module`, with descriptors on inputs and outputs.
 
-    Under `torch.no_grad()` it is the forward graph alone. Draws that nobody reads stay: others follow them.
+    Under `torch.no_grad()` the result is the forward graph alone. Random ops without readers stay, because
+    they advance the generator for later random ops.
     """
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
@@ -192,9 +193,9 @@ def joint_graph(
         stack.enter_context(tracing(TracingContext(fake_mode)))
         if any(t.is_meta for t in [*module.parameters(), *module.buffers()]):
             stack.enter_context(_gradients_on_meta())
-        # else torch counts random ops as pure, as Inductor has its own, and drops those without readers
+        # otherwise torch treats random ops as pure, because Inductor has its own, and drops unused ones
         stack.enter_context(inductor_config.patch(fallback_random=True))
-        # loops call backward() outside of autocast: traced inside, what the forward kept wide would be cast
+        # loops call backward() outside of autocast: traced inside, values kept in float32 would be cast
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
         stack.enter_context(attention_sums())
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
@@ -203,10 +204,10 @@ def joint_graph(
 
 @contextlib.contextmanager
 def _gradients_on_meta() -> Iterator[None]:
-    """Ops that are made of others are differentiated on the meta device as on any other.
+    """Differentiate composite ops on the meta device as on any other device.
 
-    Those of them that have a kernel for meta (`nll_loss`, `dropout`, `var`, ...) torch's dispatcher in Python
-    takes for ops without a derivative, and no gradient passes them: silently, torch 2.11 to 2.13.
+    For composite ops with a meta kernel (`nll_loss`, `dropout`, `var`, ...), torch's Python dispatcher
+    assumes that there is no derivative, and silently drops the gradient (torch 2.11 to 2.13).
     """
     names = _dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     overloads = [_overload(name) for name in names if name.startswith("aten::")]
@@ -217,7 +218,7 @@ def _gradients_on_meta() -> Iterator[None]:
 
 
 def _overload(name: str) -> OpOverload:
-    """The op called `aten::name.overload`."""
+    """Return the op called `aten::name.overload`."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
     found: OpOverload = getattr(getattr(aten, packet), overload or "default")
     return found

@@ -1,4 +1,4 @@
-"""Of torch's fake tensors: those of a copy of a node, made without asking its op; what is known of one."""
+"""Internals of fake tensors: values for copied nodes without running the op, and known constants."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 __all__ = ["TRACED", "in_other_memory", "is_traced", "known_number", "written_value"]
 
 TRACED = (FakeTensor, FunctionalTensor)
-"""The classes of tensors that stand for others while these are traced."""
+"""The tensor classes that represent real tensors while tracing."""
 
 
 def is_traced() -> bool:
-    """Whether ops become nodes of a graph now."""
+    """Return whether ops are being traced into a graph."""
     return get_proxy_mode() is not None
 
 
 def written_value(tensor: FunctionalTensor) -> tuple[Tensor, tuple[bool, ...]]:
-    """What a functional tensor holds, and whether its data, its sizes or its memory became others."""
+    """Return the value of a functional tensor, and whether data, metadata and storage changed."""
     held: Any = tensor.elem
-    asked: Any = torch  # whose stubs lack them
+    asked: Any = torch  # the stubs lack these functions
     branches = (
         asked._functionalize_has_data_mutation(held),
         asked._functionalize_has_metadata_mutation(held),
@@ -35,7 +35,7 @@ def written_value(tensor: FunctionalTensor) -> tuple[Tensor, tuple[bool, ...]]:
 
 
 def known_number(tensor: Tensor) -> Any:
-    """The value of a tensor without dims that is known while it is traced; None of another."""
+    """Return the value of a 0-dim tensor if known during tracing; None otherwise."""
     if tensor.dim() != 0:
         return None
     if isinstance(tensor, FunctionalTensor):
@@ -46,11 +46,11 @@ def known_number(tensor: Tensor) -> Any:
 
 
 def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]], further: int = 0) -> Any:
-    """The value that a node has on other operands of the same kind: its tensors lie as those of `value`.
+    """Return the fake value of a copied node: tensors like those of `value`, based on the copy's operands.
 
-    `operands` are pairs of what the node reads and what its copy reads. A tensor that is a view of an operand
-    becomes the same view of the other one, `further` elements behind its begin; others have memory of their
-    own, which no other tensor shares.
+    `operands` are pairs: an operand of the original node and the operand of the copy. A view of an operand
+    becomes the same view of the copy's operand, with `further` added to the storage offset. A tensor that is
+    no view of an operand gets new memory, shared with no operand.
     """
     from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 
@@ -59,7 +59,7 @@ def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]], further: in
         tensors = [one for one in value if isinstance(one, FakeTensor)]
     if not tensors:
         return value
-    with in_kernel_invocation_manager(tensors[0].fake_mode):  # inside they are tensors of the meta device
+    with in_kernel_invocation_manager(tensors[0].fake_mode):  # inside, the tensors are on the meta device
         pairs = [pair for operand in operands for pair in _each(*operand)]
         memory = {_storage(one): (other, _moved(one, other) + further) for one, other in pairs}
         made = {id(tensor): _made(tensor, memory) for tensor in tensors}
@@ -73,7 +73,7 @@ def _each(one: Any, other: Any) -> Iterable[tuple[FakeTensor, Any]]:
 
 
 def _moved(one: FakeTensor, other: Tensor) -> int:
-    """How many elements further on the other value begins in its memory than this one."""
+    """Return how much larger the storage offset of `other` is than that of `one`, in elements."""
     here, there = one.storage_offset(), other.storage_offset()
     return there - here if isinstance(here, int) and isinstance(there, int) else 0
 
@@ -86,7 +86,7 @@ def _made(tensor: FakeTensor, memory: dict[int, tuple[Any, int]]) -> FakeTensor:
         memory[_storage(tensor)] = found, 0
     elif base.dtype == tensor.dtype:
         found = torch.as_strided(base, shape, stride, offset + moved if moved else offset)
-    else:  # a view of the same bytes as numbers of another kind
+    else:  # a view of the same bytes with another dtype
         found = torch.empty(0, dtype=tensor.dtype, device="meta")
         moved = moved * base.itemsize // tensor.itemsize
         found.set_(base.untyped_storage(), offset + moved if moved else offset, shape, stride)

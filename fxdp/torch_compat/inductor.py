@@ -1,4 +1,4 @@
-"""Of Inductor, which takes seconds to import: the functions that need it import it themselves."""
+"""Internals of Inductor, imported inside the functions because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trace_for_inductor(
     function: Callable[..., Any], fake_mode: FakeTensorMode, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> fx.GraphModule:
     """Trace `function(primals, tangents)` with the decompositions that Inductor expects."""
-    import torch._inductor.lowering  # the decomposition of max pooling looks into it and imports it not
+    import torch._inductor.lowering  # the decomposition of max pooling needs this module without importing it
     from torch._inductor.decomposition import select_decomp_table
 
     # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes
@@ -69,7 +69,7 @@ def trace_for_inductor(
 
 @contextlib.contextmanager
 def handing_on(meta: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, nodes that are traced get these entries, of those that torch hands on (`recompute` is one)."""
+    """Copy metadata entries that torch propagates (as `recompute`) to all nodes traced inside the block."""
     made = fx.Graph().placeholder("marks")
     made.meta = dict(meta)
     with fx_traceback.preserve_node_meta(), fx_traceback.set_current_meta(made):
@@ -79,15 +79,16 @@ def handing_on(meta: Mapping[str, Any]) -> Iterator[None]:
 def partition_for_inductor(
     joint: fx.GraphModule, inputs: Sequence[Any], outputs: int, fake_mode: FakeTensorMode, budget: float = 1.0
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's.
+    """Run Inductor's joint graph passes and the min-cut partitioner; return the forward and backward graphs.
 
-    `budget` is the share of the activations that it may save: 0 for the inputs alone, 1 for what is fastest.
+    The first `outputs` outputs belong to the forward. `budget` is the share of activations that may be saved:
+    0 for the inputs alone, 1 for the fastest choice.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import partition_fn
     from torch._inductor.virtualized import V
 
-    # random ops become one of Inductor's, whose seeds are made under `V`'s fake mode
+    # random ops become Inductor's own, whose seeds are created under `V`'s fake mode
     chosen = functorch_config.patch(activation_memory_budget=budget)
     with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad(), chosen:
         forward, backward = _matched(partition_fn, joint, list(inputs), num_fwd_outputs=outputs)
@@ -95,9 +96,9 @@ def partition_for_inductor(
 
 
 def _matched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Inductor's joint graph passes, without its patterns if one asks for the sign of a number that is open.
+    """Run Inductor's joint graph passes, without the pattern matcher if a pattern fails on an unbacked size.
 
-    So does the one of a softmax of what is divided by a temperature.
+    One failing pattern is the softmax of values that are divided by a temperature.
     """
     import torch._inductor.config as inductor_config
 
@@ -111,7 +112,7 @@ def _matched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def joint_passes_for_inference(
     gm: fx.GraphModule, device: torch.device, fake_mode: FakeTensorMode
 ) -> fx.GraphModule:
-    """Inductor's joint graph passes on a program without backward."""
+    """Run Inductor's joint graph passes on a program without backward."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
     from torch._inductor.virtualized import V
 
@@ -123,11 +124,11 @@ def compile_with_inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool,
     fixed: int, in_order: bool = False, donated: Sequence[int] = (),
 ) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:  # fmt: skip
-    """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
+    """Compile a forward or backward graph; return a callable that takes a list, and the known output strides.
 
-    The first `fixed` inputs are parameters and the like, whose addresses do not change between steps. With
-    `in_order` the code runs in the order of the graph, but for what is fused. A backward may write over its
-    inputs numbered `donated`, which nobody reads later.
+    The first `fixed` inputs are parameters and buffers, whose addresses do not change between steps. With
+    `in_order` the code runs in the order of the graph, except for fusion. A backward may overwrite the inputs
+    numbered `donated`, which have no later reader.
     """
     import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -139,11 +140,11 @@ def compile_with_inductor(
     settings = {name: value for name, value in _MOVES.items() if hasattr(inductor_config, name)}
     if in_order:
         settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
-    gm.meta["mends"] = tuple(mend.__name__ for mend in _MENDS)  # Inductor's cache may hold faulty code
-    gm.meta["donated"] = tuple(donated)  # nor does its key tell what may be written over
+    gm.meta["mends"] = tuple(mend.__name__ for mend in _MENDS)  # Inductor's cache could return faulty code
+    gm.meta["donated"] = tuple(donated)  # Inductor's cache key lacks the donated inputs
     context = TracingContext(fake_mode)
     if donated:
-        # of torch's own description of a forward Inductor reads these two here
+        # Inductor reads these two fields of torch's forward metadata
         context.fw_metadata = SimpleNamespace(  # type: ignore[assignment]
             bw_donated_idxs=list(donated), static_input_indices=list(range(fixed))
         )
@@ -152,7 +153,7 @@ def compile_with_inductor(
         TracingContext.report_output_strides() as strides,
         torch.no_grad(),
         V.set_fake_mode(fake_mode),
-        torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
+        torch._C._DisableAutocast(),  # otherwise a traced pattern of Inductor would be cast, too
         built_as_code(),
         memoized_dtypes(),
         memoized_indices(),
@@ -168,7 +169,7 @@ def compile_with_inductor(
             static_input_idxs=tuple(range(fixed)),
             is_backward=backward,
             is_inference=inference,
-            graph_id=next(_graph_ids),  # CUDA graphs tell programs apart by it
+            graph_id=next(_graph_ids),  # CUDA graphs identify programs by this number
             boxed_forward_device_index=BoxedDeviceIndex(None),
         )
     return without_profiling(compiled), list(strides or [])
@@ -177,7 +178,7 @@ def compile_with_inductor(
 _MENDS = (
     attention_sums, convolution_strides, counted_masks, kept_order, open_strides, selected_offsets,
 )  # fmt: skip
-"""Torch's faults that are mended while Inductor compiles; their names are part of its cache's key."""
+"""Workarounds that are active while Inductor compiles; their names are part of the cache key."""
 
 _MOVES: Mapping[str, Any] = {
     "aten_distributed_optimizations.enable_simple_overlap": False,  # on by default since torch 2.14
@@ -189,20 +190,20 @@ _MOVES: Mapping[str, Any] = {
     "_fuse_ddp_communication": False,
     "_micro_pipeline_tp": False,
 }
-"""What of Inductor moves or joins collectives, by what it estimates of one rank's sizes: here it is off.
+"""Inductor's settings that move or merge collectives by cost estimates of one rank's sizes, turned off.
 
-The order is the plan's, the same on all ranks; it is decided where all of them decide the same.
+The order of collectives is part of the plan, which all ranks decide equally.
 """
 
 _graph_ids = itertools.count()
 
 
 def _call_products_into_buffers() -> None:
-    """Tell Inductor to call the kernel of `addmm_`, which it never sees otherwise.
+    """Make Inductor call the kernel of `addmm_`, which Inductor's lowerings do not include.
 
-    Left to itself it does the same, but not where the environment says `CI`: there it raises, since the op
-    has a decomposition (which would compute the product beside the buffer). It also copies transposed
-    operands, which this kernel takes as they are.
+    By default Inductor does the same, except if the environment variable `CI` is set: then Inductor raises,
+    because the op has a decomposition (which would compute the product in a separate buffer). Inductor also
+    copies transposed operands, which this kernel takes as they are.
     """
     from torch._inductor.lowering import lowerings, make_fallback
 
@@ -211,7 +212,7 @@ def _call_products_into_buffers() -> None:
 
 
 def _keep_published_shards() -> None:
-    """Tell Inductor not to write into rows that other ranks show, when nothing more reads them."""
+    """Prevent Inductor from reusing buffers that other ranks read as published shards."""
     from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
     from torch._inductor.virtualized import V
 
@@ -229,27 +230,27 @@ def _keep_published_shards() -> None:
 
 
 def inductor_folder() -> str:
-    """Where Inductor keeps what it compiled, unless the environment says where; made or not."""
+    """Return Inductor's default cache folder, which need not exist, without regard to the environment."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return default_cache_dir()
 
 
 class CppBuilding(NamedTuple):
-    """What of Inductor builds C++ kernels and loads them."""
+    """The parts of Inductor that build and load C++ kernels."""
 
     programs: Any
-    """The module whose `AsyncCompile` each program that Inductor writes makes one of."""
+    """The module that defines `AsyncCompile`, of which each generated program creates an instance."""
     extension_cache: Any
-    """Builds and loads extension modules, by their source."""
+    """Builder and loader of extension modules, keyed by source."""
     failed: type[Exception]
-    """The compiler refused."""
+    """The exception of a failed C++ compilation."""
     data_of: int
-    """The address of a function `void* (PyObject*)`, from a tensor to its data."""
+    """The address of a function `void* (PyObject*)` that returns the data pointer of a tensor."""
 
 
 def cpp_building() -> CppBuilding:
-    """Inductor's parts, imported when they are needed."""
+    """Import and return the parts of Inductor that build C++."""
     from torch._inductor import async_compile, codecache, exc
 
     return CppBuilding(
@@ -261,7 +262,7 @@ def cpp_building() -> CppBuilding:
 
 
 def library_built_before(extension_cache: Any, path: str, key: str) -> Any:
-    """An extension module that Inductor's cache has built and named by that key; None where it is gone."""
+    """Load an extension module that Inductor's cache has built under this key; None if the file is gone."""
     from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
     from torch.utils._filelock import FileLock
 

@@ -1,10 +1,10 @@
-"""Inductor's order of kernels, where what saves memory would read a buffer before all is written into it.
+"""Keep Inductor's order of kernels if reordering for peak memory would read a buffer before its last write.
 
     buf28 = zeros                   buf28 = zeros
     buf28 += ...  at indices        buf36 = buf28 + 1          zeros, plus 1
     buf36 = buf28 + 1               buf28 += ...  at indices
 
-Gradients of images that are enlarged twice (`nn.Upsample` of DPT) were zero so, without a word: torch 2.13.
+This fault silently zeroed gradients of images that are enlarged twice (`nn.Upsample` of DPT): torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["kept_order"]
 
 @contextlib.contextmanager
 def kept_order() -> Iterator[None]:
-    """Inside, kernels that would not wait for what they read stay in the order that they had."""
+    """Keep the former order inside the block if a reordered kernel would not wait for its inputs."""
     import torch._inductor.memory as inductor_memory
 
     with patched((Patch(inductor_memory, "reorder_for_peak_memory", around(_reorder)),)):
@@ -33,7 +33,7 @@ def _reorder(plain: Callable[..., list[Any]], nodes: list[Any], *rest: Any) -> l
 
 
 def waits_for_all(nodes: Sequence[Any]) -> bool:
-    """Whether each of Inductor's nodes comes after all that it depends on."""
+    """Return whether each of Inductor's nodes comes after all nodes it depends on."""
     ops = [(at, op) for at, node in enumerate(nodes) for op in node.get_nodes()]
     place = {op.get_name(): at for at, op in ops}
     return all(place.get(name, at) <= at for at, op in ops for name in op.ancestors)

@@ -1,7 +1,7 @@
-"""Of torch's graph modules: their Python code is written when one is called, not at each change of its graph.
+"""Generate the Python code of a graph module at the first call, not at each change of the graph.
 
-Export, tracing and the partitioner change a graph in a dozen passes, and print and compile its code after
-each. Nobody calls it: what is traced next runs the nodes.
+Export, tracing and the partitioner change a graph in a dozen passes, and torch prints and compiles the code
+after each pass. Nothing calls this code: the next trace runs the nodes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _WRITE_CODE = GraphModule.recompile
 
 @shortcut("lazy_codegen")
 def lazy_codegen() -> Iterator[None]:
-    """Inside, no graph module gets code before its first call; torch's own lazy ones stay as they are."""
+    """Generate no code for a graph module before the first call; torch's own lazy modules are unchanged."""
 
     from torch.fx.graph import _PyTreeCodeGen
 
     def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        _WRITE_CODE(self)  # puts the code in the place of this function
+        _WRITE_CODE(self)  # replaces this function by the generated one
         return self.forward(*args, **kwargs)
 
     def recompile(self: GraphModule) -> None:
         codegen = self._graph._codegen
-        if isinstance(codegen, _PyTreeCodeGen):  # how arguments lie, which is asked without a call
+        if isinstance(codegen, _PyTreeCodeGen):  # the structure of arguments, which is read without a call
             self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
-        type(self).forward = forward  # a class that torch made for this module alone
+        type(self).forward = forward  # the class is one that torch made for this module alone
 
     with patched((Patch(GraphModule, "recompile", lambda _: recompile),)):
         yield

@@ -1,7 +1,7 @@
-"""Torch's decomposition of an LSTM before 2.13: states have a dim too many, if the batch is no single sample.
+"""Correct the states of torch's LSTM decomposition before 2.13, which have an extra dim for batches above 1.
 
-state of a layer    (1, batch, features)   torch takes dim 1 away, where it has one element
-                    (batch, features)      as dim 0 taken away gives it
+state of a layer    (1, batch, features)   torch squeezes dim 1, which has one element for a single sample
+                    (batch, features)      squeezing dim 0 gives this
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def _two_dims(state: Tensor) -> Tensor:
 
 
 LSTM_STATES = (Patch(decompositions, "one_layer_lstm", around(_layer)),) if release_before(2, 13) else ()
-"""What makes the shapes right, on the releases that need it."""
+"""Patches that correct the shape of the states, empty on releases without the fault."""

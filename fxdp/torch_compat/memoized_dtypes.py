@@ -1,7 +1,7 @@
-"""Of Inductor's rules for the dtypes of results: its table of them is made once, not for each op of a kernel.
+"""Fill Inductor's table of dtype propagation rules once, not for each op of a kernel.
 
-Torch means the table to be the only one of its class, but Python fills it anew each time that it is asked
-for: a twentieth of the time that Inductor takes.
+Torch declares the table's class as a singleton, but Python runs the constructor, which fills the table, at
+each access: a twentieth of Inductor's time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["memoized_dtypes"]
 
 @shortcut("memoized_dtypes")
 def memoized_dtypes() -> Iterator[None]:
-    """Inside, the table is filled at first, and again where there are more rules."""
+    """Fill the table on first use inside the block, and again only after rules were added."""
     from torch._inductor import utils
     from torch._inductor.codegen import common
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler

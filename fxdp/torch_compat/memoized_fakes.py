@@ -1,11 +1,11 @@
-"""Of torch's fake tensors: one whose sizes and strides were made before is copied, with memory of its own.
+"""Copy a fake tensor if one with equal sizes and strides was made before; the copy has its own memory.
 
-Torch remembers what a fake op gives, and makes the tensor of it anew each time: for each symbolic size it
-asks a dozen questions, whether it is zero, negative, how many bytes there are. The answers are those of the
-last tensor with the same symbols at the same places.
+Torch caches the result of a fake op as metadata, and builds a tensor from the metadata each time. For each
+symbolic size, torch then asks a dozen questions: is the size zero, is it negative, how many bytes are there.
+The answers are equal to those for the last tensor with the same symbols in the same places.
 
-    %a: f32[s0, 64] = relu(%x)      made by torch, and kept without its memory
-    %b: f32[s0, 64] = relu(%y)      a copy of that, on memory of as many bytes; a view lies in what it views
+    %a: f32[s0, 64] = relu(%x)      made by torch, and cached without memory
+    %b: f32[s0, 64] = relu(%y)      a copy of %a with new memory of equal size; a view shares memory
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Make: TypeAlias = Callable[..., Any]
 
 @shortcut("memoized_fakes")
 def memoized_fakes() -> Iterator[None]:
-    """Inside, fake tensors are copied."""
+    """Copy fake tensors inside the block instead of building each from metadata."""
     with patched((Patch(FakeTensorMode, _NAME, lambda plain: _Copies(plain).method()),)):
         yield
 
 
 class _Copies:
-    """Tensors without a memory of their own, by what torch remembers of an op and the symbols in it."""
+    """Cache of fake tensors without memory, keyed by torch's cache entry of an op and by symbolic sizes."""
 
     def __init__(self, plain: _Make) -> None:
         from torch._C import _DisablePythonDispatcher
@@ -44,14 +44,14 @@ class _Copies:
 
         self._plain = plain
         self._in_kernel, self._undispatched = in_kernel_invocation_manager, _DisablePythonDispatcher
-        # what is a key by its address stays, that no other takes the address
+        # an object that is a key by address must stay alive, so that the address is not reused
         self._known: dict[tuple[int, ...], tuple[object, Tensor, Any]] = {}
 
     def method(self) -> _Make:
-        """The method of a fake mode that makes a tensor of what is remembered."""
+        """Return the replacement of the fake mode's method that builds a tensor from a cache entry."""
 
         def made(self_: FakeTensorMode, state: Any, entry: Any, key: Any, *rest: Any) -> Any:
-            args = rest[-1]  # before torch 2.15 the op comes before them
+            args = rest[-1]  # before torch 2.15, an argument `func` comes before `args`
             sizes = _sizes(entry, key)
             if sizes is None:
                 return self._plain(self_, state, entry, key, *rest)
@@ -72,7 +72,7 @@ class _Copies:
     def _copy(
         self, mode: FakeTensorMode, like: Tensor, size: Any, viewed: Tensor | None, device: Any
     ) -> FakeTensor:
-        # the dispatcher in Python would have torch's decomposition of a detach, the longest part of all
+        # the Python dispatcher would run torch's decomposition of detach, the slowest part of all
         with self._in_kernel(mode), self._undispatched():
             made = aten.detach.default(like)
             if viewed is None:
@@ -83,15 +83,18 @@ class _Copies:
 
 
 def _version(env: Any) -> int:
-    """Another one after a symbol became a number, or another symbol."""
+    """Return a number that changes after a symbol was replaced by a number or another symbol."""
     if env is None:
         return 0
-    version: int = getattr(env, "_replacements_version_counter", len(env.replacements))  # 2.11 counts none
+    version: int = getattr(env, "_replacements_version_counter", len(env.replacements))  # since 2.12
     return version
 
 
 def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
-    """The symbolic sizes of a result that can be copied: all are its operands' own."""
+    """Return the symbolic sizes of a result; None if the result cannot be copied.
+
+    A result can be copied if all symbolic sizes are sizes of operands.
+    """
     known = entry.metadata
     if known is None or entry.inplace_idx is not None or known.requires_grad or known.is_conj or known.is_neg:
         return None
@@ -99,7 +102,7 @@ def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
     for size in (*known.shape, *known.stride, known.storage_offset):
         if type(size) is int:
             continue
-        # one that torch computes is a new object at each op, which tracers tell apart
+        # torch makes a new object for a computed size at each op, and tracers distinguish these objects
         if type(size.value) is not int:
             return None
         found.append(key.key[size.value].value)

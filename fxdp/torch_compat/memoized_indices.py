@@ -1,8 +1,8 @@
-"""Of Inductor's arithmetic on indices: a linear one is simple as it is.
+"""Skip the simplification of linear index expressions in Inductor.
 
-To see how a vector of elements lies in memory, Inductor lets sympy simplify each index of each kernel: a
-twentieth of a cold start, a quarter of which imports the units of physics. An index like `64*x0 + x1 + 3` has
-no quotients or remainders, which are what is looked for, and moves by the same whichever way it is written.
+To find how a vector of elements is laid out in memory, Inductor lets sympy simplify each index of each
+kernel: a twentieth of a cold start, a quarter of which is the import of the units of physics. An index like
+`64*x0 + x1 + 3` has no quotient or remainder to simplify, and has the same stride in every form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = "simplify_index_in_vec_range"
 
 @shortcut("memoized_indices")
 def memoized_indices() -> Iterator[None]:
-    """Inside, only indices that are not linear are simplified."""
+    """Simplify only indices that are not linear inside the block."""
     module = index_arithmetic()
 
     def made(plain: Callable[..., sympy.Expr]) -> Callable[..., sympy.Expr]:
@@ -36,7 +36,7 @@ def memoized_indices() -> Iterator[None]:
 
 
 def index_arithmetic() -> ModuleType:
-    """Torch's module of such functions."""
+    """Return torch's module that defines the simplification."""
     from torch._inductor import sizevars
     from torch._inductor.codegen import cpp
 
@@ -44,7 +44,7 @@ def index_arithmetic() -> ModuleType:
 
 
 def is_linear(index: sympy.Expr) -> bool:
-    """Whether an index is a sum of symbols and integers, and of products of one of each."""
+    """Return whether an index is a sum of symbols, integers, and products of one symbol and one integer."""
     return all(
         term.is_Symbol
         or term.is_Integer

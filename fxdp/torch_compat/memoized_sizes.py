@@ -1,13 +1,13 @@
-"""Of torch's arithmetic on symbolic sizes: what was computed once is not computed again.
+"""Cache torch's arithmetic on symbolic sizes.
 
-A trace asks for the same few sums, products and comparisons of sizes again and again: each fake tensor that
-is made compares its strides with its sizes, each layer of a model has the sizes of the layer before. Torch
-goes through sympy each time. Inside `memoized_sizes` an answer is remembered by the two expressions and their
-values in the example; results, guards and graphs are torch's own.
+A trace asks for the same few sums, products and comparisons of sizes again and again: each new fake tensor
+compares strides with sizes, and each layer of a model has the sizes of the layer before. Torch evaluates each
+by sympy. Inside `memoized_sizes`, results are cached by the two expressions and by the values of both in the
+example; results, guards and graphs are equal to torch's own.
 
-Around each functional tensor, of which a trace makes one per value, torch lays a wrapper, and computes its
-numel, strides and bytes for nobody, a node of the graph for each of these sums. They are none here: a size
-that the graph does use is found by its expression.
+Torch wraps each functional tensor, one per traced value, and computes numel, strides and bytes of the wrapper
+without any reader; each of these sums becomes a graph node. Here the sums are not recorded: a size that the
+graph does use is found by expression.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _Binary: TypeAlias = "Callable[[SymNode, SymNode], SymNode]"
 _NUMBER = "_fxdp_number"
 
 _PLAIN = (int, bool, float, type(None))
-"""Kinds of values in the example that can be keys: that of a nested size is a size itself."""
+"""Types of example values that can be keys; the value of a nested size is a size, which cannot."""
 
 
 @shortcut("memoized_sizes")
 def memoized_sizes() -> Iterator[None]:
-    """Inside, what torch computes of sizes is remembered."""
+    """Cache the results of torch's arithmetic on sizes inside the block."""
     from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.fx.experimental.sym_node import SymNode
 
@@ -53,13 +53,13 @@ def memoized_sizes() -> Iterator[None]:
 
 
 class _Wrapping:
-    """Whether a wrapper is being made."""
+    """Flag that is set while a wrapper of a functional tensor is made."""
 
     def __init__(self) -> None:
         self.depth = 0
 
     def around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that makes one."""
+        """Return a constructor of wrappers that sets the flag."""
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             self.depth += 1
@@ -72,16 +72,16 @@ class _Wrapping:
 
 
 class _Numbers:
-    """A number for each value that a size has: expressions, of which keys are made else, are slow to hash."""
+    """Numbers for size values, one per value, used as keys because expressions are slow to hash."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
-        self._mark = object()  # of a number that is ours; it is kept on the size
+        self._mark = object()  # marks a number as ours; stored on the size
 
     def of(self, size: SymNode) -> int:
-        """The number of a size, which copies of it have, too."""
+        """Return the number of a size; copies of the size share the number."""
         env = size.shape_env
-        # an expression changes where one of its symbols is replaced; what knows its number, keeps it
+        # an expression changes when one of the symbols is replaced; a stored number is then stale
         version = None if env is None else env._replacements_version_counter
         kept = size.__dict__.get(_NUMBER)
         if kept is not None and kept[0] is self._mark and kept[1] is env and kept[2] == version:
@@ -89,7 +89,7 @@ class _Numbers:
         # the type, as `1`, `True` and `1.0` are one key of a dict
         value = env, size.expr, size._hint, size.pytype, size._optimized_summation
         number = self._known.setdefault(value, len(self._known))
-        if size._hint is not None:  # torch finds a hint when it is first asked for
+        if size._hint is not None:  # torch computes the hint on first use
             size.__dict__[_NUMBER] = self._mark, env, version, number
         return number
 
@@ -101,7 +101,7 @@ def _remembered(wrapping: _Wrapping, numbers: _Numbers, plain: _Binary) -> _Bina
     known: dict[tuple[int, int], SymNode] = {}
 
     def operation(self: SymNode, other: SymNode) -> SymNode:
-        # under a tracer an operation is a node of its graph, too; it comes back here without the tracer
+        # under a tracer an operation also records a graph node; it returns here without the tracer
         if not isinstance(other, SymNode) or (not wrapping.depth and get_proxy_mode()):
             return plain(self, other)
         if type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN:
@@ -110,14 +110,14 @@ def _remembered(wrapping: _Wrapping, numbers: _Numbers, plain: _Binary) -> _Bina
         found = known.get(key)
         if found is None:
             found = known[key] = plain(self, other)
-        numbers.of(found)  # its copies have it
+        numbers.of(found)  # copies share the number
         return _copy(found, self)
 
     return operation
 
 
 def _copy(found: SymNode, like: SymNode) -> SymNode:
-    """The same value as an object of its own, which tracers tell apart, in the other's environment."""
+    """Return a copy of a size in the shape environment of `like`; tracers distinguish the two objects."""
     made: SymNode = object.__new__(type(found))
     made.__dict__.update(found.__dict__)
     made.shape_env = like.shape_env
@@ -146,7 +146,7 @@ def _integers() -> Callable[[SymNode], int | None]:
 
     def maybe_as_int(self: SymNode) -> int | None:
         expr = self.expr
-        if expr.is_Symbol:  # as are most that are asked
+        if expr.is_Symbol:  # the usual case
             return None
         try:
             return known[expr]
@@ -162,7 +162,7 @@ def _expression(plain: Callable[[SymNode], Any]) -> Callable[[SymNode], Any]:
         env = self.shape_env
         if env is None:
             return plain(self)
-        # torch asks first whether the expression is a number, which walks it: the slowest part by far
+        # torch first walks the expression to find whether it is a number, by far the slowest part
         version = env._replacements_version_counter
         if version == 0:
             return self._expr

@@ -1,8 +1,8 @@
-"""Of the stack that torch writes on each node of an export: a line of code is looked up once.
+"""Look up each line of code once for the stacks that torch writes on the nodes of an export.
 
-Torch takes apart the stacks of a trace, sixty frames deep and nearly all its own, once for each node, to keep
-the two or three of the model. Inside `memoized_stacks` what a frame says is remembered by its code and the
-place in it; the text on a node is torch's own.
+Torch summarizes the stack of a trace, sixty frames deep and nearly all in torch, once per node, to keep the
+two or three frames of the model. Inside `memoized_stacks`, the summary of a frame is cached by code object
+and position; the text on a node is the same as torch's.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ __all__ = ["memoized_stacks"]
 
 @shortcut("memoized_stacks")
 def memoized_stacks() -> Iterator[None]:
-    """Inside, nodes get their stacks from what was read of the same lines before."""
+    """Build the stacks of nodes from cached frame summaries inside the block."""
     with patched((Patch(proxy, "CapturedTraceback", lambda _: _Stacks()),)):
         yield
 
 
 class _Stacks:
-    """In the place of torch's class, of which tracers ask `extract().summary()`."""
+    """Replacement for `CapturedTraceback`, which tracers use as `extract().summary()`."""
 
     def __init__(self) -> None:
-        # by the code's address, which is kept: its hash is that of all its constants
+        # keyed by the code's address, and the code is kept alive: hashing a code object hashes all its
+        # constants
         self._known: dict[tuple[int, int], tuple[CodeType, FrameSummary]] = {}
 
     def extract(self) -> _Stack:
-        """The stack of who asks."""
+        """Return the stack of the caller."""
         return _Stack(self._summary(sys._getframe(1)))
 
     def _summary(self, innermost: FrameType | None) -> StackSummary:
@@ -45,7 +46,7 @@ class _Stacks:
             place = id(code), frame.f_lasti
             known = self._known.get(place)
             if known is None:
-                line = -1 if frame.f_lineno is None else frame.f_lineno  # of code that no line has written
+                line = -1 if frame.f_lineno is None else frame.f_lineno  # code without source lines
                 said = FrameSummary(code.co_filename, line, code.co_name)
                 known = self._known[place] = code, said
             found.append(known[1])
@@ -55,11 +56,11 @@ class _Stacks:
 
 
 class _Stack:
-    """A stack at the time when it was asked for."""
+    """A stack, as it was when extracted."""
 
     def __init__(self, summary: StackSummary) -> None:
         self._summary = summary
 
     def summary(self) -> StackSummary:
-        """Its frames, the innermost last."""
+        """Return the frames, innermost last."""
         return self._summary

@@ -1,7 +1,7 @@
-"""Of torch's trees of arguments: taken apart without what only the garbage collector can free.
+"""Flatten pytrees of arguments without garbage that only the cyclic collector can free.
 
-Torch takes the arguments of each op apart several times, each time by a function that it makes for this and
-that refers to itself: half of all that a trace leaves to the garbage collector.
+Torch flattens the arguments of each op several times, each time by a new closure that refers to itself: half
+of the garbage that a trace leaves to the collector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = pytree.tree_flatten
 
 @shortcut("memoized_trees")
 def memoized_trees() -> Iterator[None]:
-    """Inside, `tree_flatten` and what is made of it are quick, to the same trees."""
+    """Make `tree_flatten` and functions built on `tree_flatten` fast inside the block, with equal results."""
     with patched((Patch(pytree, "tree_flatten", lambda _: _flattened),)):
         yield
 
@@ -34,10 +34,10 @@ def _flattened(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple
 
 
 def _taken_apart(tree: Any, leaves: list[Any]) -> pytree.TreeSpec:
-    """Put the tree's leaves behind these; its form."""
+    """Append the leaves of a tree to `leaves`, and return the tree's spec."""
     kind: Any = type(tree)
     if issubclass(kind, tuple) and kind is not tuple:
-        kind = pytree._get_node_type(tree)  # all named tuples count as one kind
+        kind = pytree._get_node_type(tree)  # all named tuples share one node type
     known = pytree.SUPPORTED_NODES.get(kind)
     if known is None:
         leaves.append(tree)

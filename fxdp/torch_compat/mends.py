@@ -1,7 +1,8 @@
-"""Torch's own faults that fxdp mends, each shown by a tiny program of plain torch.
+"""Faults of torch that fxdp works around, each shown by a tiny program of plain torch.
 
-A mend may not outlive its fault: `tests/torch_compat/test_mends.py` runs each program on the installed torch
-and compares with `releases`, so it fails when a release mends a fault, and when a new one still has it.
+A workaround may not outlive the fault: `tests/torch_compat/test_mends.py` runs each program on the installed
+torch and compares the result with `releases`. The test fails when a release fixes a fault, and when a new
+release still has one.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ __all__ = ["Mend", "mends"]
 
 @dataclass(frozen=True)
 class Mend:
-    """A fault of torch's, and where fxdp mends it."""
+    """A fault of torch, and the file of fxdp that works around it."""
 
     name: str
     fault: str
-    """What is wrong, in a sentence."""
+    """Description of the fault in one sentence."""
     where: str
-    """The module of fxdp that mends it."""
+    """The file of fxdp with the workaround."""
     releases: frozenset[str]
-    """The releases of torch that have it."""
+    """The releases of torch that have the fault."""
     compiles: bool
-    """Whether the program needs Inductor, and so some seconds."""
+    """True if the program needs Inductor, and so takes some seconds."""
     has_fault: Callable[[], bool]
-    """Run a tiny program in plain torch; whether the installed one still has the fault."""
+    """Run a tiny program in plain torch, and return whether the installed torch has the fault."""
 
 
 def mends() -> tuple[Mend, ...]:
-    """All of them, sorted by name."""
+    """Return all workarounds, sorted by name."""
     return tuple(sorted(_MENDS, key=lambda one: one.name))
 
 
@@ -72,7 +73,7 @@ def _convolution_strides() -> bool:
 
 
 class _Spread(nn.Module):
-    """A layer whose only reader is an op that is made of others."""
+    """A layer followed by a composite op (`std`), which has a kernel of its own for the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ def _selected_offsets() -> bool:
 
 
 def _multilabel_margin() -> bool:
-    """Targets after the first -1 do not count."""
+    """Return whether the decomposition counts targets after the first -1."""
     from torch._decomp import decomposition_table
 
     op = aten.multilabel_margin_loss_forward.default
@@ -148,7 +149,7 @@ def _multilabel_margin() -> bool:
 
 
 def _select_scatter() -> bool:
-    """The gradient of a row that is written into a value, under `vmap`."""
+    """Return whether the gradient of a row is lost in `select_scatter` under `vmap`."""
 
     def written(row: Tensor) -> Tensor:
         return torch.select_scatter(torch.zeros(3, 2), row, 0, 1)
@@ -162,7 +163,7 @@ def _select_scatter() -> bool:
 
 
 def _replaced_sizes() -> bool:
-    """A size that only the data knows, found to be a multiple of the batch's."""
+    """Return whether export fails if a data-dependent size equals a multiple of the batch size."""
 
     class Selected(nn.Module):
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:

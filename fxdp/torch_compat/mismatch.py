@@ -1,7 +1,7 @@
-"""Errors by which fxdp's own code does not fit the installed torch, told apart from those of a model.
+"""Distinguish errors caused by an unknown torch from errors of the model.
 
-fxdp stands in for functions of torch's, and calls others that are not public. Where a release changes one,
-Python says so in words that look like a mistake of the user's:
+fxdp replaces functions of torch, and calls private ones. If a release changes one of these functions,
+Python's error message looks like a mistake of the user:
 
     torch calls ours        TypeError: _Copies.method.<locals>.made() missing 1 required positional argument
     ours calls torch's      TypeError: partition() got an unexpected keyword argument 'outputs'
@@ -25,14 +25,14 @@ __all__ = ["torch_mismatch", "why_not_compiled"]
 
 _FXDP = Path(__file__).resolve().parent.parent
 _ROOMS = {"fxdp.torch_compat": _FXDP / "torch_compat", "fxdp.capture.patches": _FXDP / "capture" / "patches"}
-"""The rooms whose functions stand in for torch's."""
+"""The rooms with functions that replace torch's."""
 _COMPILER = ("InvalidCxxCompiler", "CppCompileError", "C++ compile error")
-"""What Inductor says where there is no C++ compiler, or one that is too old."""
+"""Parts of Inductor's error messages for a missing or outdated C++ compiler."""
 _CALL = re.compile(r"^(?P<name>[\w.<>]+)\(\) (missing \d+ required|takes |got an unexpected|got multiple)")
 
 
 def torch_mismatch(error: BaseException) -> TorchMismatchError | None:
-    """The error to raise in place of one that is fxdp's and torch's affair; None for one that is not."""
+    """Return the error to raise instead if fxdp does not fit torch; None for every other error."""
     for link in _chain(error):
         frames = traceback.extract_tb(link.__traceback__)
         if not frames:
@@ -51,7 +51,7 @@ def torch_mismatch(error: BaseException) -> TorchMismatchError | None:
 
 
 def why_not_compiled(error: BaseException) -> str:
-    """What stopped Inductor, in one line, with what to do about it where that is known."""
+    """Return the reason why Inductor failed in one line, with the remedy if known."""
     if (mismatch := torch_mismatch(error)) is not None:
         return str(mismatch)
     line = f"{type(error).__name__}: {error}".splitlines()[0][:300]
@@ -61,13 +61,14 @@ def why_not_compiled(error: BaseException) -> str:
 
 
 def _is_mismatch(error: BaseException, room: str) -> bool:
-    """Whether an error that was raised in a room, or in none of them, is one of the three kinds."""
+    """Return whether an error, raised in `room` (empty: elsewhere), is one of the three kinds."""
     if isinstance(error, (AttributeError, ImportError, NameError)):
         return bool(room)
     call = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if call is None:
         return False
-    # a user's call of what fxdp stands in for comes by way of `capture/patches`, with his own mistakes
+    # a user's call of a replaced function goes through `capture/patches`, and may contain mistakes of the
+    # user
     return room == "fxdp.torch_compat" or call["name"] in _own_names()
 
 
@@ -81,7 +82,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _own_names() -> set[str]:
-    """The qualified names of all functions in the rooms, nested ones included."""
+    """Return the qualified names of all functions in the rooms, including nested functions."""
     modules = [m for name, m in list(sys.modules.items()) if name.startswith(tuple(_ROOMS))]
     return {code.co_qualname for module in modules for code in _codes(module)}
 

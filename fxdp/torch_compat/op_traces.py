@@ -1,13 +1,13 @@
-"""Traces of ops that were traced before, on other values of the same kind: copied, node by node.
+"""Cached traces of ops: an op that was traced before on similar values is copied node by node.
 
     %x_1 = gelu(%x)     run under the trace: decomposed, its shapes computed   erf, mul, add, mul
     %y_1 = gelu(%y)     %y is of the same shape, strides and dtype as %x       the same four nodes for %y
 
-Of a trace with decompositions most of the time goes into finding out, op by op, what it becomes and which
-shapes follow. Layers ask the same again and again.
+A trace with decompositions spends most time on decomposing each op and computing shapes. Repeated layers
+repeat the same decompositions.
 
-Where in its memory a value begins makes no other kind of it, nor where a slice of some length begins: else
-each weight of a bucket that was gathered would be one of its own, and so all that is computed with it.
+Values that differ only in storage offset share a trace, and so do slices of equal length. Otherwise each
+weight in an all-gathered bucket would have a trace of its own, and so would each op that uses the weight.
 """
 
 from __future__ import annotations
@@ -34,44 +34,47 @@ _SLICE = aten.slice.Tensor
 
 
 class _OtherKindError(Exception):
-    """What cannot be said, or not be copied."""
+    """Raised if a trace has no cache key, or cannot be copied."""
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """What an op became on some values."""
+    """The recorded trace of an op on example operands."""
 
     given: tuple[fx.Node, ...]
     operands: tuple[Tensor, ...]
-    """The values of these nodes."""
+    """The values of the nodes in `given`."""
     made: tuple[fx.Node, ...]
     results: Any
-    """As the op gave them, a node in the place of each tensor."""
+    """The results in the structure that the op returned, with a node in place of each tensor."""
 
     def fits(self, operands: Sequence[Tensor]) -> bool:
-        """Whether it may be copied for operands that begin elsewhere in their memory."""
+        """Return whether the trace can be copied for operands with different storage offsets."""
         pairs = zip(operands, self.operands, strict=True)
         if all(here.storage_offset() == there.storage_offset() for here, there in pairs):
             return True
-        return not any("as_strided" in str(node.target) for node in self.made)  # it counts from the memory's
+        return not any("as_strided" in str(node.target) for node in self.made)  # counts from memory's start
 
 
 class OpTraces:
-    """The ops of one trace by `make_fx`. Draws, and what reads or changes data, are for the caller to run."""
+    """Cache of the ops in one trace by `make_fx`.
+
+    The caller runs random ops and ops that read or change data without this cache.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Trace | None] = {}
         self._is_on = is_on("op_traces")
 
     def call(self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The op's results under the trace, run or copied."""
+        """Return the op's results under the trace, by running the op or by copying a cached trace."""
         if not self._is_on or not isinstance(target, OpOverload):
             return target(*args, **kwargs)
         if target.namespace not in _LIBRARIES or _writes(target):
             return target(*args, **kwargs)
         operands: list[Tensor] = []
         try:
-            with unheard():  # a trace listens to each question about a tensor
+            with unheard():  # a trace intercepts each access to a tensor
                 asked = _from_zero(args) if target is _SLICE else tuple(args)
                 key = target, _kind(asked, operands), _kind(dict(kwargs), operands), _begins(operands)
                 given = [_node(operand) for operand in operands]
@@ -96,7 +99,7 @@ def _writes(target: OpOverload) -> bool:
 
 
 def _from_zero(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a slice as one of the same length from the very start; others as they are."""
+    """Return the arguments of a slice, moved to the start of the dim if all numbers are plain."""
     if not _is_within(args):
         return tuple(args)
     value, dim, start, end = args
@@ -104,7 +107,7 @@ def _from_zero(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_within(args: Sequence[Any]) -> bool:
-    """Whether a slice of plain numbers ends before the value does."""
+    """Return whether a slice of plain integers stays within the value."""
     if len(args) != 4 or not all(type(number) is int for number in args[1:]):
         return False
     value, dim, start, end = args
@@ -112,7 +115,7 @@ def _is_within(args: Sequence[Any]) -> bool:
 
 
 def _begins(operands: Sequence[Tensor]) -> Hashable:
-    """Where values begin that share their memory, or begin where only the call knows."""
+    """Return a key of the storage offsets of values that share memory or have a symbolic offset."""
     if len(operands) == 1 and type(operands[0].storage_offset()) is int:
         return None
     memory = [value.untyped_storage()._cdata for value in operands]
@@ -124,7 +127,10 @@ def _begins(operands: Sequence[Tensor]) -> Hashable:
 
 
 def _kind(value: Any, operands: list[Tensor]) -> Hashable:
-    """What a trace may depend on; tensors are added to `operands`, one that is there already is that one."""
+    """Return a key for a value: all properties that a trace may depend on.
+
+    Tensors are appended to `operands`, once each, and numbered by index.
+    """
     if isinstance(value, FakeTensor):
         if value.dtype.is_complex or value.layout != torch.strided:
             raise _OtherKindError
@@ -142,7 +148,7 @@ def _kind(value: Any, operands: list[Tensor]) -> Hashable:
     if value is None or isinstance(
         value, (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     ):
-        return type(value), repr(value)  # -0.0 is not 0.0
+        return type(value), repr(value)  # repr distinguishes -0.0 from 0.0
     raise _OtherKindError
 
 
@@ -159,7 +165,7 @@ def _tracer() -> Any:
 
 
 def _node(value: Tensor) -> fx.Node:
-    """The node of a value; a constant, which torch computes with, is left to it."""
+    """Return the node of a value; a constant is refused, because torch computes with the constant's value."""
     from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
     spec: Any = get_proxy_slot(value, _tracer(), None)
@@ -170,7 +176,7 @@ def _node(value: Tensor) -> fx.Node:
 
 
 def _nodes_so_far() -> Callable[[], Iterator[fx.Node]]:
-    """Later asked, gives the nodes that were added to the trace since."""
+    """Return a function that yields the nodes added to the trace since this call."""
     graph = _tracer().graph
     last = graph._root._prev
 
@@ -186,13 +192,13 @@ def _nodes_so_far() -> Callable[[], Iterator[fx.Node]]:
 def _recorded(
     nodes: Sequence[fx.Node], operands: Sequence[Tensor], given: Sequence[fx.Node], results: Any
 ) -> _Trace:
-    """What was traced, if nothing else of the trace's tensors is in it."""
+    """Record the traced nodes; fail if a node reads a tensor of the trace that is not an operand."""
     own = {*given, *nodes}
     for node in nodes:
         others = (n.meta.get("val") for n in node.all_input_nodes if n not in own)
         if node.op != "call_function" or any(isinstance(value, (Tensor, list, tuple)) for value in others):
             raise _OtherKindError
-        if "unbacked_bindings" in node.meta:  # as many rows as a mask takes: another takes others
+        if "unbacked_bindings" in node.meta:  # rows that a mask selects: they differ per call
             raise _OtherKindError
     where = {id(operand): node for operand, node in zip(operands, given, strict=True)}
     return _Trace(tuple(given), tuple(operands), tuple(nodes), _as_nodes(results, own, where))
@@ -212,7 +218,7 @@ def _as_nodes(results: Any, own: set[fx.Node], operands: Mapping[int, fx.Node]) 
 
 
 def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node], cut: Sequence[Any]) -> Any:
-    """The same nodes again, on these operands; a slice has arguments of its own, `cut`."""
+    """Copy a cached trace for new operands; `cut` holds the arguments of a slice, empty for all other ops."""
     from torch.fx.experimental.proxy_tensor import track_tensor
 
     tracer = _tracer()

@@ -1,10 +1,10 @@
-"""Of torch's views: a stride that the data decides is not asked what it equals.
+"""Allow torch's views of values whose strides depend on data.
 
-    %last: f64[4, 1, 16], strides (16*(u0//4), 16, 1)   of each sample's rows that a mask takes the last
-    %view: f64[4, 16], strides (16*(u0//4), 1)          needs no answer to `16*(u0//4) != 16`
+    %last: f64[4, 1, 16], strides (16*(u0//4), 16, 1)   the last of the rows that a mask selects per sample
+    %view: f64[4, 16], strides (16*(u0//4), 1)          possible without deciding `16*(u0//4) != 16`
 
-Inductor knows this way for sizes that the data decides, and takes it where a size is one, not where only a
-stride is (2.13): the view raises and nothing is compiled.
+Torch has a way to compute strides of views without such questions, and takes this way if a size depends on
+data, but not if only a stride does (2.13): the view raises and nothing is compiled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NAME = "_compute_stride"
 
 @contextlib.contextmanager
 def open_strides() -> Iterator[None]:
-    """Inside, views of values with such strides are as those of values with such sizes."""
-    has_it = hasattr(fake_impls, _NAME)  # else a torch that computes them elsewhere
+    """Compute strides of views inside the block without guards on data-dependent strides."""
+    has_it = hasattr(fake_impls, _NAME)  # an unknown torch may compute strides elsewhere
     with patched((Patch(fake_impls, _NAME, around(_computed)),) if has_it else ()):
         yield
 

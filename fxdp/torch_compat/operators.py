@@ -1,4 +1,4 @@
-"""Of torch's ops: what they are, which there are, how they decompose."""
+"""Torch's ops: registered names, kernels, decompositions, and the release of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten
 
-# `OpOverload` and the table have no public name, though every backend of torch asks for them
+# `OpOverload` and the decomposition table have no public name, though every backend of torch needs both
 __all__ = [
     "OpOverload",
     "OpOverloadPacket",
@@ -33,27 +33,27 @@ __all__ = [
 
 
 def torch_release() -> str:
-    """As `2.13`."""
+    """Return the release, as `2.13`."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def release_before(*release: int) -> bool:
-    """Whether this torch is older than a release, as (2, 12)."""
+    """Return whether this torch is older than a release given as numbers, such as `2, 12`."""
     return tuple(int(n) for n in torch_release().split(".")) < release
 
 
 def exact_torch_release() -> str:
-    """The version with its commit."""
+    """Return the version with the git commit."""
     return f"{torch.__version__} {torch.version.git_version}"
 
 
 def all_op_names() -> list[str]:
-    """The qualified names of all registered ops, as `aten::add.Tensor`."""
+    """Return the qualified names of all registered ops, as `aten::add.Tensor`."""
     return list(torch._C._dispatch_get_all_op_names())
 
 
 def functional_ops() -> list[str]:
-    """The aten overloads that write nothing and are made of no others, as `add.Tensor`: graphs have these."""
+    """Return the aten overloads that can be in graphs, neither mutating nor composite, as `add.Tensor`."""
     found = []
     for qualified in all_op_names():
         space, _, name = qualified.partition("::")
@@ -70,13 +70,13 @@ def _is_composite(qualified: str) -> bool:
 
 
 def overload_of(op: Any) -> Any:
-    """The overload behind what `torch.library.custom_op` returns; anything else as it is."""
+    """Return the overload behind an op made by `torch.library.custom_op`; return all else unchanged."""
     return getattr(op, "_opoverload", op)
 
 
 @contextlib.contextmanager
 def without_autograd_kernel(op: OpOverload) -> Iterator[None]:
-    """Let an op keep torch's C++ derivative instead of its Python decomposition."""
+    """Make an op use torch's C++ derivative inside the block, instead of a Python decomposition."""
     key = torch._C.DispatchKey.Autograd
     with patched_kernels([(op, key, partial(op._op_dk, key))] if key in op.py_kernels else []):
         yield
@@ -84,7 +84,7 @@ def without_autograd_kernel(op: OpOverload) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patched_kernels(kernels: Sequence[tuple[OpOverload, Any, Callable[..., Any]]]) -> Iterator[None]:
-    """Let ops have these kernels in Python for these dispatch keys, in this thread."""
+    """Install Python kernels for dispatch keys of ops inside the block, in this thread."""
     patches = (Patch(op.py_kernels, key, _instead(new), _kernel_of(op, key)) for op, key, new in kernels)
     try:
         with patched(patches):
@@ -99,13 +99,13 @@ def _instead(kernel: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _kernel_of(op: OpOverload, key: Any) -> Callable[..., Any]:
-    """What torch runs for a key, in Python or in C++."""
+    """Return the kernel, in Python or in C++, that torch runs for a dispatch key."""
     found = resolve_key(op, key)
     kernel: Callable[..., Any] | None = op.py_kernels.get(found)
     return partial(op._op_dk, found) if kernel is None else kernel
 
 
 def _forget_kernels(kernels: Sequence[tuple[OpOverload, Any, Callable[..., Any]]]) -> None:
-    """An op remembers which kernel it called last for a key."""
+    """Clear the ops' caches of the last kernel per dispatch key."""
     for op, _, _ in kernels:
         op._dispatch_cache.clear()

@@ -1,10 +1,10 @@
-"""Of a call under way of what `torch.compile` returned: its arguments, its model, and where in it one is.
+"""Inspect the running call of a function returned by `torch.compile`: arguments, model, and current function.
 
 compiled(x)                                   the call of an OptimizedModule
   compile_wrapper(x)                          of torch; holds the arguments
     forward                                   running, up to its first break
-      torch_dynamo_resume_in_forward_at_12    what follows: Dynamo traces it when it is called
-        the backend                           asked for that trace's graph
+      torch_dynamo_resume_in_forward_at_12    the rest, traced by Dynamo when called
+        the backend                           called with the trace's graph
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _BACKEND = torch._TorchCompileWrapper
 
 @dataclass(frozen=True)
 class OuterCall:
-    """The call of what `torch.compile` returned, inside of which a backend is asked for a graph."""
+    """The running call of a compiled function, during which torch calls a backend for a graph."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     model: nn.Module | None
-    """The module that was compiled; None for a function."""
+    """The compiled module; None for a function."""
     keeper: Any
-    """An object of torch's that is the same for all graphs of one `torch.compile`, and nothing else's."""
+    """An object of torch that all graphs of one `torch.compile` share, and no other graph."""
     running: tuple[str, ...]
-    """The functions under way in it, from the innermost, as `GraphBreak.undefined_gradients` calls them."""
+    """The running functions, innermost first, named as in `GraphBreak.undefined_gradients`."""
     outermost: bool
-    """Whether the graph is of the compiled function itself, and not of one that it calls in between."""
+    """True if the graph is part of the compiled function itself, not of a function that it calls."""
 
 
 def outer_call() -> OuterCall | None:
-    """From within a backend: the call under way; None where torch does not show it."""
+    """Return the running call from within a backend; None if torch's frames do not show the call."""
     frames = list(_frames())
     wrapper = next((i for i, frame in enumerate(frames) if _is_wrapper(frame)), None)
     if wrapper is None:
@@ -80,9 +80,10 @@ def _is_wrapper(frame: FrameType) -> bool:
 
 
 def _running(inner: list[FrameType]) -> list[FrameType]:
-    """What runs of the compiled function and what it calls.
+    """Return the running frames of the compiled function and of its callees.
 
-    `inner` are the frames inside of torch's wrapper, from the innermost: first the backend's and torch's own.
+    `inner` are the frames inside of torch's wrapper, innermost first, beginning with the backend's and
+    torch's.
     """
     traces = [i for i, frame in enumerate(inner) if frame.f_code.co_filename == convert_frame.__file__]
     running = inner[traces[-1] + 1 :] if traces else []
@@ -92,12 +93,12 @@ def _running(inner: list[FrameType]) -> list[FrameType]:
 
 
 def graph_end(gm: fx.GraphModule) -> GraphBreak | None:
-    """Where a graph of Dynamo breaks off, and why; None for one that ends with its function."""
+    """Return the place and reason of the break that ends a graph of Dynamo; None if the function ends."""
     reason: Any = gm.compile_subgraph_reason
     return GraphBreak(reason.reason, tuple(reason.user_stack)) if reason.graph_break else None
 
 
 def frames_left_out() -> tuple[GraphBreak, ...]:
-    """The functions that Dynamo has given up so far: they run as they are."""
+    """Return the functions that Dynamo has skipped so far, which run eagerly."""
     texts = counters["unimplemented"]
     return tuple(GraphBreak(text, (), name) for text in texts if (name := skipped_function(text)))

@@ -1,4 +1,4 @@
-"""Torch's faults with parts that have no samples, and with several recurrent layers: tiny plain programs."""
+"""Faults of torch with empty batches and with stacked recurrent layers, shown by tiny plain programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def fourier_of_nothing() -> bool:
-    """Transforms of empty tensors."""
+    """Return whether Fourier transforms of empty tensors raise."""
     wave, spectrum = torch.empty(0, 4), torch.empty(0, 3, dtype=torch.complex64)
     try:
         aten._fft_r2c.default(wave, [1], 0, True)
@@ -27,13 +27,13 @@ def fourier_of_nothing() -> bool:
 
 
 def pixels_of_nothing() -> bool:
-    """The shape of `pixel_unshuffle` of an empty tensor."""
+    """Return whether `pixel_unshuffle` of an empty tensor has a wrong shape."""
     shape = tuple(aten.pixel_unshuffle.default(torch.empty(0, 2, 4, 4), 2).shape)
     return shape != (0, 8, 2, 2)
 
 
 def margins_of_nothing() -> bool:
-    """Sums of losses of no samples, written over what is no sum."""
+    """Return whether summed margin losses of no samples leave the output unwritten."""
     x, sevens = torch.empty(0, 3), [torch.full((), 7.0) for _ in range(2)]
     one, several = torch.empty(0, dtype=torch.long), torch.empty(0, 3, dtype=torch.long)
     aten.multi_margin_loss.out(x, one, 1, 1.0, None, 2, out=sevens[0])
@@ -53,13 +53,13 @@ ops.aten.native_batch_norm_backward.default(
 
 
 def norm_of_nothing() -> bool:
-    """The backward of BatchNorm in evaluation, in a process of its own, which it may end."""
+    """Return whether the backward of BatchNorm in evaluation kills its process if there are no samples."""
     ran = subprocess.run([sys.executable, "-c", _NORM], capture_output=True, check=False)
     return ran.returncode == -signal.SIGFPE
 
 
 def lstm_dropout() -> bool:
-    """The decomposition of two layers with all between them dropped: the second reads zeros."""
+    """Return whether the decomposition of two layers omits the dropout between the layers."""
     from torch._decomp.decompositions import lstm_impl
 
     with torch.random.fork_rng(devices=()), torch.no_grad():
@@ -72,7 +72,7 @@ def lstm_dropout() -> bool:
 
 
 def lstm_states() -> bool:
-    """The shape of the states of an LSTM, by its decomposition."""
+    """Return whether the decomposition of an LSTM returns states of a wrong shape."""
     from torch._decomp import decomposition_table
 
     layer = nn.LSTM(3, 4, 2, device="meta")

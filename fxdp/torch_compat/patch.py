@@ -1,13 +1,14 @@
-"""The one way in which fxdp changes Python: names that mean something else to one thread, which captures.
+"""Replace attributes of torch, Python or a module for one thread only: the thread that captures.
 
     patched((Patch(torch, "rand", make), Patch(Tensor, "data", make)))
 
-                    the thread inside           any other thread, and all of them afterwards
+                    the thread inside           any other thread, and all threads afterwards
     torch.rand      make(torch.rand)            a function that calls torch's own
     Tensor.data     make(Tensor.data)           torch's own, the very object
 
-A process has one `torch` and one `random`, whichever thread reads them. So what is installed is a guard,
-which asks at each use who is there; a data loader or another model that trains meanwhile never notices.
+All threads of a process read the same `torch` and `random`. So `patched` installs a guard, which checks at
+each use whether the calling thread is the one that captures. A data loader or a model that trains in a
+different thread keeps the original behavior.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ _INLINE = "_torchdynamo_inline"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patch:
-    """One name, and what takes its place: made of what `getattr(owner, name)` gives."""
+    """A name and the replacement for the value behind this name."""
 
     owner: type | ModuleType | dict[Any, Any] | tuple[dict[Any, Any], ...]
-    """A class, a module, a dict, or several dicts in which the name means the same."""
+    """A class, a module, a dict, or a tuple of dicts that all bind the name to the same value."""
     name: Any
-    """A key, where the owner is a table of torch's."""
+    """The attribute's name, or the key if the owner is one of torch's tables."""
     make: Callable[[Any], Any]
     missing: Any = None
-    """The value for all other threads where a table has no such key; `make` gets it, too."""
+    """The value for all other threads if a table lacks the key; also the argument of `make` in that case."""
 
 
 @contextlib.contextmanager
 def patched(patches: Iterable[Patch]) -> Iterator[Here]:
-    """Install them for this thread, in patches of before if there are any; put back what was there."""
+    """Install patches for the calling thread, and restore the former values at the end; may be nested."""
     here = Here()
-    # Two threads that patch must not interleave: who leaves first would put back what the other one found.
-    # Torch's own lock, which it holds while it compiles, lets the same thread in again.
+    # Two threads must not patch at the same time: the first to leave would restore the guard of the second.
+    # Torch's own lock, held while torch compiles, is reentrant.
     with compile_lock, contextlib.ExitStack() as stack:
         here.inside = True
-        # What is still held of ours later (`from random import random` in a module that was imported
-        # meanwhile, a bound method in an attribute) is the original again, in this thread, too.
+        # A replacement may outlive the block (`from random import random` in a module imported inside, a
+        # bound method in an attribute); from then on it acts as the original, in this thread too.
         stack.callback(setattr, here, "inside", False)
         for patch in patches:
             stack.callback(_installed(patch, here))
@@ -62,10 +63,13 @@ def patched(patches: Iterable[Patch]) -> Iterator[Here]:
 
 
 def around(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    """As `Patch.make`: a call becomes one of `replacement(plain, ...)`, `plain` being what was there."""
+    """Return a function for `Patch.make` that turns each call into `replacement(plain, ...)`.
+
+    `plain` is the value that is replaced.
+    """
 
     def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-        # a function and no `partial`, which would not bind `self` in a class; `calling_frame` passes it over
+        # a function, because a `partial` would not bind `self` in a class; `calling_frame` skips this frame
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             return replacement(plain, *args, **kwargs)
@@ -76,7 +80,7 @@ def around(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def calling_frame() -> FrameType:
-    """Asked by a replacement: the frame that called it, on the other side of its guard if there is one."""
+    """Return the frame that called a replacement, without the guard's frames; for use in a replacement."""
     frame = sys._getframe(2)
     while frame.f_globals is globals():
         assert frame.f_back is not None
@@ -85,26 +89,27 @@ def calling_frame() -> FrameType:
 
 
 def is_guard(value: Any) -> bool:
-    """Whether an attribute, as `vars()` has it, was installed by `patched`."""
+    """Return whether a value, as found in `vars()` of an owner, is a guard installed by `patched`."""
     if isinstance(value, FunctionType):
         return value.__code__.co_filename == __file__ and value.__code__.co_name == "guard"
     return isinstance(value, (_Method, _Value))
 
 
 class Here(threading.local):
-    """Whether a thread is the one for which patches are installed.
+    """Flag of a thread: true in the thread for which patches are installed.
 
-    Not its number: the child of a fork (a data loader's worker) may give that to a thread of its own.
+    A thread-local, because a thread's number is not unique: a forked child (a data loader's worker) may reuse
+    the number for a new thread.
     """
 
     inside = False
 
 
 class _Method:
-    """Stands in a class; gives methods, class methods and static methods as they are to who asks.
+    """Guard in a class that returns methods, class methods and static methods unchanged, without a wrapper.
 
-    A function that chose would stand between caller and replacement, and be no longer the object by which
-    torch's tables know `Tensor.item`.
+    A function that dispatches would stand between caller and replacement, and would not be the object by
+    which torch's tables know `Tensor.item`.
     """
 
     def __init__(self, here: Here, new: Any, old: Any) -> None:
@@ -118,7 +123,10 @@ class _Method:
 
 
 class _Property(_Method):
-    """The same for what can be assigned; a method with `__set__` could not be hidden by an instance's own."""
+    """Guard for an attribute that can be assigned.
+
+    Separate from `_Method`, because an instance attribute could not hide a method with `__set__`.
+    """
 
     def __set__(self, instance: Any, value: Any) -> None:
         self._chosen().__set__(instance, value)
@@ -128,7 +136,7 @@ class _Property(_Method):
 
 
 class _Value:
-    """Stands in a module for a class, a number or an object: for all that is more than a function."""
+    """Guard in a module for a class, a number or an object: for any value that is more than a function."""
 
     def __init__(self, here: Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
@@ -177,7 +185,7 @@ class _Value:
 
 
 def _installed(patch: Patch, here: Here) -> Callable[[], None]:
-    """Install a guard; gives what takes it away."""
+    """Install a guard, and return the function that removes the guard."""
     if isinstance(patch.owner, type):
         return _in_class(patch.owner, patch.name, patch.make, here)
     owners = patch.owner if isinstance(patch.owner, tuple) else (patch.owner,)
@@ -187,14 +195,14 @@ def _installed(patch: Patch, here: Here) -> Callable[[], None]:
 
 def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) -> Callable[[], None]:
     inherited = name not in vars(owner)
-    old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base
+    old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base class has it
     kind = _Property if hasattr(old, "__set__") else _Method
     guard = kind(here, make(getattr(owner, name)), old)
     setattr(owner, name, guard)
 
     def restore() -> None:
         if vars(owner).get(name) is not guard:
-            return  # somebody else has replaced it since, who is not to lose that
+            return  # replaced again in the meantime, which must stay
         if inherited:
             delattr(owner, name)
         else:
@@ -204,7 +212,10 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) ->
 
 
 def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: Here) -> Callable[[], None]:
-    """In modules, whose own code finds it there, too; a builtin that they do not have is shadowed."""
+    """Install a guard in module globals or tables, where the modules' own code finds the guard, too.
+
+    A builtin that the modules do not define is shadowed.
+    """
     name = patch.name
     inherited = all(name not in names for names in several)
     if inherited:
@@ -215,13 +226,13 @@ def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: Here) -> 
     if not callable(new) or isinstance(old, type):
         return _in_place(several, name, inherited, old, _Value(here, new, old))
 
-    # one for all: a process has thousands of modules, and this is done for each capture
+    # one guard for all modules: a process has thousands, and each capture patches them
     @functools.wraps(old)
     def guard(*args: Any, **kwargs: Any) -> Any:
         return (new if here.inside else old)(*args, **kwargs)
 
-    # Dynamo, which torch runs inside of a capture for `torch.cond`, cannot trace whose thread it is. It holds
-    # the lock that this thread has: so it is this thread, and traces what it would call.
+    # Dynamo, which torch runs inside of a capture for `torch.cond`, cannot trace a thread-local read. Dynamo
+    # holds the lock that this thread has, so the tracing thread is this one: trace the replacement itself.
     if isinstance(new, FunctionType):
         setattr(guard, _INLINE, new)
     remove = _in_place(several, name, inherited, old, guard)
@@ -229,7 +240,7 @@ def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: Here) -> 
     def restore() -> None:
         remove()
         vars(guard).pop(_INLINE, None)
-        if isinstance(old, FunctionType):  # who still holds the guard has the original, traced or called
+        if isinstance(old, FunctionType):  # a guard still in use acts as the original, traced or called
             setattr(guard, _INLINE, old)
 
     return restore

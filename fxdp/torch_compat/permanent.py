@@ -1,9 +1,10 @@
-"""All that fxdp changes in torch or Python for all threads, most of it for as long as the process lives.
+"""All changes of torch or Python that every thread sees, most of which last until the process ends.
 
     replace_for_good("sys:excepthook", make)      sys.excepthook = make(sys.excepthook), a row of PERMANENT
 
-All else goes through `patch.py`, for one thread and for a while. A row says why that cannot be, how little
-changes for code that does not use fxdp, and when the former state is restored.
+All other changes go through `patch.py`, for one thread and a limited time. A row gives the reason why a
+thread-local change is not possible, the effect on code that does not use fxdp, and the event that restores
+the former state.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ class Permanent:
     """One change that all threads see."""
 
     name: str
-    """An attribute, as `module:path`; or, in words, what has no attribute."""
+    """The attribute as `module:path`, or a description if no attribute is changed."""
     where: str
     """The module of fxdp that makes the change."""
     since: str
-    """The event after which it is there."""
+    """The event that triggers the change."""
     reason: str
-    """Why a guard for one thread (`patch.py`) does not do."""
+    """The reason why a guard for one thread (`patch.py`) is not enough."""
     reach: str
-    """What changes for code that does not use fxdp."""
+    """The effect on code that does not use fxdp."""
     ends: str
-    """The event after which the former state is back."""
+    """The event that restores the former state."""
 
 
 _HANDLERS = "torch.distributed.tensor:DTensor._op_dispatcher._custom_op_handlers"
@@ -120,11 +121,11 @@ PERMANENT: tuple[Permanent, ...] = (
         "the process is the command's", "nothing: no other code runs in that process", "never",
     ),
 )  # fmt: skip
-"""All of them; `tests/torch_compat/test_permanent.py` finds a change that has no row."""
+"""All permanent changes; `tests/torch_compat/test_permanent.py` finds a change without a row."""
 
 
 def replace_for_good(name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(what is there)` in the place of an attribute that is a row of `PERMANENT`.
+    """Replace an attribute that has a row in `PERMANENT` by `make(current value)`.
 
     Raises
     ------

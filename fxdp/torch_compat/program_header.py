@@ -1,13 +1,12 @@
-"""Of the programs that Inductor writes: their first lines, which import all of its code generators.
+"""Shorten the header of programs written by Inductor, which imports all code generators.
 
-A program that is loaded needs two names of theirs, the function that rounds sizes of memory up and the one
-object by which it calls torch's own kernels. To import them takes longer than all else that loading does.
+A loaded program needs only two names from the code generators: the function that rounds up memory sizes, and
+the object that calls torch's own kernels. The imports take longer than the rest of loading.
 
     from torch._inductor.codegen.memory_planning import _align as align      from torch._inductor.utils ...
     from torch._inductor.select_algorithm import extern_kernels              from here
 
-What else those imports would bring a program asks of torch by name: where it names ops that Python registers,
-its lines stay as they are.
+The imports also register ops in Python. A program that names such ops keeps the original header.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ _ALIGN = "from torch._inductor.codegen.memory_planning import _align as align\n"
 _KERNELS = "from torch._inductor.select_algorithm import extern_kernels\n"
 
 _OWN_KERNELS = ("mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution")
-"""Kernels that Inductor calls under the names that torch has for them."""
+"""Kernels that Inductor calls by torch's own names."""
 
 _NAMESPACES = frozenset({"aten", "inductor", "_quantized", "_c10d_functional", "fxdp"})
-"""Of ops that are there without Inductor's code generators."""
+"""Namespaces of ops that exist without an import of Inductor's code generators."""
 
 _NAMED = re.compile(r"\btorch\.ops\.(\w+)")
 
 
 def with_light_header(source: str) -> str:
-    """The same program, line by line, that imports none of Inductor's code generators."""
+    """Return a program without the imports of Inductor's code generators, line by line the same otherwise."""
     if not is_on("program_header") or not _NAMESPACES.issuperset(_NAMED.findall(source)):
         return source
     source = source.replace(_ALIGN, "from torch._inductor.utils import _align as align\n", 1)
@@ -42,7 +41,7 @@ def with_light_header(source: str) -> str:
 
 
 class _ExternKernels:
-    """Inductor's object of that name, which is asked only for kernels that are not torch's own."""
+    """Replacement for Inductor's `extern_kernels`; imports the original only for kernels that torch lacks."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN_KERNELS:

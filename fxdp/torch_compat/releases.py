@@ -1,4 +1,4 @@
-"""The releases of torch that fxdp was proven with, one line each: the one place that knows them."""
+"""The releases of torch with which fxdp is proven: the only list of releases in the library."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 def installed() -> str:
-    """The version of the installed torch, as torch gives it: `2.15.0+cu132`."""
+    """Return the version of the installed torch, as torch reports it: `2.15.0+cu132`."""
     return str(torch.__version__)
 
 
 def release(version: str) -> str:
-    """The release to which a version belongs: `2.15` for `2.15.0+cu132` and for `2.15.0a0+git1234567`.
+    """Return the release of a version: `2.15` for `2.15.0+cu132` and for `2.15.0a0+git1234567`.
 
     Raises
     ------
@@ -52,9 +52,10 @@ def release(version: str) -> str:
 
 
 def is_proven(version: str | None = None) -> bool:
-    """Whether fxdp was proven with a version of torch (default: the installed one); not with its previews.
+    """Return whether fxdp is proven with a version of torch (default: the installed version).
 
-    A preview (`2.15.0a0`, `2.15.0.dev20261101`, `2.15.0rc1`) may still change.
+    A preview (`2.15.0a0`, `2.15.0.dev20261101`, `2.15.0rc1`) is never proven, because torch may still change
+    before the release.
     """
     version = installed() if version is None else version
     public = version.partition("+")[0]
@@ -62,12 +63,12 @@ def is_proven(version: str | None = None) -> bool:
 
 
 def check_torch() -> None:
-    """Refuse a torch with which fxdp cannot work, before a name that it lacks does.
+    """Raise if the installed torch cannot run fxdp, before the import of a missing name fails.
 
     Raises
     ------
-    UnsupportedTorchError : torch is too old, of a version that cannot be read, or built without
-        `torch.distributed`; or Inductor's cache, which torch opens when it is imported, cannot be a folder.
+    UnsupportedTorchError : torch is too old, has a version that cannot be parsed, or was built without
+        `torch.distributed`; or Inductor's cache, which torch opens on import, cannot be a folder.
     """
     version = installed()
     try:
@@ -87,7 +88,10 @@ def check_torch() -> None:
 
 
 def _check_folder(path: str | None) -> None:
-    """Torch makes this folder while it is imported, and fails in words of its own where it cannot."""
+    """Raise if torch cannot create Inductor's cache folder.
+
+    Torch creates this folder on import, and a failure there raises an error that does not name the cause.
+    """
     if path is None:
         return
     try:
@@ -100,9 +104,10 @@ def _check_folder(path: str | None) -> None:
 
 
 def warn_untested(depth: int) -> None:
-    """Refuse what `check_torch` does, and warn once, on rank 0, of a torch that fxdp was not proven with.
+    """Call `check_torch`, and warn once, on rank 0, if the installed torch is not proven.
 
-    `FXDP_UNTESTED_TORCH=1` says that this is known. The user's line is `depth` calls above the caller.
+    `FXDP_UNTESTED_TORCH=1` turns the warning off. The warning points to the user's line, `depth` calls above
+    the caller.
     """
     check_torch()
     if is_proven(installed()) or UntestedSettings.from_environment().known:
@@ -113,7 +118,7 @@ def warn_untested(depth: int) -> None:
 
 @functools.cache
 def _news(version: str) -> Iterator[str]:
-    """What rank 0 says of this torch; there once in a process."""
+    """Return the warning about an unproven torch, once per process and on rank 0 alone."""
     rank = dist.get_rank() if dist.is_initialized() else UntestedSettings.from_environment().rank
     text = (
         f"fxdp is proven with {_PROVEN}; this is {version}: `fxdp doctor` says in a minute what of it works "

@@ -1,10 +1,10 @@
-"""Of the Python that Inductor writes: sizes in the offset of a row that a number of the data selects.
+"""Correct the Python that Inductor writes for the offset of a row selected by a data-dependent index.
 
     %part = select(%x, 0, %u7)     %x has as many rows as the smaller of two sizes
     u9 = 0 + 8 * (.. + Min(6*s0, u0) if u7 < 0 else u7)              torch: `Min` is no name of Python's
     u9 = (0) + (8) * (.. + (min(6*s0, u0)) if (u7) < 0 else (u7))    here
 
-Torch writes such a size as sympy shows it, and a sum before a product without parentheses (2.13).
+Torch prints sizes in sympy's syntax, and prints a sum before a product without parentheses (2.13).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SIZES = ("index", "size", "base_offset", "base_dim_stride")
 
 @contextlib.contextmanager
 def selected_offsets() -> Iterator[None]:
-    """Inside, these sizes are written as Python, and each in parentheses."""
+    """Write these sizes as Python expressions in parentheses inside the block."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    has_it = hasattr(PythonWrapperCodegen, _NAME)  # else a torch that has no such op
+    has_it = hasattr(PythonWrapperCodegen, _NAME)  # an unknown torch may lack this op
     with patched((Patch(PythonWrapperCodegen, _NAME, around(_written)),) if has_it else ()):
         yield
 

@@ -1,7 +1,7 @@
-"""The table of shortcuts: everything that fxdp does only to save time, and with which torch it was proven.
+"""The table of shortcuts: all code that only saves time, with the torch releases on which each is proven.
 
-A line of `SHORTCUTS` is read by `shortcuts.py`, which decides whether it is on. To prove a shortcut with a
-new release of torch: read the functions of torch that its file names, run the tests, add the release.
+`shortcuts.py` reads the table and decides whether a shortcut is on. To prove a shortcut with a new release of
+torch: read the torch functions that the shortcut names, run the tests, add the release.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["SHORTCUTS", "Shortcut"]
 
 @dataclass(frozen=True)
 class Shortcut:
-    """One thing that saves time and changes no result, so that it can be left out."""
+    """An optimization that saves time and changes no result, so that turning it off is safe."""
 
     name: str
-    """As `FXDP_SHORTCUTS` has it; the file's where it has one of its own."""
+    """The name for `FXDP_SHORTCUTS`; the name of the file if the shortcut has one of its own."""
     saves: str
-    """What it saves, one line for people."""
+    """Description of the work that is saved, in one line for users."""
     releases: frozenset[str] = frozenset(PROVEN)
-    """The releases of torch with which it was proven and for which it does something."""
+    """The releases of torch with which the shortcut is proven and has an effect."""
     names: tuple[TorchName, ...] = ()
-    """The names inside of torch that it replaces or builds on; each must have a known form."""
+    """The names inside of torch that the shortcut replaces or builds on; each must have a known form."""
     needless: str = ""
-    """The release since which torch saves the same time itself."""
+    """The first release in which torch saves the same time by itself; empty if there is none."""
 
 
 def _before(release: str) -> frozenset[str]:
@@ -49,7 +49,7 @@ _BUILD = "torch._inductor.async_compile:AsyncCompile"
 _LIBRARIES = "torch._inductor.codecache:CppPythonBindingsCodeCache"
 
 BINARY_SIZES = ("add", "sub", "mul", "int_floordiv", "eq", "ne", "lt", "le", "gt", "ge")
-"""Operations on two sizes that depend on both expressions alone; `mod` asks for a range, which may shrink."""
+"""Operations that depend on two sizes' expressions alone; `mod` also reads a range, which may shrink."""
 
 _FAKE_MEMORY = (
     TorchName(_FAKE, "in_kernel_invocation_manager", ("(fake_mode)",)),
@@ -144,7 +144,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut(
         "memoized_sizes",
         "sums, products and comparisons of symbolic sizes are computed once",
-        releases=_since("2.12"),  # before, sizes are kept in another way
+        releases=_since("2.12"),  # earlier releases store sizes in a different way
         names=(
             *(TorchName(_SYM_NODE, f"_{name}", ("(self, other)",)) for name in BINARY_SIZES),
             TorchName(_SYM_NODE, "wrap_int", ("(self, num)",)),
@@ -246,4 +246,4 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),),
     ),
 )  # fmt: skip
-"""All of them, by name."""
+"""All shortcuts, sorted by name."""

@@ -1,11 +1,11 @@
-"""Which shortcuts are on: a release of torch that fxdp does not know costs time, not the result.
+"""Decide which shortcuts are on: with an unproven release of torch, fxdp is slower but the results are equal.
 
     @shortcut("memoized_trees")                 with memoized_trees():      on: torch's function is replaced
     def memoized_trees() -> Iterator[None]:                              off: torch's own runs, one debug line
         ...
 
-A shortcut is off where `FXDP_SHORTCUTS` says so, where it was not proven with the installed release, and
-where a name inside of torch that it builds on is gone or has another signature.
+A shortcut is off if `FXDP_SHORTCUTS` says so, if the shortcut is not proven with the installed release, or if
+a torch name that the shortcut builds on is gone or has a different signature.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _log = logging.getLogger("fxdp")
 
 
 def shortcuts() -> tuple[Shortcut, ...]:
-    """All of them, sorted by name."""
+    """Return all shortcuts, sorted by name."""
     return tuple(sorted(SHORTCUTS, key=lambda one: one.name))
 
 
 def why_off(shortcut: Shortcut) -> str | None:
-    """Why a shortcut is left out, one line for people; None: it is on.
+    """Return the reason why a shortcut is off, in one line for users; None if the shortcut is on.
 
     Raises
     ------
-    MeshError : `FXDP_SHORTCUTS` names a shortcut that there is not.
+    MeshError : `FXDP_SHORTCUTS` contains an unknown name.
     """
     settings = ShortcutSettings.from_environment()
     unknown = sorted(settings.off.keys() - {known.name for known in shortcuts()})
@@ -49,7 +49,7 @@ def why_off(shortcut: Shortcut) -> str | None:
 
 
 def is_on(name: str) -> bool:
-    """Whether the shortcut of this name may be taken; one that may not says why, once in a process."""
+    """Return whether a shortcut is on; if not, log the reason once per process."""
     found = next(one for one in SHORTCUTS if one.name == name)
     why = why_off(found)
     if why is not None:
@@ -60,7 +60,7 @@ def is_on(name: str) -> bool:
 def shortcut(
     name: str,
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], AbstractContextManager[None]]]:
-    """Make a context manager of a generator, as `contextlib` does; one that does nothing where it is off."""
+    """Make a context manager of a generator, like `contextlib`; a no-op while the shortcut is off."""
 
     def wrapped(make: Callable[[], Iterator[None]]) -> Callable[[], AbstractContextManager[None]]:
         manager = contextlib.contextmanager(make)
@@ -74,7 +74,7 @@ def shortcut(
     return wrapped
 
 
-@functools.cache  # asked before the first replacement, as what is replaced has another signature
+@functools.cache  # called before the first replacement, because a replaced function has a different signature
 def _misfit(shortcut: Shortcut, version: str) -> str | None:
     release = releases.release(version)
     if release not in shortcut.releases:

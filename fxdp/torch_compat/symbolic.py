@@ -1,4 +1,4 @@
-"""Of torch's sizes that stand for any number, and of the fake tensors that have them."""
+"""Symbolic sizes of torch, the fake tensors with symbolic sizes, and arithmetic on sympy expressions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
 
 
 _LARGEST_SIZE = 2**48
-"""What memory can address."""
+"""The largest size that memory can address."""
 
 
 def static_mode() -> FakeTensorMode:
-    """A fake mode for fixed sizes; Inductor's cache wants it to have a shape environment all the same."""
+    """Return a fake mode for fixed sizes, with a shape environment because Inductor's cache requires one."""
     return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
 
 
 def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
-    """A fake mode and one backed, unconstrained SymInt per name."""
-    # without `duck_shape` sizes whose hints happen to be equal stay two; without 0/1 a batch of 1 stays open
+    """Return a fake mode and one backed, unconstrained SymInt per name."""
+    # without `duck_shape`, sizes with equal hints stay separate; without 0/1, a batch of 1 stays symbolic
     env = _HalfGuards(duck_shape=False, specialize_zero_one=False)
     sizes = {}
     for name, value in hints.items():
@@ -57,16 +57,17 @@ def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, 
 
 
 class _HalfGuards(ShapeEnv):
-    """Sizes of a program whose halves are compiled, and cached, one by one.
+    """Shape environment of a program in which forward and backward are compiled and cached separately.
 
-    Inductor stores a half with its guards and evaluates them on that half's own sizes. A backward may take
-    `25*B` without `B`; a guard that says so could only fail there, by a NameError.
+    Inductor stores each of the two with guards, and evaluates the guards on the sizes among the inputs. A
+    backward may take `25*B` without `B`; a guard on `B` could only fail there with a NameError.
     """
 
     def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
-        """A size that depends on data (`x[mask]`) has bounds that torch may divide, and round, as floats.
+        """Bound a data-dependent size (as of `x[mask]`) by a number that torch can convert to float exactly.
 
-        With 2**63 - 2, torch's own, `n == 16 * b` gives `16 * b <= 2**63`, which it then refuses.
+        With torch's own bound, 2**63 - 2, the guard `n == 16 * b` gives `16 * b <= 2**63`, which torch then
+        refuses.
         """
         largest = _LARGEST_SIZE if max is None else builtins.min(max, _LARGEST_SIZE)
         super()._constrain_range_for_size(a, min, largest)
@@ -74,18 +75,18 @@ class _HalfGuards(ShapeEnv):
     def produce_guards_expression(
         self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
     ) -> str | None:
-        """Guards on the plain sizes among `placeholders`; what is computed from sizes needs none."""
+        """Return guards on the plain sizes among `placeholders`; computed sizes need no guard."""
         named = [(p, LocalSource(f"t{i}")) for i, p in enumerate(placeholders) if p.node.expr.is_Symbol]
         sizes = {p.node.expr for p, _ in named}
         own = [g for g in (self.guards if guards is None else guards) if g.expr.free_symbols <= sizes]
-        # guards on a size that this half does not take were true when the program was traced for these
-        # sizes, and the other half evaluates them
+        # guards on a size that is not among these inputs were true when the program was traced for these
+        # sizes, and the other part of the pair evaluates them
         plain, sources = [p for p, _ in named], [source for _, source in named]
         found = self.produce_guards(plain, sources, guards=own, ignore_static=ignore_static)
         return " and ".join(found) or None
 
     def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool:
-        """Whether a cached half fits; one stored by plain torch may speak of sizes that it does not take."""
+        """Return whether cached code fits; False if a guard stored by plain torch names an unknown size."""
         try:
             return bool(super().evaluate_guards_expression(code, args))
         except NameError:
@@ -93,13 +94,13 @@ class _HalfGuards(ShapeEnv):
 
 
 def fixed_sizes(sizes: Mapping[str, Any]) -> list[str]:
-    """The names of the sizes that tracing or compiling took for constants or for functions of others."""
+    """Return the names of the sizes that tracing or compiling fixed, or made a function of another size."""
     symbolic = {name: size.node for name, size in sizes.items() if isinstance(size, torch.SymInt)}
     return [name for name, node in symbolic.items() if node.shape_env.replace(node.expr) != node.expr]
 
 
 def sizes_behind(nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> list[fx.Node]:
-    """Those inputs that are sizes of which sizes among the nodes are made, whether or not an op reads them.
+    """Return the inputs that are sizes and occur in a value of the nodes, whether or not an op reads them.
 
     nodes `%mul: 3*s0`, `%x: [s1, 4]`, inputs `%b: s0`, `%c: s2`   ->   `%b`: code for the nodes must know s0
     """
@@ -111,7 +112,7 @@ def sizes_behind(nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> list[fx
 
 
 def known_of_symbols(env: ShapeEnv) -> str:
-    """All that a trace has learned of its symbols, each guard with the line that asked."""
+    """Return as text all that a trace knows of symbols, each guard with the source line of the guard."""
     guards = [f"{guard.expr} {guard.sloc}" for guard in env.guards]
     tables = ("replacements", "var_to_range", "var_to_val", "backed_var_to_val", "deferred_runtime_asserts")
     known = [f"{name}: {getattr(env, name, None)}" for name in tables]
@@ -120,22 +121,22 @@ def known_of_symbols(env: ShapeEnv) -> str:
 
 
 def true_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    """The float `a / b` of two integers, as Python divides them."""
+    """Return the float `a / b` of two integers, divided as in Python."""
     return IntTrueDiv(a, b)
 
 
 def float_power(base: sympy.Expr, exponent: float) -> sympy.Expr:
-    """The float `base ** exponent` of an integer or a float."""
+    """Return the float `base ** exponent` of an integer or a float."""
     return FloatPow(base, sympy.Float(exponent))
 
 
 def binary_logarithm(number: sympy.Expr) -> sympy.Expr:
-    """The float `log2(number)` of a float."""
+    """Return the float `log2(number)` of a float."""
     return OpaqueUnaryFn_log2(number)
 
 
 def as_float(number: sympy.Expr) -> sympy.Expr:
-    """An integer as a float."""
+    """Return an integer as a float."""
     return ToFloat(number)
 
 
@@ -152,7 +153,7 @@ def interpret_sympy(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> An
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """What torch's own cannot do with fx proxies."""
+    """Operations that torch's own analysis cannot apply to fx proxies."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -176,7 +177,7 @@ class _Arithmetic(PythonReferenceAnalysis):
 
 
 def _call(function: Callable[..., Any], x: Any) -> Any:
-    """Python's own rounding functions ask a number's class, which for an fx proxy says nothing."""
+    """Apply a rounding function to a number or to an fx proxy, which has no `__round__`, `__floor__` etc."""
     if isinstance(x, fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x,), {})
     return function(x)

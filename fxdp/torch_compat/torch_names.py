@@ -1,9 +1,9 @@
-"""Names inside of torch as data: where each is, and the kinds and signatures under which fxdp knows it.
+"""Names inside of torch as data: the owner of each name, and the signatures that fxdp knows.
 
     TorchName("torch.utils._pytree", "tree_flatten", ("(tree, is_leaf=None)",))
     TorchName("torch.fx:GraphModule", "recompile", ("(self)",))
 
-Nothing is imported before `form()` is asked: a name that a release has dropped is an answer, not an error.
+`form()` alone imports the owner: a name that a release has dropped gives an answer, not an import error.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _CONSTANTS = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class TorchName:
-    """One attribute of a module or class of torch."""
+    """An attribute of a module or class of torch."""
 
     owner: str
-    """`module` or `module:Class`."""
+    """The owner as `module` or `module:Class`."""
     name: str
     known: tuple[str, ...]
-    """Each form, see `form_of`, with which the tests passed."""
+    """The forms (see `form_of`) with which the tests passed."""
     earlier: str = ""
-    """Where older releases have it: their `owner`."""
+    """The `owner` in older releases; empty if the name has not moved."""
 
     @property
     def path(self) -> str:
-        """The name for people: `torch.fx.GraphModule.recompile`."""
+        """The name for users: `torch.fx.GraphModule.recompile`."""
         return f"{self.owner.replace(':', '.')}.{self.name}"
 
     def form(self) -> str | None:
-        """The form in the installed torch; None where the attribute or its owner is gone."""
+        """Return the form in the installed torch; None if the attribute or the owner is gone."""
         for place in filter(None, (self.owner, self.earlier)):
             module, _, inner = place.partition(":")
             with contextlib.suppress(ImportError, AttributeError):
@@ -47,7 +47,7 @@ class TorchName:
         return None
 
     def misfit(self) -> str | None:
-        """How the installed torch differs from all that is known; None where it does not."""
+        """Return how the installed torch differs from all known forms; None if one of the forms matches."""
         found = self.form()
         if found is None:
             return f"{self.path} is gone"
@@ -55,7 +55,7 @@ class TorchName:
 
 
 def form_of(value: Any) -> str:
-    """The kind and signature of an attribute, as `inspect.getattr_static` gives it, without annotations.
+    """Return the kind and signature of an attribute found by `inspect.getattr_static`, without annotations.
 
     `(self, other)` for a function, `property`, `class(tb, skip=0)`, `staticmethod (cls, elem)`, `dict`.
     """
@@ -67,7 +67,7 @@ def form_of(value: Any) -> str:
         return kind
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # of C++
+    except (TypeError, ValueError):  # implemented in C++
         return kind
     plain = [_plain(parameter) for parameter in signature.parameters.values()]
     return kind + str(signature.replace(parameters=plain, return_annotation=Signature.empty))
@@ -83,5 +83,5 @@ def _plain(parameter: Parameter) -> Parameter:
 def _attribute(owner: Any, name: str) -> Any:
     try:
         return inspect.getattr_static(owner, name)
-    except AttributeError:  # of a module of settings, which answers by `__getattr__`
+    except AttributeError:  # a module of settings, which answers by `__getattr__`
         return getattr(owner, name)

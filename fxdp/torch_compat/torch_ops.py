@@ -1,10 +1,10 @@
-"""Torch's ops by name, where an op that the installed torch has not costs what it is for, never an import.
+"""Torch's ops by name; an op that the installed torch lacks becomes a placeholder instead of an import error.
 
     aten.mm.default              torch's
     aten.cholesky.default        gone since torch 2.14: a `GoneOp`, which no graph has and no rule is kept for
-    aten.view.dtype              so for an overload of an op that is there
+    aten.view.dtype              a `GoneOp`, too, if the op exists without this overload
 
-Names are looked up once, and are attributes then: they cost what torch's own cost.
+A name is looked up once and stored as an attribute, so later accesses cost as much as torch's own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["GoneOp", "Ops", "aten", "prims", "there"]
 
 
 class GoneOp:
-    """What stands for an op, or for an overload of it, that the installed torch does not have.
+    """Placeholder for an op, or for an overload of an op, that the installed torch does not have.
 
-    Equal to itself alone, so that sets and tables may hold it; an overload of it is another one.
+    A `GoneOp` is hashable and equal to itself alone, for sets and tables; each overload is a `GoneOp`, too.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class GoneOp:
         return f"<{self._gone}, which torch {torch.__version__} has not>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse.
+        """Raise, because the op does not exist.
 
         Raises
         ------
@@ -50,12 +50,12 @@ class GoneOp:
         )
 
     def overloads(self) -> list[str]:
-        """None, as of an op of torch's its names."""
+        """Return no names: the op has no overloads."""
         return []
 
 
 class _Packet:
-    """An op of torch's: it is that op in sets and in calls; an overload that it has not is gone."""
+    """Wrapper of one of torch's ops, equal to this op in sets and calls; a missing overload is a `GoneOp`."""
 
     def __init__(self, plain: Any, name: str) -> None:
         self._plain, self._full = plain, name
@@ -81,7 +81,7 @@ class _Packet:
 
 
 class Ops:
-    """The ops of one of torch's namespaces, with a `GoneOp` for each that is not there."""
+    """The ops of one namespace of torch, with a `GoneOp` for each missing op."""
 
     def __init__(self, space: str) -> None:
         self._space = space
@@ -89,18 +89,18 @@ class Ops:
     def __getattr__(self, name: str) -> Any:
         full = f"{self._space}.{name}"
         found = getattr(getattr(torch.ops, self._space), name, None)
-        if found is None and name.startswith("__"):  # `aten.__and__` is an op; others are Python's questions
+        if found is None and name.startswith("__"):  # `aten.__and__` is an op; Python probes others
             raise AttributeError(name)
         self.__dict__[name] = GoneOp(full) if found is None else _Packet(found, full)
         return self.__dict__[name]
 
 
 def there(ops: Iterable[Any]) -> tuple[Any, ...]:
-    """Those of the ops that the installed torch has."""
+    """Return the ops that the installed torch has."""
     return tuple(op for op in ops if not isinstance(op, GoneOp))
 
 
 aten: Any = Ops("aten")
-"""The ops of torch."""
+"""The ops of `torch.ops.aten`."""
 prims: Any = Ops("prims")
-"""Those that some of its decompositions are made of."""
+"""The ops of `torch.ops.prims`, of which some decompositions are made."""

@@ -1,8 +1,8 @@
-"""The vector instructions for which Inductor writes C++, known without test compilations where that is safe.
+"""Skip Inductor's test compilations for vector instructions if GCC's version already gives the answer.
 
-Inductor compiles and loads a small program for each set of instructions that the processor reports, which
-takes a second or more of each cold start and a part of each warm one. On x86-64 GCC knows all that torch
-uses, by its version; elsewhere Inductor may look for itself.
+Inductor compiles and loads a small program for each instruction set that the processor reports, which takes a
+second or more of each cold start and a part of each warm one. On x86-64, GCC's version determines support for
+all instruction sets that torch uses; on other processors Inductor runs the tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fxdp.torch_compat.shortcuts import is_on
 __all__ = ["built_as_code", "code_settings"]
 
 _AVX = 9
-"""GCC's version since which it knows AVX2 and AVX-512."""
+"""GCC's first version with AVX2 and AVX-512."""
 _ALL = 11
-"""... VNNI, bfloat16 and tiles of AMX, too."""
+"""GCC's first version with VNNI, bfloat16 and tiles of AMX."""
 _HALF_TILES = 13
-"""... and those of float16."""
+"""GCC's first version with float16 tiles of AMX."""
 
 
 @contextlib.contextmanager
 def built_as_code() -> Iterator[None]:
-    """Inside, code is compiled and loaded, and its kernels are built and found, as all of fxdp's are."""
+    """Compile, load and find code inside the block under the settings that fxdp uses everywhere."""
     import torch._inductor.config as inductor_config
 
     with inductor_config.patch(code_settings()):
@@ -39,13 +39,13 @@ def built_as_code() -> Iterator[None]:
 
 
 def code_settings() -> dict[str, Any]:
-    """The settings under which all code is compiled and loaded."""
+    """Return Inductor's settings under which all code is compiled and loaded."""
     return {"cpp.vec_isa_ok": True} if is_on("vector_instructions") and _gcc() >= _AVX else {}
 
 
 @functools.cache
 def _know_instructions() -> None:
-    """Answer the questions that remain, for each set of instructions, once for this process."""
+    """Answer Inductor's remaining checks for each instruction set, once per process."""
     if _gcc() < _ALL:
         return
     from torch._inductor import cpu_vec_isa
@@ -53,14 +53,14 @@ def _know_instructions() -> None:
     def builds(isa: cpu_vec_isa.VecISA, code: str) -> bool:
         return _gcc() >= _HALF_TILES or code != getattr(cpu_vec_isa.VecAMX, "_amx_fp16_code", None)
 
-    # what is asked here is what the compiler knows; what the processor knows torch asks that itself
+    # this answers for the compiler; torch asks the processor itself
     with patched((Patch(cpu_vec_isa.VecISA, "check_build", lambda _: builds),)):
         cpu_vec_isa.valid_vec_isa_list()
 
 
 @functools.cache
 def _gcc() -> int:
-    """The version of g++ on x86-64; 0 where there is none, or on another processor."""
+    """Return the major version of g++ on x86-64; 0 without g++ or on another processor."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Of what torch puts around modules: how its wrappers are known by what they do to the module inside."""
+"""Detect torch's wrappers and transforms around modules by their traces in the module or process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["READ_BY_WRAPPERS", "global_hooks", "running_ddp", "running_transform
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
-    # asked of every module that Dynamo wraps or meets, whether it is a lazy one
+    # Dynamo reads this from every module that it wraps or meets, to detect lazy modules
     "_initialize_hook": "torch.compile",
 }
-"""Attributes that a wrapper's constructor asks a module for, and nobody else does."""
+"""Attributes of a module that only the constructor of a wrapper reads."""
 
 
 def running_transform() -> str:
-    """What traces or transforms the code that calls this (`vmap`, `torch.export`); empty for nothing."""
-    # asked at each call of a compiled module, so the answers that are there at once come first
+    """Return the transform or trace that runs the calling code (`vmap`, `torch.export`); empty if none."""
+    # runs at each call of a compiled module, so the cheapest checks come first
     level: Any = peek_interpreter_stack()
     if level is not None:
         return f"torch.func ({str(level.key()).rpartition('.')[2].lower()})"
@@ -36,19 +36,19 @@ def running_transform() -> str:
 
 
 def _traces_here() -> bool:
-    """Whether this thread is the one that traces: torch's flag is that of the process."""
+    """Return whether this thread is tracing; torch's flag is process-wide."""
     return compile_lock._is_owned() or bool(_get_current_dispatch_mode_stack())  # type: ignore[attr-defined]
 
 
 def running_ddp() -> nn.Module | None:
-    """The `DistributedDataParallel` inside of whose forward this is called."""
+    """Return the `DistributedDataParallel` whose forward is running; None outside of one."""
     return DistributedDataParallel._active_ddp_module
 
 
 def global_hooks() -> list[int]:
-    """The numbers of the hooks on the forwards of all modules of the process.
+    """Return the ids of the process's global forward hooks and pre-hooks.
 
-    Those of torch's own tools (`CommDebugMode`, `ModuleTracker`), which only look on, are not among them.
+    Hooks of torch's own tools (`CommDebugMode`, `ModuleTracker`), which only observe, are excluded.
     """
     registries = modules._global_forward_hooks, modules._global_forward_pre_hooks
     return [number for each in registries for number, hook in each.items() if not _is_of_torch(hook)]
