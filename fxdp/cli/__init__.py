@@ -1,6 +1,6 @@
-"""The command line: `fxdp verify`, `plan`, `explain`, `rules`, `doctor`, `demo`; one file each.
+"""The command line: `fxdp verify`, `plan`, `explain`, `rules`, `doctor`, `demo`; one file for each command.
 
-Each file of a command has `declare(parser)` and `run(asked) -> exit code`; `parser.py` has a line on each.
+Each command's file defines `declare(parser)` and `run(asked) -> exit code`; `parser.py` lists all commands.
 """
 
 from fxdp.cli.parser import main

@@ -1,12 +1,12 @@
-"""`fxdp demo`: a small GPT learns real English text on several ranks, beside one device.
+"""`fxdp demo`: train a small GPT on English text on several ranks, and compare with one device.
 
 The files, in reading order:
 
-    options   what the user may ask for
-    data      the text and its batches, the same on every rank
+    options   the options of the command
+    data      the text and its batches, equal on every rank
     model     the GPT, in plain PyTorch
-    training  the plain training loop that both runs share
-    run       the two runs, side by side, on the ranks
-    launch    the local processes, when no launcher made them
-    show      what the user sees
+    training  the plain training loop of both runs
+    run       both runs, side by side, on the ranks
+    launch    the local processes, if no launcher started the ranks
+    show      the output
 """

@@ -1,1 +1,1 @@
-"""The trainers that people use, each with fxdp in the place of `DistributedDataParallel`; one file each."""
+"""Adapters that let popular trainers use fxdp instead of `DistributedDataParallel`; one file per trainer."""

@@ -1,1 +1,1 @@
-"""The module a user holds: reads a call, notices changes, keeps programs."""
+"""The compiled module that a user calls: it binds a call, checks guards, and caches programs."""

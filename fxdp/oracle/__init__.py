@@ -1,1 +1,1 @@
-"""All ranks of a program in one process, node by node beside one device: what `fxdp.verify` runs."""
+"""Run all ranks of a program in one process and compare every node with one device, for `fxdp.verify`."""

@@ -1,1 +1,1 @@
-"""What a person reads of a plan: rows first, then tables and pictures of rows."""
+"""Present a plan to people: rows as data, then tables, text and pictures made from these rows."""

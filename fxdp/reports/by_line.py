@@ -1,9 +1,9 @@
-"""What a step exchanges, by line of the user's code.
+"""Group the messages of a step by the line of the user's code that needs them.
 
     model.py:7  x = self.fc(x)
       backward  all_reduce  x12      1.5 KiB  gradient of layers.*.fc.weight
 
-Layers that run the same line are one row.
+Layers that run the same line share one row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OF_MANY_LINES = {
         code="at the end of the step: results and gradients for the other pipeline ranks"
     ),
 }
-"""Messages between pipeline ranks that hold values of many lines, by how their names begin."""
+"""Locations for pipeline messages with values of many lines, by prefix of the message's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineExchange:
-    """What travels for one line in one way, of all layers that run it."""
+    """The values of one kind that are communicated for one line, merged over all layers that run the line."""
 
     phase: str
     kind: str
@@ -44,29 +44,29 @@ class LineExchange:
     bytes: int
     count: int
     collectives: tuple[str, ...]
-    """The collectives in which it travels, by their keys."""
+    """Keys of the collectives that carry these values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the user's code with all that travels for it."""
+    """A line of the user's code with all values that are communicated for this line."""
 
     location: Location
     exchanges: tuple[LineExchange, ...]
 
     @property
     def title(self) -> str:
-        """Where it is; of what is for no line, what it is."""
+        """The place of the line as `models.py:12`, or a description if there is no line."""
         return place(self.location) if self.location.file else self.location.code
 
 
 def folded(name: str) -> str:
-    """A dotted name with a star for the number of a layer: `h.3.attn.weight` is `h.*.attn.weight`."""
+    """Replace layer numbers in a dotted name by stars: `h.3.attn.weight` becomes `h.*.attn.weight`."""
     return _NUMBER.sub("*", name)
 
 
 def starred(names: Sequence[str]) -> str:
-    """Names that differ in numbers of layers as one: `h.0.0.weight` and `h.1.0.weight` are `h.*.0.weight`."""
+    """Merge names that differ only in numbers: `h.0.0.weight` and `h.1.0.weight` give `h.*.0.weight`."""
     parts = [_NUMBER.split(name) for name in names]
     numbers = zip(*(_NUMBER.findall(name) for name in names), strict=True)
     stars = [*(found[0] if len(set(found)) == 1 else "*" for found in numbers), ""]
@@ -75,7 +75,7 @@ def starred(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """One value that travels, and for what."""
+    """One communicated value, with the line and the purpose of the communication."""
 
     location: Location
     phase: str
@@ -100,7 +100,7 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
 
 
 def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
-    """The lines for which anything travels, in the order of the step; without `fold` value by value."""
+    """Return the lines that communicate, in the order of the step; without `fold`, one exchange per value."""
     groups: dict[tuple[str, int, str], dict[object, list[_Value]]] = {}
     for i, value in enumerate(_values(rows)):
         alike = (value.phase, value.kind, folded(value.text), folded(value.location.module))
@@ -129,8 +129,8 @@ def _exchange(values: list[_Value]) -> LineExchange:
 
 
 def short_path(file: str) -> str:
-    """A file as it is called from here: in its package, below this folder, or by its last names."""
-    for folder in ("site-packages", "dist-packages"):  # first, as an environment may be below this folder
+    """Return a file name relative to its package or to the current folder, or else its last two parts."""
+    for folder in ("site-packages", "dist-packages"):  # first: an environment may be below the current folder
         _, found, rest = file.partition(f"{folder}{os.sep}")
         if found:
             return rest
@@ -141,20 +141,20 @@ def short_path(file: str) -> str:
 
 
 def place(location: Location) -> str:
-    """`models.py:12`, never longer than a narrow terminal has room for."""
+    """Return a location as `models.py:12`, cut to at most 60 characters."""
     name = f"{short_path(location.file)}:{location.line}"
     return name if len(name) <= 60 else f"…{name[-59:]}"
 
 
 def shortened(code: str, room: int) -> str:
-    """Code in the room that there is; nothing where a word of it would tell nothing."""
+    """Cut code to `room` characters; return an empty text if fewer than 12 characters are available."""
     if len(code) <= room:
         return code
     return "" if room < 12 else code[: room - 1] + "…"
 
 
 def line_texts(lines: Iterable[Line], width: int = 80) -> list[str]:
-    """The lines as text of this width; file names and line numbers are full."""
+    """Format lines for a text of `width` columns; file names and line numbers are never cut."""
     shown = []
     for line in lines:
         code = shortened(line.location.code, width - len(line.title) - 2) if line.location.file else ""

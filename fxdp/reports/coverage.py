@@ -1,8 +1,8 @@
-"""What of a program does not split over the ranks: values of the batch that travel, ops that run replicated.
+"""Report the parts of a program that do not split over the ranks: communicated batch values, replicated ops.
 
-A program that splits perfectly has none: it exchanges gradients and a few sums. Ops that relate samples to
-one another (a contrastive loss, a sort over the batch) need more; so does an op without a placement rule,
-which costs speed but never exactness.
+A program that splits perfectly has an empty report: it exchanges only gradients and a few sums. Ops that
+relate samples to one another (a contrastive loss, a sort over the batch) need more communication, and so does
+an op without a placement rule, at the cost of speed but never of exactness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FULL = ", runs replicated"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Coverage(Shown):
-    """The coverage report of a plan; empty (and false) where everything splits over the ranks."""
+    """The coverage report of a plan; empty (and false) if everything splits over the ranks."""
 
     rows: tuple[CoverageRow, ...] = ()
 
@@ -43,11 +43,11 @@ class Coverage(Shown):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the values that travel in a step."""
+        """Bytes of the values that are communicated in a step."""
         return sum(row.bytes for row in self.rows if not row.what.startswith("replicated"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values that JSON can hold."""
+        """Return the report as plain values for JSON."""
         return {"bytes": self.bytes, "rows": [row.as_dict() for row in self.rows]}
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Coverage(Shown):
         return f"Coverage({f'{len(self.rows)} places do not split over the ranks' if self.rows else _ALL})"
 
     def sheets(self) -> tuple[Sheet, ...]:
-        """The report in a table."""
+        """Return the report as one table."""
         rows = tuple(
             ("\n".join((row.op, row.how, row.phase)), format_bytes(row.bytes),
              "\n".join((str(row.location), row.cause, row.remedy)))
@@ -74,9 +74,9 @@ _ALL = "everything splits over the ranks: only gradients and sums without a batc
 
 
 def coverage(gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None = None) -> Coverage:
-    """The report of an EXPLICIT program at the given sizes (`B` and further symbols).
+    """Report on an EXPLICIT program at the given sizes (`B` and further symbols).
 
-    Sizes that only the data decides count as the batch.
+    Sizes that depend on data count as large as the batch.
     """
     behind = origin or Origin()
     rows = (
@@ -86,7 +86,7 @@ def coverage(gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None
 
 
 def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
-    """One row per value that travels, and per op that runs replicated without one."""
+    """Return one row for each communicated value, and for each replicated op that reads no such value."""
     samples = _sample_values(gm)
     nodes = {node.name: node for node in gm.graph.nodes}
     rows: list[CoverageRow] = []
@@ -113,7 +113,7 @@ def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
 def _count(
     node: fx.Node, own: int | None, before: int | None, rows: list[CoverageRow], sizes: Mapping[str, int]
 ) -> int:
-    """Add an op that runs replicated: to the row of what travels for it, to one before it, or as its own."""
+    """Count a replicated op in the row of the op's own input, in an earlier op's row, or in a new row."""
     if own is not None:
         rows[own] = replace(rows[own], what=f"{rows[own].what.removesuffix(_FULL)}{_FULL}")
         return own
@@ -125,7 +125,7 @@ def _count(
 
 
 def _sample_values(gm: fx.GraphModule) -> frozenset[fx.Node]:
-    """The nodes whose values hold something of every sample: they depend on inputs and are that large."""
+    """Return the nodes that hold data of every sample: batch-sized values that depend on sharded inputs."""
     found: set[fx.Node] = set()
     for node in gm.graph.nodes:
         known = meta(node)
@@ -136,13 +136,13 @@ def _sample_values(gm: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _varies(type_: NodeType) -> bool:
-    """Whether a size depends on the batch, or on the data."""
+    """Return whether a size depends on the batch or on data."""
     sizes = [n for one in tensor_types(type_) for n in one.shape]
     return any(mentions_batch(n) or fixed_by_data(n) for n in sizes)
 
 
 def _reads_full(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
-    """Whether every rank runs the op on all samples: its operands and its result are replicated."""
+    """Return whether every rank runs the op on all samples: operands and result are replicated."""
     known = meta(node)
     if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS or is_host_size(node):
         return False
@@ -165,7 +165,7 @@ def _row(what: str, node: fx.Node, consumer: fx.Node | None, sizes: Mapping[str,
 
 
 def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:
-    """Rows of the same op at the same line in one."""
+    """Merge rows of the same op at the same line."""
     found: dict[Any, CoverageRow] = {}
     for row in rows:
         key = (row.what, row.op, row.location, row.phase, row.cause)

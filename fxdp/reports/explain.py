@@ -1,4 +1,4 @@
-"""Why each value of a program is placed as it is, and why each collective exists."""
+"""Explain the placement of each value in a program, and the reason for each collective."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fxdp.rules.registry import registry
 
 
 def explain(gm: fx.GraphModule, axes: Sequence[str], origin: Origin | None = None) -> tuple[Explanation, ...]:
-    """The nodes of an EXPLICIT program in order, without arithmetic on sizes.
+    """Return one explanation per node of an EXPLICIT program, in order, without arithmetic on sizes.
 
-    With an `origin` their lines are the user's own: where torch's modules run an op, the line behind them,
-    and of a parameter or input the line that first reads it.
+    With an `origin`, the locations are in the user's own code: the calling line for an op inside torch's
+    modules, and the first reading line for a parameter or an input.
     """
     return tuple(_explanation(node, tuple(axes), origin) for node in gm.graph.nodes if _is_displayed(node))
 

@@ -1,4 +1,4 @@
-"""Why something is as it is: the nodes, parameters and collectives that a few words name."""
+"""Answer `plan.explain`: find the nodes, parameters and collectives that a text names, with their reasons."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 
 @dataclass(frozen=True, repr=False)
 class Explained(Shown):
-    """What a plan knows of one thing.
+    """The part of a plan that concerns one subject.
 
     Attributes
     ----------
-    subject : what was asked for.
-    nodes : of `plan.graph`, in order, each with the rule that placed it.
-    collectives : what travels for it.
-    parameters : those that it names.
+    subject : the text that was asked for.
+    nodes : the matching nodes of `plan.graph`, in order, each with the rule that placed the node.
+    collectives : the collectives that carry a matching value.
+    parameters : the parameters named by the subject.
     """
 
     subject: str
@@ -51,7 +51,7 @@ class Explained(Shown):
         return "\n".join(self.lines())
 
     def lines(self, width: int = 80) -> list[str]:
-        """Wrap the text to this width, nodes by line of code; names of files and line numbers together."""
+        """Wrap the text to `width` columns, with nodes grouped by line; file names are never broken."""
         shown = [part for one in (*self.parameters, *self.collectives) for part in str(one).splitlines()]
         lines = [part for line in shown for part in _wrapped(line, width)]
         last: tuple[str, int] | None = None
@@ -65,7 +65,7 @@ class Explained(Shown):
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values that JSON can hold."""
+        """Return the answer as plain values for JSON."""
         return {
             "subject": self.subject,
             "nodes": [row.as_dict() for row in self.nodes],
@@ -74,7 +74,7 @@ class Explained(Shown):
         }
 
     def sheets(self) -> tuple[Sheet, ...]:
-        """The same in tables."""
+        """Return the answer as tables."""
         found = [Sheet(f"why {self.subject}")]
         if self.parameters:
             rows = tuple((p.name, str(p).partition("\n    ")[2]) for p in self.parameters)
@@ -89,7 +89,7 @@ class Explained(Shown):
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line in several, the later ones further in."""
+    """Wrap a line; continuation lines are indented by four more columns."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.wrap(
         line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
@@ -97,11 +97,11 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 def explained(details: Details, subject: str) -> Explained:
-    """What a plan knows of a line `models.py:12`, a parameter, a node, a collective, a module, or any words.
+    """Find the part of a plan named by `models.py:12`, parameter, node, collective, module or any words.
 
     Raises
     ------
-    InputError : nothing is called so; with what is called nearly so. Or what was asked for is no text.
+    InputError : `subject` is not text, or names no part of the plan; the message lists similar names.
     """
     asked: object = subject
     if not isinstance(asked, str):
@@ -166,7 +166,7 @@ def _by_name(details: Details, name: str) -> Explained | None:
 
 
 def _carrying(rows: Iterable[Collective], wanted: Callable[[Need], bool]) -> tuple[Collective, ...]:
-    """Those in which a wanted value travels; it goes first, as the first one's chain of causes is shown."""
+    """Return the collectives that carry a wanted value, with this value first, as its causes are shown."""
     found = (row for row in rows if any(map(wanted, row.needs)))
     return tuple(replace(row, needs=tuple(sorted(row.needs, key=lambda n: not wanted(n)))) for row in found)
 
@@ -177,7 +177,7 @@ def _by_words(details: Details, words: Sequence[str]) -> Explained | None:
 
 
 def _names(details: Details) -> list[str]:
-    """All that can be asked for."""
+    """Return all names that `explained` accepts."""
     locations = [row.location for row in details.explanations]
     found = [row.name for row in details.parameters] + [row.key for row in details.collectives]
     found += [row.name for row in details.explanations] + [

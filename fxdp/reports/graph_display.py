@@ -1,4 +1,4 @@
-"""Graphs that show themselves in a notebook: a table of nodes, coloured by how they lie on the ranks."""
+"""Display graphs in a notebook as a table of nodes, colored by placement."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fxdp.ir.metadata import meta
 from fxdp.reports.by_line import place
 
 COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}
-"""Of Okabe and Ito, who chose them so that everybody tells them apart; grey is for what is everywhere."""
+"""Colors of Okabe and Ito, which color-blind readers can tell apart; grey stands for replicated."""
 
-_LARGEST = 2000  # rows of a table in a notebook; a page of more is none
+_LARGEST = 2000  # the most rows in a notebook; a larger table would be unreadable
 
 _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     """\
@@ -36,16 +36,16 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 
 
 def lies(placement: str) -> str:
-    """Which of the three kinds a placement's text is: `S(0)` and `ParamShard`, `P(sum)`, `R`."""
+    """Return the kind of a placement by its text: shard (`S(0)`, `ParamShard`), partial or replicate."""
     if placement.startswith("ParamShard"):
         return "shard"
     return {"S": "shard", "P": "partial", "R": "replicate", "w": "replicate"}.get(placement[:1], "")
 
 
 def displayed(gm: fx.GraphModule, title: str) -> fx.GraphModule:
-    """The same graph, whose `repr` is a line and which a notebook shows as a table."""
+    """Give a graph module a one-line `repr` and a table for notebooks; return the same module."""
     kind = type(gm)
-    if kind is fx.GraphModule:  # a class of its own is what torch makes for each; else all would change
+    if kind is fx.GraphModule:  # not torch's own class per graph: a change here would affect all graphs
         return gm
     count = len(gm.graph.nodes)
     kind.__repr__ = lambda self: f"{title}: {count} nodes; print_readable() shows its code"  # type: ignore[method-assign]

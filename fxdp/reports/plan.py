@@ -1,4 +1,4 @@
-"""What a compilation decided, to be read: placements, collectives with their causes, timings."""
+"""The result of a compilation for the user: placements, collectives with their causes, timings."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ from fxdp.version import __version__
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A compiled program as a user reads it; printed, or as a cell's value, it shows what a step exchanges.
+    """A compiled program as a user reads it; printed or displayed, a plan shows a step's communication.
 
     Attributes
     ----------
-    text : the program in golden text, the same on all ranks.
-    communication : the collectives of one step as they run, gradients in buckets.
-    causes : the same before bucketing: one row per value, with the op and source line that need it.
+    text : the program in golden text, equal on all ranks.
+    communication : the collectives of one step as executed, with gradients in buckets.
+    causes : the collectives before bucketing: one row per value, with the op and source line that need it.
     replicated : ops without a rule, which run replicated on every rank, with their source lines.
-    timings : seconds of `capture`, of each pass by its name, and of `lowering`.
-    nodes : nodes of the joint graph.
-    covered : what `coverage()` returns.
-    schedule : in which order stages and micro-batches run; None for a program without them.
-    edges : what the stages send one another for each micro-batch.
+    timings : seconds for `capture`, for each pass by name, and for `lowering`.
+    nodes : the number of nodes of the joint graph.
+    covered : the result of `coverage()`.
+    schedule : the order of stages and micro-batches; None for a program without stages and micro-batches.
+    edges : the values sent between stages for each micro-batch.
     stages : one row per stage.
-    error : of the plan that a `CaptureError` brings, why there is no more; else empty.
+    error : the reason why the plan of a `CaptureError` is incomplete; empty for any other plan.
     """
 
     text: str
@@ -79,40 +79,39 @@ class Plan:
 
     @property
     def graph(self) -> fx.GraphModule:
-        """The joint graph, forward and backward, of the global batch with its collectives; each time a copy.
+        """A new copy of the joint forward and backward graph of the global batch, with all collectives.
 
-        Inputs are named after the model's parameters, buffers and inputs, other nodes after torch's ops; the
-        same model and example give the same names, which `fxdp explain` shows, too. On its nodes are
+        Placeholders are named after the model's parameters, buffers and inputs, and nodes after torch's ops.
+        The same model and example give the same names, which `fxdp explain` shows, too. Each node has
 
-        - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor, full shape, one placement per data axis,
-          on the mesh that `fxdp.compile` was given, else on one without process groups; a tuple of them for
-          several results. Micro-batches are no axis of it.
-        - `fxdp.ir.metadata.meta(node)`: `placement`, the `reason` for it, the `cause` of a collective, and
-        the
-          `location` in the model's code.
+        - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor: full shape, one placement per data axis,
+          on the mesh given to `fxdp.compile`, or on a mesh without process groups; a tuple of specs for
+          several results. Micro-batches are not an axis of this mesh.
+        - `fxdp.ir.metadata.meta(node)`: `placement`, the `reason` for the placement, the `cause` of a
+          collective, and the `location` in the model's code.
 
-        `print_readable()` shows full shapes and lines of code. To see what a rank runs, read
-        `compiled.program`; this graph is not executed.
+        `print_readable()` shows full shapes and lines of code. To see the program that a rank runs, read
+        `compiled.program`; the graph returned here is not executed.
 
         Raises
         ------
-        StateError : the plan was pickled, or made by hand; its graph stays where it was made.
+        StateError : the plan was pickled or made by hand, and so has no graph.
         """
         if self.annotated is None:
             raise StateError("this plan has no graph: a pickled plan leaves it behind; plan the model here")
         return displayed(self.annotated(), "the annotated graph of the global batch")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Rows and texts travel between processes, the graph with its ops does not."""
+        """Return the state for pickle: rows and texts without the graph, because ops cannot be pickled."""
         return {**vars(self), "annotated": None, "details": self.details()}
 
     def timetable(self) -> str:
-        """The schedule on a time axis, one line per pipeline rank, one word per unit of time.
+        """Return the schedule on a time axis, one line per pipeline rank, one word per unit of time.
 
             rank 0: F0 F1 .  .  B0 B0 .  B1 B1
             rank 1: .  F0 B0 B0 F1 B1 B1
 
-        A forward counts one unit and a backward two, whatever the stages cost.
+        A forward lasts one unit and a backward two, regardless of the costs of the stages.
 
         Raises
         ------
@@ -121,7 +120,7 @@ class Plan:
         return timetable(self._scheduled())
 
     def schedule_svg(self) -> str:
-        """The same as a picture, the transfers between ranks as lines: the text of an SVG file.
+        """Return the schedule as the text of an SVG picture, with transfers between ranks as lines.
 
         Raises
         ------
@@ -143,35 +142,35 @@ class Plan:
         return sum(row.bytes for row in self.communication if row.gradient)
 
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of one step as they run, each with what, why, where in your code, and when."""
+        """Return the collectives of one step as executed: contents, cause, line of your code, and timing."""
         return self.details().collectives
 
     def parameters(self) -> tuple[ParameterRow, ...]:
-        """The parameters that the program reads: how they lie on the ranks, what reduces their gradients."""
+        """Return the parameters that the program reads, each with placement and gradient reduction."""
         return self.details().parameters
 
     @property
     def choice(self) -> tuple[str, ...]:
-        """Which strategy was chosen by memory, and what those tried would need; empty where none was."""
+        """The strategy chosen by memory and the memory that each candidate needs; empty without a choice."""
         return self.details().choice
 
     def memory(self, state: float = ADAM) -> tuple[RankMemory, ...]:
-        """What each pipeline rank holds over a step, from op to op, before Inductor fuses any.
+        """Return the memory of each pipeline rank over a step, op by op, before Inductor fuses ops.
 
         Parameters
         ----------
-        state : how many values the optimizer keeps for each element of a parameter: 2 for Adam, 1 for SGD
-            with momentum, 0 for plain SGD.
+        state : the number of values that the optimizer keeps for each element of a parameter: 2 for Adam,
+            1 for SGD with momentum, 0 for plain SGD.
 
         Raises
         ------
-        InputError : no such number.
+        InputError : `state` is not a number from 0 to 1024.
         """
         values = state_of_optimizer(state)
         return tuple(rank.with_state(values) for rank in self.details().memory)
 
     def explain(self, what: str) -> Explained:
-        """Why something is as it is.
+        """Explain a placement, a collective or a line of code.
 
         Parameters
         ----------
@@ -180,16 +179,16 @@ class Plan:
 
         Raises
         ------
-        InputError : nothing is called so; with what is called nearly so.
+        InputError : no part of the plan has this name; the message lists similar names.
         """
         return explained(self.details(), what)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What differs in another plan: model, mesh, options, parameters, memory, and all that travels.
+        """Compare with another plan: model, mesh, options, parameters, memory, and all communication.
 
         Raises
         ------
-        InputError : the other one is no plan.
+        InputError : `other` is not a plan.
         """
         given: object = other
         if not isinstance(given, Plan):
@@ -200,15 +199,15 @@ class Plan:
         return differences(self.details(), other.details())
 
     def summary(self, width: int = 80) -> str:
-        """Stages, what a step exchanges by line of your code, what does not split; in lines of this width."""
+        """Return stages, communication by line of your code, and coverage, as text of `width` columns."""
         return "\n".join(summary_lines(self, width))
 
     def to_json(self) -> str:
-        """All of it but the graph, as JSON that `from_json` reads."""
+        """Return the plan without the graph as JSON, which `from_json` reads."""
         return json.dumps(self.as_dict(), indent=1)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it but the graph, as plain values that JSON can hold."""
+        """Return the plan without the graph as plain values for JSON."""
         schedule = [] if self.schedule is None else schedule_text(self.schedule).splitlines()
         kept = ("text", "communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
         return {
@@ -226,7 +225,7 @@ class Plan:
         }
 
     def to_html(self, path: Path | str) -> None:
-        """Write all of it as one page for a browser, which needs neither network nor scripts.
+        """Write the plan as one HTML page, which needs neither network nor scripts.
 
         Raises
         ------
@@ -246,11 +245,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` has written; its graph stayed where it was made.
+        """Read a plan written by `to_json`; the result has no graph.
 
         Raises
         ------
-        InputError : this is no plan, or one of another version.
+        InputError : the text is not a plan, or a plan of a different format version.
         """
         details, hints = fields(Details), get_type_hints(cls)
         kept = ("communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
@@ -281,16 +280,16 @@ class Plan:
         return sheets_html(plan_sheets(self)) + "".join(pictures)
 
     def coverage(self) -> Coverage:
-        """Report what runs replicated or travels in full: why, where, how large, and what to do about it."""
+        """Report replicated ops and values that are communicated in full: cause, line, bytes, remedy."""
         return self.covered
 
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
-    """Ops without a rule that read a value full: `aten.foo at file:line`."""
+    """Return the ops without a rule as `aten.foo at file:line`; they read full values on every rank."""
     unknown = [node for node in gm.graph.nodes if has_no_rule(node)]
     return tuple(f"{target_text(node.target)} at {meta(node).location}" for node in unknown)
 
 
 def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:
-    """The golden text of a program, without causes."""
+    """Return the golden text of a program, without causes."""
     return graph_text(gm, dict(axes), causes=False)

@@ -1,6 +1,6 @@
-"""A plan in a screenful: what it is of, what a step exchanges by line of the user's code, its stages.
+"""Summarize a plan on one screen: model, communication by line of the user's code, stages.
 
-The same rows make the text for a terminal of any width and the tables of a notebook.
+The same rows give the text for a terminal of any width and the tables for a notebook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING = "one rank sends nothing"
 
 
 def headline(plan: Plan) -> str:
-    """`Net on mesh(dp=4), a batch of 64: 5 messages, 1.5 KiB in a step`."""
+    """Return a headline such as `Net on mesh(dp=4), a batch of 64: 5 messages, 1.5 KiB in a step`."""
     about = plan.details()
     axes = ", ".join(f"{axis}={size}" for axis, size in about.mesh.items())
     size = format_bytes(sum(row.bytes for row in plan.communication))
@@ -39,7 +39,7 @@ def headline(plan: Plan) -> str:
 
 
 def totals(plan: Plan) -> str:
-    """How many of each kind, and what carries them."""
+    """Return the number of messages of each kind, and the bytes by transport."""
     kinds, by = Counter[str](), Counter[str]()
     for row in plan.communication:
         kinds[row.op] += row.count
@@ -49,7 +49,7 @@ def totals(plan: Plan) -> str:
 
 
 def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str]:
-    """The plan as text of this width; file names and line numbers stays in one piece."""
+    """Format a plan for a text of `width` columns; file names and line numbers are never broken."""
     shown = [*textwrap.wrap(headline(plan), width)]
     if plan.error:
         return [*shown, "", *_error_lines(plan, width)]
@@ -70,7 +70,7 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
 
 
 def _error_lines(plan: Plan, width: int) -> Iterator[str]:
-    """Why there is no more, and what is known all the same."""
+    """Yield the error of an incomplete plan, and the facts that are known in spite of the error."""
     for line in plan.error.splitlines():
         yield from textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False) or [""]
     rows = plan.parameters()
@@ -102,7 +102,7 @@ def _coverage_lines(plan: Plan, width: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The text as wide as the console is."""
+    """The summary of a plan for rich, as wide as the console."""
 
     plan: Plan
     fold: bool = True
@@ -113,7 +113,7 @@ class Summary:
 
 
 def plan_sheets(plan: Plan) -> list[Sheet]:
-    """The plan in tables."""
+    """Return the plan as tables."""
     if plan.error:
         return [Sheet(headline(plan), ("why",), ((plan.error,),))]
     exchanges = tuple(

@@ -1,4 +1,4 @@
-"""Why an op needs the samples of other ranks, and what its user can do about it."""
+"""Name the reason why an op needs samples of other ranks, and a remedy for the user."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _OTHER = (f"{_RELATES} here", f"{_INHERENT}; `fxdp explain` shows the op's opera
 
 
 def cause_and_remedy(node: fx.Node, consumer: fx.Node | None) -> tuple[str, str]:
-    """Why `consumer` needs the value of `node` (or `node` itself runs) full, and what to do."""
+    """Return why `consumer` needs the full value of `node` (or why `node` runs replicated), and a remedy."""
     reader = node if consumer is None else consumer
     if node.target is redistributions.reduce_scatter:
         return _SCATTERED

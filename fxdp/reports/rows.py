@@ -1,4 +1,4 @@
-"""What reports say, a row each, as plain values: tables, texts, pictures and JSON are made of these."""
+"""Rows of reports as plain values, from which tables, texts, pictures and JSON are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fxdp.ir.metadata import Location
 
 
 def flat_dict(row: Any) -> dict[str, Any]:
-    """A row as plain values, those of its `location` among them."""
+    """Return a row as plain values, with the fields of `location` beside the row's own."""
     plain = asdict(row)
     location: dict[str, Any] = plain.pop("location")
     return plain | location
@@ -22,17 +22,17 @@ class CommRow:
 
     op: str
     bytes: int
-    """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
+    """Size of the value that is reduced, gathered or sent, in global shape; the total of all `count`."""
     count: int
     cause: str
     location: str
     phase: str
     """`forward` or `backward`."""
     gradient: bool = False
-    """Whether it reduces gradients of parameters."""
+    """True for a reduction of parameter gradients."""
     by: str = ""
-    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads,
-    `memory` that the ranks of one host share, or `memory and gloo`: within hosts and between them.
+    """The transport: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, `memory`
+    that ranks of one host share, or `memory and gloo`: memory within hosts and gloo between hosts.
     """
 
     def __repr__(self) -> str:
@@ -47,31 +47,32 @@ class StageRow:
 
     stage: int
     rank: int
-    """Its rank along `pp`."""
+    """The stage's rank along `pp`."""
     begins: str
-    """The module of its first op."""
+    """The module of the stage's first op."""
     share: float
-    """Of the estimated cost of all stages, forward and backward: 0 to 1."""
+    """Share of the estimated cost of all stages, forward and backward: 0 to 1."""
     parameters: int
-    """Elements of the parameters that it owns; a tied one belongs to the first stage that reads it."""
+    """Elements of the parameters that the stage owns; the first stage that reads a tied parameter owns it."""
     parameter_bytes: int
     sent: int
-    """Bytes that it sends to other pipeline ranks in a step, all micro-batches together."""
+    """Bytes sent between pipeline ranks by this stage in a step, all micro-batches together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
-    """A value of the batch that travels in full, or an op that every rank runs on the global batch.
+    """A value of the batch that is communicated in full, or an op that every rank runs on the global batch.
 
     Attributes
     ----------
     what : `replicated`, `gathered`, `reduced entire`, `reduced and split` or `drawn once for all`; and
-        `..., runs replicated` where every rank runs the op on the global batch.
-    op : the op that runs replicated, or that needs the value that travels.
-    cause, remedy : why, and what to do about it.
-    bytes : of the value that travels, per step; of a replicated op, those of its results on every rank.
-    count : how many such values or ops there are at this line; `followers`: ops that run replicated after it.
-    site : the user's line with its module path.
+        `..., runs replicated` if every rank runs the op on the global batch.
+    op : the op that runs replicated, or that needs the communicated value.
+    cause, remedy : the reason, and advice for the user.
+    bytes : size of the communicated value, per step; for a replicated op, size of the results on every rank.
+    count : the number of such values or ops at this line.
+    followers : the number of ops that run replicated as a consequence.
+    location : the user's line with its module path.
     phase : `forward` or `backward`.
     """
 
@@ -92,11 +93,11 @@ class CoverageRow:
 
     @property
     def how(self) -> str:
-        """`gathered 3 times`."""
+        """`what` with a count, as in `gathered 3 times`."""
         return f"{self.what} {self.count} times" if self.count > 1 else self.what
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as plain values that JSON can hold."""
+        """Return the row as plain values for JSON."""
         return flat_dict(self)
 
 
@@ -104,7 +105,8 @@ class CoverageRow:
 class Explanation:
     """One node of the program of the global batch.
 
-    `text` is its golden line; `why` says which rule placed it, or which op needs the collective.
+    `text` is the golden line of the node; `why` names the rule that placed the node, or the op that needs the
+    collective.
     """
 
     name: str
@@ -118,18 +120,18 @@ class Explanation:
         return f"{self.text}\n    {self.why}\n    at {self.location}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The explanation as plain values that JSON can hold."""
+        """Return the explanation as plain values for JSON."""
         return flat_dict(self)
 
     def matches(self, words: Iterable[str]) -> bool:
-        """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
+        """Return whether each word occurs in the golden line, `model.py:12`, the module or the code."""
         at = self.location
         where = f"{self.text}\n{at.file}:{at.line} \n{at.code}\n{at.module}"
         return all(word in where for word in words)
 
 
 def format_bytes(count: int) -> str:
-    """Bytes with the largest binary unit that keeps a integers before the point."""
+    """Format bytes with the largest binary unit that leaves at least one unit, as in `1.5 KiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
@@ -139,5 +141,5 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the unit that reads best."""
+    """Format a duration as milliseconds below one second, as seconds above."""
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,6 +1,6 @@
-"""A schedule as a picture: one row per rank, one box per action on a time axis, transfers as lines.
+"""Draw a schedule: one row per rank, one box per action on a time axis, transfers as lines.
 
-The picture is one SVG text without scripts, fonts or links; a box's full name shows when pointed at.
+The picture is one SVG text without scripts, fonts or links; pointing at a box shows its full name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ stroke-opacity="0.6" fill="none"><title>{{ line.name }}</title></path>
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """An action: its place in pixels and what is written in it."""
+    """An action as a box: position in pixels and label."""
 
     name: str
     text: str
@@ -71,7 +71,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A transfer, from the end of the action that makes the value to the start of the one that uses it."""
+    """A transfer as a line, from the end of the producing action to the start of the consuming action."""
 
     name: str
     colour: str
@@ -83,13 +83,13 @@ class _Line:
 
 @dataclass(frozen=True, repr=False)
 class DrawnSchedule(Schedule):
-    """A schedule that shows itself with what its stages send: as a picture in a notebook, else as text."""
+    """A schedule with its transfers, displayed as a picture in a notebook and as text elsewhere."""
 
     edges: tuple[Edge, ...] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, edges: Sequence[Edge] = ()) -> DrawnSchedule:
-        """The same schedule."""
+        """Add `edges` to a schedule."""
         given = {field.name: getattr(schedule, field.name) for field in fields(Schedule)}
         return cls(**given, edges=tuple(edges))
 
@@ -104,9 +104,9 @@ class DrawnSchedule(Schedule):
 
 
 def schedule_svg(schedule: Schedule, costs: Costs | None = None, edges: Sequence[Edge] = ()) -> str:
-    """The picture of a schedule under these costs, its bubble in the title; `edges` are drawn as lines.
+    """Draw a schedule under the given costs, with the bubble in the title; `edges` become lines.
 
-    Boxes are as wide as they last, with the micro-batch in them; later stages of a rank are paler.
+    The width of a box is the duration, and its label is the micro-batch; later stages of a rank are paler.
     """
     line = schedule.timeline(costs)
     shortest = min((s.finish - s.start for s in line.specs if s.finish > s.start), default=1.0)
@@ -153,7 +153,7 @@ def _box(spec: InputSpec, schedule: Schedule, scale: float) -> _Box:
 
 
 def _lines(edge: Edge, schedule: Schedule, boxes: dict[Action, _Box]) -> list[_Line]:
-    """One line per micro-batch between two ranks; values of the step and those within a rank have none."""
+    """Return one line per micro-batch for an edge between two ranks; edges used once per step have none."""
     if edge.once or schedule.placement[edge.source] == schedule.placement[edge.target]:
         return []
     kinds = (Kind.BACKWARD, Kind.INPUT_GRADIENT) if edge.backward else (Kind.FORWARD,)

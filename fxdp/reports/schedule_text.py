@@ -1,4 +1,4 @@
-"""A schedule as text: the order of each rank, and the same on a time axis."""
+"""Format a schedule as text: the order of actions on each rank, or a time axis."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fxdp.pipeline.schedule.timeline import Costs
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """One line per rank in torch's action words: `rank 0: 0F0 0F1 0B0 ...`."""
+    """Return one line per rank in torch's action words: `rank 0: 0F0 0F1 0B0 ...`."""
     return "\n".join(f"rank {rank}: {' '.join(map(str, row))}" for rank, row in enumerate(schedule.ranks))
 
 
 def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | None = None) -> str:
-    """One line per rank, one word per unit of time, `.` for waiting; stages are left out where rank = stage.
+    """Return the schedule on a time axis: one line per rank, one word per unit of time, `.` for waiting.
 
         rank 0: F0 F1 .  .  B0 B0 .  B1 B1
         rank 1: .  F0 B0 B0 F1 B1 B1
 
-    Starts and durations are rounded to entire units; without costs F, I and W take one and B two. What does
-    not fit into the columns goes on below.
+    Stage numbers are omitted if stage and rank are equal. Starts and durations are rounded to full units;
+    without costs F, I and W take one unit and B two. A schedule wider than `columns` continues below.
     """
     line = schedule.timeline(costs)
     own_stage = schedule.placement == tuple(range(schedule.stages))
@@ -36,7 +36,7 @@ def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | Non
 
 
 def _blocks(rows: Sequence[Sequence[str]], columns: int | None) -> Iterator[list[str]]:
-    """The words of each rank below one another, cut into pieces of time that fit into the columns."""
+    """Yield the lines of all ranks, cut into spans of time that fit into the columns."""
     width = max((len(word) for words in rows for word in words), default=0)
     digits = len(str(len(rows) - 1))
     heads = [f"rank {rank:>{digits}}: " for rank in range(len(rows))]

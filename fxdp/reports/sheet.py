@@ -1,4 +1,4 @@
-"""Tables as values, and how they are shown: in a terminal by rich, in a notebook as HTML without scripts."""
+"""Tables as values, displayed in a terminal by rich and in a notebook as HTML without scripts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts; without rows its note says what that means.
+    """A table of texts; `meta` is a note, which explains the absence of rows.
 
-    Columns named `#...` hold numbers, those named `=...` words that stays in one piece however narrow the
-    terminal. `total` is a last line about all rows; `style` is the title's in a terminal.
+    Columns named `#...` hold numbers, and columns named `=...` hold words that a narrow terminal must not
+    break. `total` is a last line about all rows; `style` is the style of the title in a terminal.
     """
 
     title: str
@@ -70,17 +70,17 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 
 
 def sheets_html(sheets: Sequence[Sheet]) -> str:
-    """Tables as a part of a page."""
+    """Render tables as a fragment of HTML."""
     return _TEMPLATE.render(sheets=sheets)
 
 
 class Shown:
-    """Something that is shown as tables, whoever shows it."""
+    """Base class of objects that are displayed as tables, in terminals and notebooks."""
 
     __slots__ = ()
 
     def sheets(self) -> tuple[Sheet, ...]:
-        """What it shows."""
+        """Return the tables of this object."""
         raise NotImplementedError
 
     def __rich__(self) -> RenderableType:

@@ -1,4 +1,4 @@
-"""What each stage of a program is, for people: its rank, its share of the work, what it holds and sends."""
+"""Summarize each stage of a program for people: rank, share of the work, parameters, bytes sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxdp.reports.rows import StageRow
 def stage_rows(
     gm: fx.GraphModule, partition: Partition, schedule: Schedule, sent: Sequence[Sent]
 ) -> tuple[StageRow, ...]:
-    """One row per stage; `sent` are the transfers of all pipeline ranks in a step."""
+    """Return one row per stage; `sent` lists the transfers of all pipeline ranks in a step."""
     stages = range(partition.stages)
     costs = [_cost(gm, stage) for stage in stages]
     bytes_ = [0] * partition.stages
@@ -30,19 +30,19 @@ def stage_rows(
 
 
 def _cost(gm: fx.GraphModule, stage: int) -> float:
-    """Forward and backward of a micro-batch, in the units of `fxdp.pipeline.cut.cost`."""
+    """Return the cost of forward and backward for a micro-batch, in the units of `fxdp.pipeline.cut.cost`."""
     own = (n for n in gm.graph.nodes if n.op == "call_function" and meta(n).stage == stage)
     return float(sum(node_cost(n) for n in own if not meta(n).once))
 
 
 def _begins(gm: fx.GraphModule, stage: int) -> str:
-    """The module of the stage's first op; empty where that is the model itself."""
+    """Return the module of the stage's first op; empty for the model itself."""
     own = (n for n in gm.graph.nodes if meta(n).stage == stage and not meta(n).backward)
     return next((meta(n).location.module for n in own), "")
 
 
 def _held(partition: Partition) -> list[tuple[int, int]]:
-    """Per stage, the parameters that it owns and their bytes; the first stage that reads one owns it."""
+    """Return elements and bytes of the parameters of each stage; the first stage that reads is the owner."""
     seen: set[Parameter] = set()
     found = []
     gathers = partition.gathers or (None,) * partition.stages
@@ -58,7 +58,7 @@ def _held(partition: Partition) -> list[tuple[int, int]]:
 
 
 def _sender(item: Sent, partition: Partition, schedule: Schedule) -> int:
-    """The stage that made the value; of several values in one message, the rank's first stage."""
+    """Return the stage that made the value; for a message of several values, the rank's first stage."""
     for edge in partition.edges:
         if edge.name == item.name:
             return edge.source

@@ -1,4 +1,4 @@
-"""What a step exchanges as a table, and where the compile time went as a line."""
+"""A table of the communication of a step, and a line about compile time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COMMUNICATION = "communication of one step"
 
 
 def communication_table(rows: Sequence[CommRow]) -> Sheet:
-    """The collectives of one step, each with its cause; the last line is their sum."""
+    """Return a table of the collectives of one step, each with the cause; the last line is the total."""
     columns = ("=phase", "=op", "=by", "#count", "#bytes", "cause", "at")
     shown = tuple(
         (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.location)
@@ -23,7 +23,7 @@ def communication_table(rows: Sequence[CommRow]) -> Sheet:
 
 
 def timings_line(timings: Mapping[str, float]) -> str:
-    """Where the compile time went: `capture 1.2 s, passes 0.3 s, lowering 4.0 s`; passes are summed."""
+    """Return the compile time by stage: `capture 1.2 s, passes 0.3 s, lowering 4.0 s`; passes are summed."""
     stages = {name: timings[name] for name in ("capture", "export", "joint") if name in timings}
     after = {name: timings[name] for name in ("lowering", "inductor") if name in timings}
     single = sum(seconds for name, seconds in timings.items() if name not in {*stages, *after, "passes"})

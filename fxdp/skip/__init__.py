@@ -1,7 +1,8 @@
-"""Skip connections that are declared, stashed by one module and popped by a later one.
+"""Declared skip connections: one module stashes a tensor, and a later module pops the tensor.
 
-Works in a plain `nn.Sequential`, and as a direct edge between stages in a compiled pipeline. The names are
-those of torchgpipe and `torch.distributed.pipeline.sync.skip`: code written for them changes its import only.
+Skips work eagerly in a plain `nn.Sequential`, and become direct edges between stages in a compiled pipeline.
+The names are those of torchgpipe and `torch.distributed.pipeline.sync.skip`: code written for either of the
+two changes only an import.
 """
 
 from fxdp.skip.base import Skippable

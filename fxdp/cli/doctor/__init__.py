@@ -1,4 +1,4 @@
-"""Say what of fxdp works here, as plain text for an issue; exit code 1 where something does not."""
+"""Report which parts of fxdp work on this machine, as plain text for an issue; exit code 1 if one fails."""
 
 from fxdp.cli.doctor.command import declare, run
 

@@ -1,1 +1,1 @@
-"""Checkpoints by `torch.distributed.checkpoint`: saved on some ranks, loaded on others."""
+"""Save and load checkpoints with `torch.distributed.checkpoint`, across different numbers of ranks."""

@@ -1,1 +1,1 @@
-"""A plan as one page of HTML that needs nothing else: no network, no scripts, light and dark."""
+"""Render a plan as one self-contained HTML page: no network, no scripts, light and dark."""

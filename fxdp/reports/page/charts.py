@@ -1,4 +1,4 @@
-"""Pictures of a page as SVG that takes its colours from the page: memory over a step, the map of stages."""
+"""Pictures for the HTML page as SVG in the page's colors: memory over a step, and the map of stages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Area:
 
 
 def memory_svg(memory: RankMemory) -> str:
-    """What a rank holds from op to op, forward and backward in two tones, its peak marked."""
+    """Draw the memory of a rank from op to op: forward and backward in two tones, with the peak marked."""
     points, peak = memory.points, memory.peak
     still = memory.still
     if not points or not peak.bytes:
@@ -87,7 +87,7 @@ def memory_svg(memory: RankMemory) -> str:
 
 
 def stages_svg(stages: Sequence[StageRow], edges: Sequence[Edge]) -> str:
-    """Boxes in a row, forward edges above, those to later than the next stage higher; gradients below."""
+    """Draw stages as boxes in a row: forward edges above (longer edges higher), gradient edges below."""
     gap, width = 172, 172 * len(stages)
     farthest = max((abs(e.target - e.source) for e in edges), default=1)
     top = 24 + 18 * farthest

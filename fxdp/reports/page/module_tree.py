@@ -1,4 +1,4 @@
-"""The modules of a model with what their values are and what travels for them; equal layers in one row.
+"""The tree of a model's modules with placements and communication; equal layers are folded into one row.
 
 h                    h
   0   attn, mlp        0 to 11  x12   attn, mlp
@@ -20,14 +20,14 @@ from fxdp.reports.plan_data.details import Details
 
 @dataclass
 class Branch:
-    """A module, or several alike that follow one another, with all that is inside.
+    """A module with its submodules, or several equal modules in a row.
 
     Attributes
     ----------
-    values : how many of its values, those of its children included, lie in which way.
-    parameters : bytes of its parameters.
-    traffic : bytes that travel for its lines and parameters.
-    times : how many modules it stands for.
+    values : number of values with each kind of placement, values of submodules included.
+    parameters : bytes of the module's parameters.
+    traffic : bytes communicated for the module's lines and parameters.
+    times : number of modules that this branch represents.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Branch:
     children: dict[str, Branch] = field(default_factory=dict)
 
     def at(self, path: str) -> Iterable[Branch]:
-        """This branch and those down to a module's path, made where they are missing."""
+        """Yield this branch and each branch on the way to a module's path; create missing branches."""
         branch = self
         yield branch
         for name in path.split(".") if path else ():
@@ -46,17 +46,17 @@ class Branch:
             yield branch
 
     def shares(self) -> list[tuple[str, float]]:
-        """Of each kind the percentage of all values."""
+        """Return the percentage of all values for each kind of placement."""
         total = sum(self.values.values()) or 1
         return [(kind, 100 * self.values[kind] / total) for kind in COLOURS if self.values[kind]]
 
     def shape(self) -> tuple[object, ...]:
-        """What layers have in common that count as alike."""
+        """Return a key that is equal for layers that may be folded into one row."""
         return self.parameters, tuple((name, child.shape()) for name, child in self.children.items())
 
 
 def module_tree(details: Details) -> Branch:
-    """The tree of a plan's modules, folded."""
+    """Build the tree of a plan's modules, with equal layers folded."""
     root = Branch(details.model or "the model")
     for row in details.explanations:
         kind = lies(row.placement)
@@ -73,14 +73,14 @@ def module_tree(details: Details) -> Branch:
 
 
 def _module(need: Need) -> str:
-    """The module for which a value travels: that of the parameter, if it is a gradient."""
+    """Return the module that needs a value: for a gradient, the module of the parameter."""
     return (
         need.text.removeprefix("gradient of ").rpartition(".")[0] if need.gradient else need.location.module
     )
 
 
 def _folded(branch: Branch) -> Branch:
-    """The branch with numbered children that are alike and follow one another in one."""
+    """Fold consecutive numbered children with equal shape into one child."""
     children = [_folded(child) for child in branch.children.values()]
     found: dict[str, Branch] = {}
     for _, run in itertools.groupby(children, _alike):
@@ -96,7 +96,7 @@ def _alike(branch: Branch) -> object:
 
 
 def _merged(alike: list[Branch], name: str) -> Branch:
-    """Several branches of one shape as one, their numbers added up."""
+    """Merge branches of one shape and add up the counts."""
     children = {
         child: _merged([one.children[child] for one in alike if child in one.children], child)
         for child in alike[0].children

@@ -1,4 +1,4 @@
-"""The page of a plan: its rows, put into `report.html`."""
+"""Render a plan as a page: its rows, inserted into `report.html`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fxdp.reports.plan import Plan
     from fxdp.reports.plan_data.collective import Collective
 
-_TEXT = 200_000  # characters of a program that a page still shows
+_TEXT = 200_000  # the most characters of program text on a page
 
 
 @lru_cache(maxsize=1)
@@ -37,7 +37,7 @@ def _template() -> Template:
 
 
 def plan_page(plan: Plan) -> str:
-    """The entire page, about what a screen of it tells: from the headline down to each cause."""
+    """Return the full page, from the headline down to the cause of each message."""
     details, rows = plan.details(), plan.collectives()
     size = sum(row.bytes for row in rows)
     return _template().render(
@@ -60,11 +60,11 @@ def plan_page(plan: Plan) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before what it is for takes its time.
+    """Raise if a file cannot be written, before the work on its contents begins.
 
     Raises
     ------
-    InputError : says why not.
+    InputError : the file cannot be written, with the reason.
     """
     there = path if path.exists() else path.parent
     if path.is_dir() or not path.parent.is_dir() or not os.access(there, os.W_OK):
@@ -73,22 +73,22 @@ def check_file(path: Path) -> None:
 
 
 def write_file(path: Path | str, text: str) -> None:
-    """Write what a user named a file for.
+    """Write text to a file that the user named.
 
     Raises
     ------
-    InputError : it cannot be written.
+    InputError : the file cannot be written.
     """
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Name another file") from error
-    except (TypeError, ValueError) as error:  # no path, or none that a file can have
+    except (TypeError, ValueError) as error:  # not a path, or a path that no file can have
         raise InputError(f"cannot write {path!r}: {error}. Expected the path of a file") from error
 
 
 def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
-    """The numbers at the top, with what they count."""
+    """Return the numbers at the top of the page with their captions."""
     if plan.error:
         return [(format_bytes(sum(row.held for row in plan.parameters())), "of parameters on a rank")]
     peak = max((one.peak.bytes for one in plan.memory()), default=0)
@@ -103,7 +103,7 @@ def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
 
 
 def _kinds(rows: tuple[Collective, ...]) -> list[dict[str, Any]]:
-    """The collectives by kind, phase and carrier."""
+    """Count the collectives by kind, phase, axis and transport."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
         key = {"kind": row.kind, "phase": row.phase, "axis": row.axis, "transport": row.transport}
@@ -114,6 +114,6 @@ def _kinds(rows: tuple[Collective, ...]) -> list[dict[str, Any]]:
 
 
 def _options(lines: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Names and values."""
+    """Split `option name=value` lines into names and values."""
     pairs = (line.removeprefix("option ").partition("=") for line in lines)
     return [(name, value) for name, _, value in pairs]

@@ -1,1 +1,1 @@
-"""What a plan knows, as data: collectives, parameters, memory; compared, and as JSON."""
+"""The contents of a plan as data: collectives, parameters, memory; comparison of plans and JSON."""

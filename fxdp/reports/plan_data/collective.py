@@ -1,9 +1,9 @@
-"""`Collective`: what travels between ranks in a step, why, where in the user's code, and when.
+"""`Collective`: one message of a step, with reason, line of the user's code, and timing.
 
-all_reduce_9        what    387 floats, 1.5 KiB, summed over dp by gloo
-  gradient of 0.weight      why: %t_8 is P(sum), needed as R by the result
-  model.py:7 in 0           where
-  after t_8, before view    when: issued, and waited for; hidden behind what runs between
+all_reduce_9                contents: 387 floats, 1.5 KiB, summed over dp by gloo
+  gradient of 0.weight      reason: %t_8 is P(sum), needed as R by the result
+  model.py:7 in 0           line
+  after t_8, before view    timing: issued, and waited for; overlapped with the ops between
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from fxdp.reports.rows import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Why one value travels: what made it, what reads it, and for which line of the user's code.
+    """The reason why one value is communicated: producer, consumer, and line of the user's code.
 
     Attributes
     ----------
-    value, redistribution, consumer : nodes of `plan.graph`: the value, its redistribution, the op that reads
-    it. text : the cause in words: the op that needs it, or whose gradient it is.
-    has, wants : its placement before and after.
-    made, read : the ops that make and read it, each with the rule that placed it.
-    bytes : of the value, or of the piece of it that travels here.
-    site : the user's line with the path of the module; never a line of torch's.
-    through : torch's own line between the two, where one of torch's modules runs the op.
+    value, redistribution, consumer : nodes of `plan.graph`: the value, the redistribution, the reading op.
+    text : the cause in words: the op that needs the value, or the parameter of a gradient.
+    has, wants : the placement before and after the redistribution.
+    made, read : the ops that make and read the value, each with the rule that placed the op.
+    bytes : size of the value, or of the piece of the value in this message.
+    location : the user's line with the path of the module; never a line of torch.
+    through : torch's own line between the two, if one of torch's modules runs the op.
+    gradient : True for the gradient of a parameter.
     """
 
     value: str
@@ -43,7 +44,7 @@ class Need:
     gradient: bool = False
 
     def chain(self) -> tuple[str, ...]:
-        """From the value to the user's line."""
+        """Return the chain of causes, from the value to the user's line."""
         needed = f"%{self.value} is {self.has}, made by {self.made}"
         asked = f"{self.text} needs it as {self.wants}: {self.read}"
         through = (f"through {self.through}",) if self.through else ()
@@ -52,7 +53,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Overlapped:
-    """What runs while a message is under way: how many ops, from the first to the last in program order."""
+    """The ops that run while a message is in flight: count, first and last in program order."""
 
     count: int = 0
     first: str = ""
@@ -70,19 +71,20 @@ class Collective:
 
     Attributes
     ----------
-    name : its node in `plan.text`; of a transfer `send_`, the value, from and to.
-    part : of a program in stages, where it is: `prologue`, `stage 1`, `finish 0`; else empty.
-    kind, words : `all_reduce`, `all_gather`, `send` ..., and what it does to the value.
-    bytes : of the value that is reduced, gathered or sent, in global shape, all `count` together.
-    type, dtype : of the value.
-    axis : the mesh axes along which it travels.
-    carrier : `gloo`, `nccl`, `messages`, `memory` or `memory and gloo`; empty where the plan has no device.
+    name : the node in `plan.text`; for a transfer `send_`, the value, source and destination.
+    part : in a program with stages, the part with this node: `prologue`, `stage 1`, `finish 0`; else empty.
+    kind, words : `all_reduce`, `all_gather`, `send` ..., and a description of the effect on the value.
+    bytes : size of the value that is reduced, gathered or sent, in global shape, total of all `count`.
+    type, dtype : type and dtype of the value.
+    axis : the mesh axes along which the value is communicated.
+    transport : `gloo`, `nccl`, `messages`, `memory` or `memory and gloo`; empty for a plan without a device.
     phase : `forward` or `backward`.
     text : the cause in words.
-    needs : why each of the values in it travels.
-    issued, waited : the op after which it starts, and the one before which it is waited for.
-    hidden : what runs between.
-    gradient : whether it reduces gradients of parameters.
+    needs : one reason for each value in the message.
+    issued, waited : the op after which the message starts, and the op before which the program waits.
+    overlapped : the ops that run between start and wait.
+    gradient : whether gradients of parameters are reduced.
+    count : the number of transfers, one per micro-batch.
     """
 
     name: str
@@ -105,16 +107,16 @@ class Collective:
 
     @property
     def key(self) -> str:
-        """Its name with its part, as several parts may have a node of that name."""
+        """The name with the part, because several parts may have a node of the same name."""
         return f"{self.part.replace(' ', '_')}.{self.name}" if self.part else self.name
 
     @property
     def location(self) -> Location:
-        """The user's line of the first value in it."""
+        """The user's line of the first value in the message."""
         return self.needs[0].location
 
     def chain(self) -> tuple[str, ...]:
-        """Why it exists, from the first value in it to the user's line."""
+        """Return the chain of causes, from the first value in the message to the user's line."""
         return self.needs[0].chain()
 
     def __repr__(self) -> str:

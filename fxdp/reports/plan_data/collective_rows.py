@@ -1,4 +1,4 @@
-"""The collectives of a program as data, read off its graphs: see `Collective`, and `CommRow` for less."""
+"""Read the collectives of a program from its graphs, as `Collective` rows or as shorter `CommRow` rows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fxdp.reports.rows import CommRow
 from fxdp.rules.registry import registry
 
 _PACKING = frozenset({"bucket", "coalesce", "rows"})
-"""The rules of nodes that only lay values side by side."""
+"""The rules of nodes that only pack values side by side."""
 _A_RESULT = "a result of the step"
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the causes of collectives off the program of one value per collective.
+    """Find the causes of collectives in the program before bucketing, with one value per collective.
 
     Attributes
     ----------
     causes : the program before bucketing.
-    sizes : the values of the symbols of its sizes.
-    origin : the user's lines behind what torch's own modules run.
+    sizes : the values of the size symbols.
+    origin : maps lines inside torch's own modules to the user's lines.
     """
 
     causes: fx.GraphModule
@@ -44,11 +44,11 @@ class Reader:
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
-        """The nodes by name."""
+        """The nodes of `causes` by name."""
         return {node.name: node for node in self.causes.graph.nodes}
 
     def need(self, cause: Cause) -> Need:
-        """Why one value travels."""
+        """Return the reason why one value is communicated."""
         producer, consumer = self.nodes.get(cause.producer), self.nodes.get(cause.consumer)
         redistribution = _redistribution(producer, cause)
         through = (
@@ -70,7 +70,7 @@ class Reader:
         )
 
     def _bytes(self, producer: fx.Node, cause: Cause) -> int:
-        """Of the value, or of the piece that travels."""
+        """Return the bytes of the value, or of the communicated piece of the value."""
         type_ = meta(producer).type
         if cause.elements is None:
             return type_bytes(type_, self.sizes)
@@ -78,7 +78,7 @@ class Reader:
 
 
 def _redistribution(producer: fx.Node | None, cause: Cause) -> fx.Node | None:
-    """The node that converts the value; the one that was made for this consumer, if there are several."""
+    """Return the node that redistributes the value, preferably the one inserted for this consumer."""
     if producer is None:
         return None
     made = [n for n in (*producer.users, producer) if n.target in redistributions.COLLECTIVES]
@@ -91,7 +91,7 @@ def _is_torchs(location: Location) -> bool:
 
 
 def described(node: fx.Node) -> str:
-    """An op and the rule that placed it: `aten.mm (rule product_of_two of einsum)`."""
+    """Name an op with the rule that placed the op: `aten.mm (rule product_of_two of einsum)`."""
     known = meta(node)
     if node.op == "placeholder":
         return "an input of the step"
@@ -106,9 +106,9 @@ def described(node: fx.Node) -> str:
 def communication(
     gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None = None
 ) -> tuple[CommRow, ...]:
-    """One row per collective in the graph, in order; bytes at the given sizes.
+    """Return one row per collective in the graph, in order, with bytes at the given sizes.
 
-    With an `origin` a row's line is the user's own, where torch's modules run the op.
+    With an `origin`, the location of a row is the user's own line, also for ops inside torch's modules.
     """
     nodes = (node for node in gm.graph.nodes if node.target in redistributions.COLLECTIVES)
     return tuple(_comm_row(node, sizes, origin) for node in nodes)
@@ -122,7 +122,7 @@ def _comm_row(node: fx.Node, sizes: Mapping[str, int], origin: Origin | None) ->
         target_text(node.target),
         str(cause.location if origin is None else origin.of(cause.location)),
     )
-    # a size that only the data knows counts as the batch's
+    # a size that depends on data counts as large as the batch
     size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))
     return CommRow(op, size, 1, cause.text, location, phase, cause.gradient)
 
@@ -130,7 +130,7 @@ def _comm_row(node: fx.Node, sizes: Mapping[str, int], origin: Origin | None) ->
 def collectives_of(
     gm: fx.GraphModule, reader: Reader, mesh: Mesh | None = None, part: str = ""
 ) -> tuple[Collective, ...]:
-    """The collectives of one graph, in the order in which they are issued."""
+    """Return the collectives of one graph, in the order of issue."""
     order = list(gm.graph.nodes)
     position = {node: i for i, node in enumerate(order)}
     work = [i for i, node in enumerate(order) if _computes(node)]
@@ -142,7 +142,7 @@ def collectives_of(
 
 
 def _travels(node: fx.Node, mesh: Mesh | None) -> bool:
-    """Whether there are several ranks along its axis; micro-batches, which passes count as some, are none."""
+    """Return whether the axis has several ranks; micro-batches, which passes count as ranks, are ignored."""
     found = redistributions.redistribution_of(node)
     return mesh is None or found is None or mesh.size_along(found.axis) > 1
 
@@ -177,7 +177,7 @@ def _collective(
 
 
 def _computes(node: fx.Node) -> bool:
-    """Whether a node is work of the model's, behind which a message can hide."""
+    """Return whether a node is work of the model, which can overlap with a message."""
     if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS or is_host_size(node):
         return False
     return node.target is not operator.getitem and meta(node).reason not in _PACKING
@@ -186,7 +186,7 @@ def _computes(node: fx.Node) -> bool:
 def _timing(
     node: fx.Node, order: Sequence[fx.Node], position: Mapping[fx.Node, int], work: Sequence[int]
 ) -> tuple[str, str, Overlapped]:
-    """The op after which it is issued, the one before which it is waited for, and what runs between."""
+    """Return the op before the issue, the op that follows the wait, and the ops in between."""
     start = position[node]
     end = next((position[user] for user in node.users if user.target is redistributions.wait), start)
     i, j = bisect_left(work, start), bisect_right(work, end)

@@ -1,4 +1,4 @@
-"""What a plan knows beyond its text, as rows: made when somebody asks, and then kept."""
+"""The contents of a plan as rows, computed on first request and then kept."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fxdp.reports.rows import Explanation
 
 @dataclass(frozen=True)
 class Details:
-    """What a plan was made of, and its rows.
+    """The inputs of a plan and its rows.
 
     Attributes
     ----------
     model : the class of the model.
     mesh : the sizes of all axes, by name.
     batch : samples of the global batch.
-    options : those of `fxdp.compile`, as text.
-    choice : which strategy was chosen by memory, and why; empty where there was none to choose.
-    explanations : why each node of `plan.graph` is placed as it is.
+    options : the options of `fxdp.compile`, as text.
+    choice : the strategy chosen by memory, with the reason; empty without a choice.
+    explanations : the reason for the placement of each node of `plan.graph`.
     """
 
     model: str = ""
@@ -36,5 +36,5 @@ class Details:
     explanations: tuple[Explanation, ...] = ()
 
     def __call__(self) -> Details:
-        """Itself: a plan asks by a call, whether the rows are made already or not."""
+        """Return this object, so that a plan can call finished rows like a function that computes rows."""
         return self

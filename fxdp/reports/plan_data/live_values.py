@@ -1,10 +1,10 @@
-"""The values of one graph on a rank: their bytes, who owns their memory, what they are, until when they live.
+"""The values of one graph on a rank: bytes, owner of the memory, kind, and lifetime.
 
-A bucket is more than its result. What its messages read and write lives beside it, out of sight of the graph:
+A bucket takes more memory than its result, because the messages' buffers are not values of the graph:
 
-    start_scatter   pending [rows] and packed [ranks x rows], in memory that ranks share, if they do
+    start_scatter   pending [rows] and packed [ranks x rows], in shared memory if ranks share memory
     start_gather    pending [ranks x rows], and packed [rows] of casts
-    all_reduce      pending; a wait for any of them hands that out as it is, when packed is gone
+    all_reduce      pending; the wait returns the pending memory itself, after packed is freed
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fxdp.ir.zero_copy_gathers import is_zero_copy
 
 _WORDS = {Parameter: "parameters", Buffer: "buffers", Constant: "buffers", Input: "inputs"}
 _INSIDE: Mapping[Any, int] = {MOMENTS_OP: 2, STANDARDIZE_OP: 1, STANDARDIZE_BACKWARD_OP: 3}
-"""Ops that are compositions: values of their first operand's size that they hold beside their result."""
+"""Composite ops, with the number of temporary values of the first operand's size beside the result."""
 _IN_PLACE = redistributions.ORDERED | {
     redistributions.all_reduce,
     redistributions.broadcast,
     redistributions.all_reduce_shards,
 }
-"""Their waits hand out what is pending."""
+"""Collectives for which the wait returns the pending memory itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an op drops before it makes its result, what it adds, what nobody reads afterwards: by kind."""
+    """Bytes by kind that one op frees before its result, allocates, and leaves without a later reader."""
 
     node: fx.Node
     dropped: Mapping[str, int]
@@ -53,12 +53,12 @@ class Moment:
 
     @property
     def phase(self) -> str:
-        """Of the step."""
+        """The phase of the step: `forward` or `backward`."""
         return "backward" if meta(self.node).backward else "forward"
 
 
 def summed(given: Mapping[InputSpec, int]) -> dict[str, int]:
-    """Bytes of slots by what they are: parameters, buffers, inputs."""
+    """Sum bytes of graph inputs by kind: parameters, buffers, inputs."""
     found = dict.fromkeys(_WORDS.values(), 0)
     for spec, size in given.items():
         if type(spec) in _WORDS:
@@ -67,10 +67,10 @@ def summed(given: Mapping[InputSpec, int]) -> dict[str, int]:
 
 
 class LiveValues:
-    """One graph at the given sizes; `ranks` are those along each axis, None: all.
+    """The lifetimes of the values of one graph at the given sizes.
 
-    `shares` says whether what is sent lies in memory that ranks share, which is not counted here, and `shown`
-    which gathers copy nothing.
+    `ranks` gives the number of ranks along each axis, and of all ranks under None. `shares` says whether sent
+    values are in memory that ranks share, which is not counted here; `shown` says which gathers copy nothing.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LiveValues:
         }  # fmt: skip
 
     def bytes(self, node: fx.Node) -> int:
-        """Of this rank's part of a value."""
+        """Return the bytes of this rank's part of a value."""
         if self._shown(node):
             return 0
         types, placed = tensor_types(meta(node).type), meta(node).placement
@@ -103,30 +103,30 @@ class LiveValues:
         return total
 
     def given(self) -> dict[InputSpec, int]:
-        """Bytes of what is there all the time."""
+        """Return the bytes of the graph's inputs, which are held all the time."""
         nodes = (n for n in self._nodes if n.op == "placeholder")
         return {spec: self.bytes(n) for n in nodes if (spec := meta(n).spec) is not None}
 
     def results(self) -> int:
-        """Bytes of what the graph gives."""
+        """Return the bytes of the graph's results."""
         return sum(map(self.bytes, self._output.all_input_nodes))
 
     def gradients(self) -> int:
-        """Bytes of the parameters' gradients."""
+        """Return the bytes of the parameters' gradients."""
         of = {meta(n).spec: n for n in self._nodes if n.op == "placeholder"}
         specs = (s.of for s, _ in self._returned if isinstance(s, Gradient))
         return sum(self.bytes(of[s]) for s in specs if isinstance(s, Parameter) and s in of)
 
     def saved(self) -> int:
-        """Bytes of what the forward makes and the backward reads."""
+        """Return the bytes of values that the forward makes and the backward reads."""
         return sum(map(self.bytes, self.partitioner_hints()))
 
     def partitioner_hints(self) -> list[fx.Node]:
-        """What the forward makes and the backward reads, in program order."""
+        """Return the values that the forward makes and the backward reads, in program order."""
         return [node for node in self._nodes if node in self._saved and node.op == "call_function"]
 
     def moments(self) -> Iterator[Moment]:
-        """The ops that make values, in program order."""
+        """Yield a `Moment` for each op that makes values, in program order."""
         dies: dict[fx.Node, Counter[str]] = {}
         packs: dict[fx.Node, int] = {}
         for value, reader in self._last.items():
@@ -144,12 +144,12 @@ class LiveValues:
             if packed := self._packed(node):
                 added["buckets"] += packed
                 (wait,) = (user for user in node.users if user.target is redistributions.wait)
-                packs[wait] = packed  # a wait lets go of what was sent, then it makes its result
+                packs[wait] = packed  # a wait frees the sent buffer before it makes the result
             dropped = {"buckets": packs.get(node, 0)}
             yield Moment(node, dropped, added, dies.get(node, Counter()) + unread)
 
     def top(self, backward: bool) -> Counter[str]:
-        """The most that lives at once while one half runs, beside what was there before, by kind."""
+        """Return the bytes by kind at the peak of forward or backward, without the inputs."""
         live, most = Counter[str](), Counter[str]()
         for moment in self.moments():
             if meta(moment.node).backward is backward:
@@ -177,7 +177,7 @@ class LiveValues:
         return last
 
     def _gradient_path(self) -> set[fx.Node]:
-        """Values of the backward that are only moved from where they are made until they are gradients."""
+        """Return the values of the backward that are only moved until they are gradients."""
         others = {value for spec, value in self._returned if not isinstance(spec, Gradient)}
         found: set[fx.Node] = set()
         for node in reversed(self._nodes):
@@ -195,7 +195,7 @@ class LiveValues:
         return "saved" if node in self._saved and not meta(node).backward else "temporary"
 
     def _packed(self, node: fx.Node) -> int:
-        """Bytes of what a bucket's message reads, where that is a copy."""
+        """Return the bytes of the copy that a bucket's message reads; 0 without a copy."""
         if node.target is redistributions.reduce_scatter_shards:
             return 0 if self._shares else type_bytes(tensor_type(node), self._sizes)
         if node.target is not redistributions.all_gather_shards:
@@ -206,7 +206,7 @@ class LiveValues:
 
 
 def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
-    """Bytes of the buffers in which a rank's large values lie for the others of its host: they take turns."""
+    """Return the bytes of the rotating buffers through which ranks of a host exchange large values."""
     buffers = rotating_buffers(direct=mesh.direct_sums)
     nodes = (node for gm in graphs for node in gm.graph.nodes if not is_zero_copy(node, mesh))
     graph_nodes = [(meta(node).backward, node) for node in nodes]
@@ -218,13 +218,13 @@ def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
         and transport_of(node, mesh) in ("memory", "hosts")
         and (size := _sent(node, mesh))
     ]
-    if len(iterations) % buffers:  # the next step begins with another one
+    if len(iterations) % buffers:  # the next step begins with a different buffer
         return buffers * max(iterations)
     return sum(max(iterations[i::buffers], default=0) for i in range(buffers))
 
 
 def _sent(node: fx.Node, mesh: Mesh) -> int:
-    """Bytes that a rank writes for the others; none where they read them elsewhere, or all are a message."""
+    """Return the bytes that a rank writes to its buffer for a collective; 0 for messages and direct reads."""
     size, gathers = type_bytes(tensor_type(node)), node.target is redistributions.all_gather_shards
     if mesh.direct_sums and not (gathers or node.target is redistributions.reduce_scatter_shards):
         return 0
@@ -233,7 +233,7 @@ def _sent(node: fx.Node, mesh: Mesh) -> int:
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether an op only brings values to another place."""
+    """Return whether an op only moves values."""
     return is_view(node.target) or node.target is aten.cat.default or (
         node.target in redistributions.REDISTRIBUTIONS
     )  # fmt: skip

@@ -1,14 +1,14 @@
-r"""What a rank holds over a step: parameters, gradients, and the values that live between two ops.
+r"""Predict the memory of a rank over a step: parameters, gradients, and values that live between ops.
 
     bytes                 /\
                      /\  /  \/\          values of the forward that the backward still reads
               /\  /\/  \/      \__
-       ______/  \/                \__    parameters, buffers and inputs are there all the time
+       ______/  \/                \__    parameters, buffers and inputs, held all the time
        forward           backward
 
-It counts the ops one by one in program order, as `compute="eager"` runs them; Inductor, which fuses ops and
-computes some again, needs less. An optimizer's state is there all the time, too: by default two values per
-element, as Adam keeps them.
+Ops are counted one by one in program order, as `compute="eager"` runs them; Inductor, which fuses ops and
+recomputes some values, needs less. Optimizer state is held all the time, too: by default two values per
+element, as for Adam.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.reports.plan_data.live_values import LiveValues, summed
 from fxdp.reports.rows import format_bytes
 
-_POINTS = 240  # as many as a picture of some hundred pixels shows
+_POINTS = 240  # enough for a picture of some hundred pixels
 ADAM = 2
-"""Values that Adam keeps for each element of a parameter."""
+"""The number of values that Adam keeps for each element of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """What is held while `at`, an op or an action of the schedule, runs."""
+    """The bytes that are held while `at` runs, an op or an action of the schedule."""
 
     at: str
     phase: str
@@ -42,19 +42,19 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankMemory:
-    """What one rank holds over a step, in bytes.
+    """The memory of one rank over a step, in bytes.
 
     Attributes
     ----------
-    rank : along the pipeline; data ranks hold alike.
-    parameters, buffers, inputs : there all the time.
-    gradients : of parameters, at the end of the step.
-    points : all of it, from op to op.
-    optimizer : its state, there all the time.
-    shared : buffers through which ranks of one host exchange large values, there all the time.
-    entire : sharded parameters that were gathered and stay, there all the time.
-    at_peak : the bytes of the highest point by what they are: the names above, `saved` activations, `buckets`
-        of gradients and of gathered parameters under way, `temporary` values.
+    rank : the rank along the pipeline; all data ranks hold equal amounts.
+    parameters, buffers, inputs : held all the time.
+    gradients : gradients of parameters, at the end of the step.
+    points : total bytes, from op to op.
+    optimizer : optimizer state, held all the time.
+    shared : buffers through which ranks of one host exchange large values, held all the time.
+    full : parameters that stay unsharded after a gather, held all the time.
+    at_peak : the bytes of the highest point by kind: the names above, `saved` activations, `buckets` of
+        gradients and of gathered parameters in flight, `temporary` values.
     """
 
     rank: int
@@ -70,16 +70,16 @@ class RankMemory:
 
     @property
     def still(self) -> int:
-        """What is there all the time."""
+        """The bytes that are held all the time."""
         return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared + self.full
 
     @property
     def peak(self) -> MemoryPoint:
-        """The largest of the points."""
+        """The point with the most bytes."""
         return max(self.points, key=lambda point: point.bytes, default=MemoryPoint("", "", self.still))
 
     def with_state(self, values: float) -> RankMemory:
-        """The same with an optimizer that keeps so many values for each element, of which here are Adam's."""
+        """Return this memory for an optimizer with `values` values per element instead of Adam's two."""
         state = round(self.optimizer * values / ADAM)
         more = state - self.optimizer
         points = tuple(replace(point, bytes=point.bytes + more) for point in self.points)
@@ -104,11 +104,11 @@ _SPOKEN = {
 
 
 def state_of_optimizer(values: object) -> float:
-    """How many values an optimizer keeps for each element, checked.
+    """Check the number of values that an optimizer keeps for each element.
 
     Raises
     ------
-    InputError : no such number.
+    InputError : `values` is not a number from 0 to 1024.
     """
     if not isinstance(values, (int, float)) or isinstance(values, bool) or not 0 <= values < 1024:
         raise InputError(
@@ -123,10 +123,10 @@ def curve(
     shared: int = 0, gather: fx.GraphModule | None = None,
     shown: Callable[[fx.Node], bool] = lambda node: False,
 ) -> RankMemory:  # fmt: skip
-    """The memory of a program that is one part; `mesh_ranks` are the ranks along each axis, and all.
+    """Return the memory of a program in one part.
 
-    `gather` makes the unsharded parameters that stay from step to step, `shown` are gathers that copy
-    nothing.
+    `mesh_ranks` gives the number of ranks along each axis, and of all ranks under None. `gather` makes the
+    unsharded parameters that stay from step to step; `shown` says which gathers copy nothing.
     """
     held = LiveValues(gm, mesh_ranks, sizes, shares=shared > 0, shown=shown)
     sums, gradients = summed(held.given()), held.gradients()
@@ -155,11 +155,12 @@ def scheduled_curves(
     sizes: Sequence[Mapping[str, int]], schedule: Schedule, gradients: Sequence[Mapping[Parameter, int]],
     gathers: Sequence[fx.GraphModule | None] = (), *, owned: bool = False,
 ) -> tuple[RankMemory, ...]:  # fmt: skip
-    """The memory of each pipeline rank: a forward keeps what its backward reads, for as long as that waits.
+    """Return the memory of each pipeline rank; saved activations are held until the backward runs.
 
-    `parts` are the stages, `sizes` those of each micro-batch, `gradients` the bytes of each stage's. Every
-    rank holds all parameters; of those that `gathers` make full, stage by stage, its rows. An optimizer has
-    state for all that a rank holds, or (`owned`) for those of its stages.
+    `parts` are the stages, `sizes` the sizes of each micro-batch, `gradients` the bytes of each stage's
+    gradients. Every rank holds all parameters, and only a shard of each parameter that `gathers` unshard,
+    stage by stage. The optimizer has state for all parameters of a rank, or (`owned`) for the parameters of
+    its stages.
     """
     held = [[LiveValues(part, mesh_ranks, one) for one in sizes] for part in parts]
     gathered = [None if gm is None else LiveValues(gm, mesh_ranks, sizes[0]) for gm in gathers]
@@ -184,7 +185,7 @@ def scheduled_curves(
 def _along(
     row: Sequence[Action], held: Sequence[Sequence[LiveValues]], gradients: Sequence[int], live: Counter[str]
 ) -> tuple[tuple[MemoryPoint, ...], dict[str, int], int]:
-    """What lives at each action of a rank, the highest of it by kind, and the gradients at the end."""
+    """Return the bytes at each action of a rank, the highest point by kind, and the gradients at the end."""
     points, added, highest = list[MemoryPoint](), set[int](), live.copy()
     for action in row:
         one, forward = held[action.stage][action.microbatch], action.kind is Kind.FORWARD
@@ -193,7 +194,7 @@ def _along(
         points.append(MemoryPoint(str(action), "forward" if forward else "backward", now.total()))
         if forward:
             live["saved"] += one.saved()
-        elif action.kind is not Kind.INPUT_GRADIENT:  # until then its weights' gradients need them
+        elif action.kind is not Kind.INPUT_GRADIENT:  # before, weight gradients need the saved activations
             live["saved"] -= one.saved()
             live["gradients"] += 0 if action.stage in added else gradients[action.stage]
             added.add(action.stage)
@@ -201,12 +202,12 @@ def _along(
 
 
 def _named(live: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by kind, those that users ask for first."""
+    """Return the bytes by kind, in the order of display."""
     return {name: live.get(name, 0) for name in _SPOKEN}
 
 
 def thinned(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
-    """The highest of each run of points, so that a picture of them keeps its peaks."""
+    """Keep the highest point of each run of points, so that a picture keeps its peaks."""
     each = -(-len(points) // _POINTS)
     runs = (points[i : i + each] for i in range(0, len(points), max(each, 1)))
     return tuple(max(run, key=lambda point: point.bytes) for run in runs)

@@ -1,4 +1,4 @@
-"""The parameters of a program as data: how each lies on the ranks, and what reduces its gradient."""
+"""The parameters of a program as data: placement on the ranks, and reduction of the gradient."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ParameterRow:
 
     Attributes
     ----------
-    name : as in the model; of tied ones the first.
-    shape, dtype : of the full value.
-    bytes, held : of the full value, and of what one rank holds.
-    placement : `R`: full on every rank; `ParamShard`: its rows of dim 0.
+    name : the name in the model; for tied parameters the first name.
+    shape, dtype : shape and dtype of the full parameter.
+    bytes, held : bytes of the full parameter, and bytes that one rank holds.
+    placement : `R`: full on every rank; `ParamShard`: sharded along dim 0.
     gradient : whether a gradient is computed.
-    reduced_by : the collectives that carry its gradient, by their keys.
-    stages : the pipeline stages that read it.
-    site : the user's line that first reads it, with the path of the module.
+    reduced_by : keys of the collectives that carry the gradient.
+    stages : the pipeline stages that read the parameter.
+    location : the user's first line that reads the parameter, with the path of the module.
     """
 
     name: str
@@ -67,13 +67,13 @@ def parameter_rows(
     causes: fx.GraphModule, mesh: Mesh, origin: Origin, collectives: Iterable[Collective],
     stages: Mapping[str, tuple[int, ...]],
 ) -> tuple[ParameterRow, ...]:  # fmt: skip
-    """One row per parameter that the program reads, in the model's order."""
+    """Return one row per parameter that the program reads, in the model's order."""
     made = _gradients(causes)
     carried: dict[str, list[str]] = {}
     for row in collectives:
         for need in row.needs:
             carried.setdefault(need.value, []).append(row.key)
-            if need.gradient:  # of a gradient that every rank computes in full its factors travel
+            if need.gradient:  # for a gradient that every rank computes in full, the factors are communicated
                 carried.setdefault(need.consumer, []).append(row.key)
     return tuple(
         _row(node, spec, mesh, origin, made, carried, stages.get(spec.name, ()))
@@ -84,7 +84,7 @@ def parameter_rows(
 def parameter_row(
     name: str, parameter: Tensor | TensorType, mesh: Mesh, location: Location, *, rows: bool
 ) -> ParameterRow:
-    """The row of a parameter of which no program is known, sharded or not."""
+    """Return the row of a parameter without a program, sharded or not."""
     shape = held = tuple(int(n) for n in parameter.shape)
     if rows and shape:
         held = (largest_shard(shape[0], mesh.sharding), *shape[1:])
@@ -117,7 +117,7 @@ def _row(
 
 
 def first_read(node: fx.Node) -> Location:
-    """The line of the first op that reads a value, through redistributions and other ops without a line."""
+    """Return the line of the first op that reads a value, skipping redistributions and ops without a line."""
     seen, pending = {node}, [node]
     while pending:
         for user in pending.pop(0).users:
@@ -130,7 +130,7 @@ def first_read(node: fx.Node) -> Location:
 
 
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
-    """By parameter, the node of its gradient before that is reduced, or of what multiplies its factors."""
+    """Map each parameter to the node of its gradient before reduction, or to the product of its factors."""
     return {
         spec.of.name: product_of_factors(unconverted(value)).name
         for spec, value in results_of(causes.graph)

@@ -1,4 +1,4 @@
-"""What differs between two plans: what they were made of, their parameters, what they exchange."""
+"""Compare two plans: model and options, parameters, memory, communication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxdp.reports.sheet import Sheet, Shown
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same: what it is, and how it is here and there; empty where it is missing."""
+    """One difference between two plans: name, value here, value there; empty if the value is missing."""
 
     what: str
     here: str
@@ -24,7 +24,7 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class PlanDiff(Shown):
-    """The differences between two plans; empty (and false) where they are alike. Times are not compared."""
+    """The differences between two plans; empty (and false) for equal plans. Times are not compared."""
 
     rows: tuple[Difference, ...] = ()
 
@@ -38,13 +38,13 @@ class PlanDiff(Shown):
         return "\n".join(map(str, self.rows)) or "the plans are alike"
 
     def sheets(self) -> tuple[Sheet, ...]:
-        """The differences in a table."""
+        """Return the differences as one table."""
         rows = tuple((row.what, row.here or "none", row.there or "none") for row in self.rows)
         return (Sheet(f"{len(rows)} differences" if rows else str(self), ("what", "here", "there"), rows),)
 
 
 def differences(here: Details, there: Details) -> PlanDiff:
-    """What differs, from the model down to each collective."""
+    """List the differences, from the model down to each collective."""
 
     def about(one: Details) -> dict[str, str]:
         mesh = ", ".join(f"{axis}={size}" for axis, size in one.mesh.items())
@@ -71,7 +71,7 @@ def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterable[Di
 
 
 def _exchanged(one: Details) -> dict[str, str]:
-    """What travels, by what it is for: buckets, which depend on their size alone, count by their values."""
+    """Describe the communication by purpose; the values of a bucket are listed one by one."""
     found: dict[str, list[int]] = {}
     for row in one.collectives:
         for need in row.needs if row.kind != "send" else row.needs[:1]:

@@ -1,4 +1,4 @@
-"""Plans as JSON: plain values with a version, and back."""
+"""Convert plans to JSON with a format version, and read them back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT, VERSION = "fxdp-plan", 1
 
 
 def plain(value: Any) -> Any:
-    """Rows, and rows in rows, as values that JSON holds."""
+    """Convert rows, including nested rows, to values that JSON can hold."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: Any, value: Any) -> Any:
-    """The value of a type that `plain` has made plain."""
+    """Convert a plain value back to the given type; the inverse of `plain`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         return tuple(read(arguments[0], one) for one in value)
@@ -42,7 +42,7 @@ def read(kind: Any, value: Any) -> Any:
 
 
 def read_coverage(rows: list[dict[str, Any]]) -> tuple[CoverageRow, ...]:
-    """The rows of a coverage, whose places stand beside their other values."""
+    """Read the rows of a coverage report, where the fields of `location` are beside the row's own."""
     names = [field.name for field in dataclasses.fields(Location)]
     return tuple(
         CoverageRow(
@@ -54,18 +54,18 @@ def read_coverage(rows: list[dict[str, Any]]) -> tuple[CoverageRow, ...]:
 
 
 def read_schedule(name: str, lines: list[str]) -> Schedule | None:
-    """The schedule of lines `rank 0: 0F0 0B0`."""
+    """Read a schedule from lines such as `rank 0: 0F0 0B0`."""
     if not lines:
         return None
     return csv.parse("\n".join(line.partition(": ")[2].replace(" ", ",") for line in lines), name)
 
 
 def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
-    """What a JSON text holds, if it is a plan of this version.
+    """Parse a JSON text and check that it is a plan of this version.
 
     Raises
     ------
-    InputError : it is none, with what differs.
+    InputError : the text is not a plan, or a plan of a different version; the message says why.
     """
     expected = "expected the text that plan.to_json() or fxdp plan --json gives"
     given: object = text
@@ -89,7 +89,7 @@ def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seen(found: object) -> str:
-    """JSON that is no plan, by what tells best which file it was."""
+    """Describe JSON that is not a plan, to help to recognize the file."""
     if not isinstance(found, dict):
         return a_kind(found)
     if "format" in found:
@@ -99,11 +99,11 @@ def _seen(found: object) -> str:
 
 @contextlib.contextmanager
 def read_as_written(found: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, the rows of a plan are read.
+    """Turn errors inside the block into an error about a plan with unexpected rows.
 
     Raises
     ------
-    InputError : they are other ones than are written, as in a file that was changed.
+    InputError : the rows differ from the rows that `to_json` writes, as in a file edited by hand.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What pipeline ranks send one another in a step, as data: one row per value, from and to."""
+"""The transfers between pipeline ranks in a step as data: one row per value, source and destination."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "rec
 
 @dataclass(frozen=True)
 class Transfers:
-    """Makes the rows of all transfers of a step.
+    """Build the rows of all transfers of a step.
 
     Attributes
     ----------
     steps : the written program of each pipeline rank.
-    carrier : what carries them.
+    transport : the transport of all transfers.
     """
 
     partition: Partition
@@ -41,7 +41,7 @@ class Transfers:
     transport: str
 
     def rows(self, sent: Iterable[Sent]) -> tuple[Collective, ...]:
-        """One row per value, from and to, and direction; all micro-batches together."""
+        """Return one row per value, source, destination and direction; all micro-batches together."""
         groups: dict[tuple[str, int, int, bool], list[Sent]] = {}
         for item in sent:
             groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
@@ -50,7 +50,7 @@ class Transfers:
         return tuple(self._row(items, edges.get(key[0]), made, specs) for key, items in groups.items())
 
     def _made(self) -> dict[str, fx.Node]:
-        """The nodes of all parts by name: what is sent is made in one of them."""
+        """Return the nodes of all parts by name; one of the parts makes each sent value."""
         cut = self.partition
         every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
         parts = [part for part in every if part is not None]
@@ -110,7 +110,7 @@ class Transfers:
         )
 
     def _of_parameter(self, name: str, item: Sent, gather: fx.Node) -> Need:
-        """Rows of a parameter that another rank's stages read: for the op that first reads it there."""
+        """Return the need of a shard that a different rank's stages read, for the first reading op there."""
         cause = meta(gather).cause
         return Need(
             value=name,
@@ -139,7 +139,7 @@ class Transfers:
         return found
 
     def _location(self, name: str, node: fx.Node | None, spec: OutputSpec | None) -> Location:
-        """Where a value is made; of one that was cut out of a bucket, where the result is."""
+        """Return the location where a value is made; for a piece of a bucket, the location of the result."""
         own = self.reader.nodes.get(name)
         for found in (node, own, self._result(spec)):
             if found is not None and meta(found).location.file:
@@ -147,12 +147,12 @@ class Transfers:
         return Location()
 
     def _result(self, spec: OutputSpec | None) -> fx.Node | None:
-        """What a result is made of, before it is reduced."""
+        """Return the node of a result before reduction."""
         found = next((v for s, v in results_of(self.reader.causes.graph) if s == spec), None)
         return None if found is None else unconverted(found)
 
     def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Overlapped]:
-        """The stage's call after which the first leaves, the one that waits for it, and what runs between."""
+        """Return the call before the first transfer, the call that waits, and the calls in between."""
         tags = {item.tag for item in items}
         source, target = self.steps[items[0].source], self.steps[items[0].target]
         issued = next((before for before, node in _calls(source) if _tag(node) == items[0].tag), "")
@@ -173,7 +173,7 @@ class Transfers:
 
 
 def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
-    """Calls of modules and waits in order, each with the name of the stage's call before it."""
+    """Yield calls of modules and waits in order, each with the name of the preceding call of a stage."""
     before = ""
     for node in graph.nodes:
         if node.op == "call_module" or waits(node):
@@ -182,13 +182,13 @@ def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
 
 
 def _is_work(node: fx.Node) -> bool:
-    """Whether it runs a part of the model: no transfer, event or buffer."""
+    """Return whether a node runs a part of the model, and not a transfer, event or buffer."""
     words = ("forward_", "backward_", "input_gradient_", "weight_gradient_", "finish_", "gather_", "prologue")
     return node.op == "call_module" and str(node.target).startswith(words)
 
 
 def _tag(node: fx.Node) -> Any:
-    """The number of the transfer that a node is an end of."""
+    """Return the tag of the transfer that a node starts or ends."""
     if node.target not in _TRANSFERS:
         return None
     return node.args[2] if str(node.target).startswith("send") else node.args[3]
