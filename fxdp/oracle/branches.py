@@ -1,4 +1,4 @@
-"""Which way a model's code goes on one device, at the flags of the batch that it branches on."""
+"""Find the data-dependent branches that a model's code takes on one device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fxdp.torch_compat import Patch, around, calling_frame, patched
 def branches_at(
     found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int, seed: int
 ) -> tuple[bool, ...]:
-    """The way at each branch of a capture, for the first samples; up to where the code goes another.
+    """Return the answer at each branch of a capture for the first samples, up to the first different answer.
 
-    `seed` is that of the run to be compared: what is dropped out decides, too.
+    `seed` must be the seed of the run to be compared, because dropout may affect the answers.
     """
     if not found.branches:
         return ()
@@ -42,7 +42,7 @@ def branches_at(
             asked.append((location_of_frame(calling_frame()), bool(value)))
         return value
 
-    truth = Tensor.__bool__  # torch's own: what is below is not installed yet
+    truth = Tensor.__bool__  # torch's own: the patches below are not installed yet
 
     def goes(flag: Tensor, frame: FrameType) -> bool:
         asked.append((location_of_frame(frame), truth(flag)))
@@ -80,7 +80,7 @@ def _at_branches(found: Captured, asked: list[tuple[Location, bool]]) -> tuple[b
 
 
 class _Count(int):
-    """How many a mask selects: notes that it is compared with another number, as if by that with none."""
+    """The number of elements that a mask selects; records each comparison as a comparison with zero."""
 
     _asked: list[tuple[Location, bool]]
 
@@ -109,5 +109,5 @@ class _Count(int):
 
 
 def on_branch(found: Captured, branches: tuple[bool, ...]) -> bool:
-    """Whether a capture goes these ways."""
+    """Return whether a capture took these branches."""
     return found.branches[: len(branches)] == branches

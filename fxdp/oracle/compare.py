@@ -1,4 +1,4 @@
-"""How large the terms of a value were: what is left of larger ones is as inexact as these were."""
+"""Measure the terms of a sum: a result left over from cancellation is as inexact as the terms."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fxdp.ir.tensor_difference import largest_size
 from fxdp.torch_compat import aten
 
 _MASK = 1e30
-"""Larger values stand for "never" (the least finite number in an attention mask): they are no scale."""
+"""Larger values stand for "never" (the least finite number in an attention mask) and are not a scale."""
 
 
 def cancelled(tolerance: float) -> float:
-    """Which share of its terms a sum may cancel to before its rounding errors exceed the tolerance.
+    """Return the ratio of a sum to the terms below which rounding errors exceed the tolerance.
 
-    A thousandth at 1e-9 in float64; float32's 1e-6 and more leave no room.
+    A thousandth at 1e-9 in float64; at 1e-6 (float32) and above no cancellation is tolerated.
     """
     return min(1.0, 1e6 * tolerance)
 
 
 def magnitude(value: Tensor) -> float:
-    """The largest |value| that is no mask; 0 for integers."""
+    """Return the largest absolute value that is not a mask; 0 for integers."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
     largest = largest_size(value)
@@ -34,10 +34,10 @@ def magnitude(value: Tensor) -> float:
 
 
 def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tensor]) -> float:
-    """The floor of a product or quotient of two values with floors, in its own measure; 0 of other ops.
+    """Return the floor of a product or quotient from the floors of both operands; 0 for any further op.
 
-    x - x.max(): the gradient of the maximum is zero but for rounding, is divided by how often the maximum
-    occurs, and multiplied by a mask of where.
+    Example: in `x - x.max()` the gradient of the maximum is zero up to rounding, is divided by the number of
+    times the maximum occurs, and is multiplied by a mask of the positions.
     """
     if node.target is aten.mul.Tensor and len(operands) == 2:
         return max(floors[0] * _largest(operands[1]), floors[1] * _largest(operands[0]))
@@ -48,5 +48,5 @@ def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tens
 
 
 def _largest(value: Tensor) -> float:
-    """Of masks and counts, too."""
+    """Return the largest absolute value, also of masks and counts."""
     return float(value.abs().max()) if value.numel() and value.dtype != torch.bool else 1.0

@@ -1,4 +1,4 @@
-"""What the oracle found wrong: the node, its rule, and how its operands were."""
+"""A difference found by the oracle: the node, the rule, and the state of the operands."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fxdp.ir.types import TensorType
 class OperandState:
     """An operand of a faulty node.
 
-    `text` is its line in golden text, `wanted` the placement that the node reads it in, `error` its relative
-    difference from one device (None for inputs, parameters and what has no counterpart there).
+    `text` is the operand's line in golden text, `wanted` the placement that the node needs, and `error` the
+    relative difference from one device (None for inputs, parameters, and values without a counterpart).
     """
 
     text: str
@@ -30,9 +30,9 @@ class OperandState:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A node whose ranks' values do not make up the global one.
+    """A node for which the values of the ranks do not combine to the global value.
 
-    `error` is relative to the largest value; infinite where the values cannot be compared.
+    `error` is relative to the largest value, and infinite if the values cannot be compared.
     """
 
     node: str
@@ -50,7 +50,7 @@ class Fault:
 
 
 def make_fault(node: fx.Node, what: str, error: float, errors: dict[fx.Node, float]) -> Fault:
-    """The fault of a node; `errors` are those of the nodes before it."""
+    """Build the fault of a node; `errors` are the errors of earlier nodes."""
     known = meta(node)
     operands = _operands(node, errors)
     rule = known.reason or "?"

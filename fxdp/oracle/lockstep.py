@@ -1,10 +1,10 @@
-"""The lock-step interpreter.
+"""Run the program of all ranks in lock-step, and compare each node with one device.
 
-Every node holds a list with one value per rank; a collective combines the list; after each node the
-ranks' values are put together by the node's placement and compared with what the captured graph computes
-on the global batch. The first difference names the node, so that a wrong rule, a dropped reduction or a
-size that should be global shows in seconds. Random values are taken from the ranks: the reference uses
-what they drew, and no two ranks may draw the same.
+Every node holds a list with one value per rank, and a collective combines the list. After each node, the
+values of the ranks are combined according to the node's placement and compared with the result of the
+captured graph on the global batch. The first difference names the node, so a wrong rule, a dropped reduction
+or a size that should be global is found in seconds. Random values are taken from the ranks: the reference
+uses the numbers drawn by the ranks, and two ranks must not draw equal numbers.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class LockStep:
     Parameters
     ----------
     local : a graph of level LOCAL.
-    captured : the same program at level CAPTURED, sharing node names.
-    sizes : every rank's batch; their sum is the global batch.
+    captured : the same program at level CAPTURED, with the same node names.
+    sizes : every rank's batch size; the sum is the global batch size.
     symbols : values of further dynamic sizes.
-    tolerance : largest relative error (of the largest value) that counts as equal.
-    mesh : which ranks lie along which axis; without it there is one.
-    single_device_rng : the ranks' generators are in the same state, as with `rng="single-device"`.
-    tolerances : other tolerances of single nodes, by name.
+    tolerance : the largest relative error (of the largest value) that counts as equal.
+    mesh : the arrangement of the ranks along axes; None for a single axis.
+    single_device_rng : True if the ranks' generators have equal states, as with `rng="single-device"`.
+    tolerances : different tolerances for single nodes, by name.
     """
 
     local: fx.GraphModule
@@ -61,14 +61,14 @@ class LockStep:
     mesh: Mesh | None = None
     faults: list[Fault] = field(default_factory=list)
     errors: dict[fx.Node, float] = field(default_factory=dict)
-    """The relative error of each node that was compared."""
+    """The relative error of each compared node."""
     ties: list[fx.Node] = field(default_factory=list)
-    """Nodes whose answer rounding decides; the ranks went on with one device's."""
+    """Nodes for which rounding decides the result; the ranks continued with the result of one device."""
 
     def run(self, specs: Mapping[InputSpec, Any]) -> dict[OutputSpec, Tensor]:
-        """The results of the ranks, put together; `specs` holds the *global* value of each input.
+        """Run all nodes and return the combined results of the ranks.
 
-        Tangents are global too. Faults are collected in `faults`.
+        `specs` holds the *global* value of each input and tangent. Faults are collected in `faults`.
         """
         self._start()
         self._specs = specs
@@ -115,7 +115,7 @@ class LockStep:
         return [self._call(node, rank) for rank in range(self._ranks.world)]
 
     def _read(self, source: Any) -> list[Any]:
-        """What a redistribution reads of each rank: a value, or a list of those of a bucket."""
+        """Return the operand of a redistribution on each rank: a value, or the list of values of a bucket."""
         if isinstance(source, fx.Node):
             return self._values[source]
         return [[self._values[value][rank] for value in source] for rank in range(self._ranks.world)]
@@ -150,7 +150,7 @@ class LockStep:
             self._compare(node, self._one.values[node.name])
 
     def _has_full(self, node: fx.Node) -> bool:
-        """Compute the node's global value, if it has one that can be told without its rule."""
+        """Compute a node's global value; return False if the value depends on the rule of the node."""
         found = self._one.node(node)
         if found is not None:
             self._one.execute(found)
@@ -160,11 +160,11 @@ class LockStep:
             return False
         if node.target in redistributions.REDISTRIBUTIONS:
             if not isinstance(node.args[0], fx.Node):
-                return False  # a bucket, whose values are compared where they are used
+                return False  # a bucket; its values are compared at their uses
             self._one.values[node.name] = self._one.values[sources[0].name]
             return True
         if isinstance(meta(node).placement, Shard):
-            return False  # an inserted op on local parts, such as positions counted from the rank's first
+            return False  # an inserted op on local parts, such as positions from the rank's first sample
         self._one.values[node.name] = execute(node, self._full_or_number)
         return True
 
@@ -196,7 +196,7 @@ class LockStep:
                     self._compare_one(node, full[i], [v[i] for v in values], type_, p)
 
     def _compare_numbers(self, node: fx.Node, full: Any) -> None:
-        """A number that was read from a tensor's values."""
+        """Compare a number that the program read from a tensor."""
         for rank, value in enumerate(self._values[node]):
             if abs(value - full) > self._tolerance(node) * abs(full):
                 self._fault(node, f"rank {rank} reads {value}, one device {full}")
@@ -220,7 +220,7 @@ class LockStep:
             self._fault(node, f"differs from one device by {error:.3g} (relative)", error)
 
     def _error(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> float:
-        if isinstance(placement, Partial):  # the terms of the sum count, not what is left of it
+        if isinstance(placement, Partial):  # the terms of the sum count, and not the sum, which may cancel
             largest = cancelled(self._tolerance(node)) * max(map(magnitude, values))
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
@@ -228,10 +228,10 @@ class LockStep:
         return difference(self._put_together(values, placement, full), full, self._floor(node))
 
     def _is_tie(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> bool:
-        """Whether both answers are right, as only the rounding of an operand decides between them."""
-        read = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]  # and no sizes
+        """Return whether both results are right: only the rounding of an operand decides between them."""
+        read = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]  # without sizes
         operands = [n for n in moved_operands(node) if n in read]
-        known = all(n.name in self._one.values for n in read)  # pieces of a bucket are not
+        known = all(n.name in self._one.values for n in read)  # pieces of a bucket are unknown
         if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
@@ -239,7 +239,7 @@ class LockStep:
         return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
 
     def _put_together(self, values: list[Tensor], placement: Placement, full: Tensor) -> Tensor:
-        """What the ranks' values stand for; of rows without the padding of the last ranks."""
+        """Combine the values of the ranks into the global value, without padding of parameter shards."""
         found = self._ranks.combine(values, placement)
         return found[: full.shape[0]] if isinstance(placement, ParamShard) else found
 
@@ -247,11 +247,11 @@ class LockStep:
         return self.tolerances.get(node.name, self.tolerance)
 
     def _floor(self, node: fx.Node) -> float:
-        """A share of the largest operand (`cancelled`): sums of cancelling terms are no better than that.
+        """Return the error floor: a share of the largest operand (`cancelled`), as sums may cancel.
 
-        An op that only moves or adds what it is given (a view of such a sum, several of them side by side),
-        and a node that fxdp inserted (a bucket of such sums), inherits the largest floor of its operands.
-        Products and quotients do so in their own measure.
+        An op that only moves or adds its operands (a view of such a sum, several sums side by side), and a
+        node inserted by fxdp (a bucket of sums), inherit the largest floor of the operands. Products and
+        quotients convert the floors to their own units.
         """
         if node not in self._floors:
             tensors = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]
@@ -284,13 +284,13 @@ class LockStep:
         return results
 
     def floors(self) -> dict[OutputSpec, float]:
-        """Below which size each result is what is left of larger terms (see `difference`)."""
+        """Return for each result the size below which cancellation dominates (see `difference`)."""
         pairs = results_of(self.local.graph)
         return {spec: self._floor(value) for spec, value in pairs if spec is not None}
 
 
 def _rows_of(node: fx.Node) -> int:
-    """How many rows a value has as one; those of the last rank may be padded."""
+    """Return the number of rows of the full value, without the padding of the last rank."""
     type_ = meta(node).type
     assert isinstance(type_, TensorType)
     return int(type_.shape[0])

@@ -1,4 +1,4 @@
-"""The unmodified model on one device: what every virtual run must equal."""
+"""Run the unmodified model on one device, as the reference of every virtual run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ from fxdp.torch_compat import without_autocast
 
 @dataclass(frozen=True)
 class EagerRun:
-    """Everything that one step leaves behind.
+    """The effects of one step.
 
-    `results` holds outputs, gradients, and the values of all parameters, buffers and inputs after the step;
-    `tangents` are the random weights of the outputs whose gradient was taken; `changed` are those of these
-    that do not hold what they held before.
+    Attributes
+    ----------
+    results : outputs, gradients, and the values of all parameters, buffers and inputs after the step.
+    tangents : the random weights of the outputs from which the gradient was taken.
+    changed : the entries of `results` that the step has written.
     """
 
     results: dict[OutputSpec, Tensor]
@@ -46,7 +48,7 @@ class EagerRun:
 
 
 def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
-    """A copy of the inputs with only the first `size` samples, in memory in the same order."""
+    """Return a copy of the inputs with only the first `size` samples, in the same memory format."""
     leaves, spec = pytree.tree_flatten(tree)
     dims = iter(batch)
     cut = []
@@ -67,7 +69,7 @@ def run_eager(
     loss_fn: Callable[..., Any] | None,
     precision: MixedPrecision | None = None,
 ) -> EagerRun:
-    """One forward and backward of a copy of the module on copies of the inputs."""
+    """Run one forward and backward on copies of the module and of the inputs."""
     given = _tensors((args, kwargs))
     args, inputs = first_samples((args, dict(kwargs)), (None,) * len(given), 0)
     tensors = _tensors((args, inputs))
@@ -99,11 +101,11 @@ def input_values(
     tensors: Sequence[Tensor],
     tangents: Mapping[int, Tensor],
 ) -> dict[InputSpec, Any]:
-    """The global value of every input of the captured program but its sizes."""
+    """Return the global value of every input of the captured program except sizes."""
     graph = captured.gm.graph
     written = {spec.of for spec, _ in results_of(graph) if isinstance(spec, Mutation)}
     values: dict[InputSpec, Any] = {
-        # a run writes into buffers, and into what the step returns anew
+        # a run writes into buffers, and into tensors that the step returns as new values
         spec: value.detach().clone() if isinstance(spec, Buffer) or spec in written else value.detach()
         for spec, value in signature_values(graph, module, captured.constants).items()
     }
@@ -117,19 +119,19 @@ def input_values(
 
 
 def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, int]:
-    """The values of the sizes other than the batch that the captured program keeps open."""
+    """Return the values of the dynamic sizes of the captured program except the batch size."""
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
 
 
 def _written_into(module: nn.Module) -> dict[OutputSpec, Tensor]:
-    """What a step may write into, as it is now."""
+    """Return the current values of all tensors that a step may write."""
     found: dict[OutputSpec, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
     named = module.named_parameters()
     return found | {Mutation(Parameter(n)): p.detach() for n, p in named if not is_placeholder_parameter(p)}
 
 
 def _is_written(now: Tensor, before: Tensor) -> bool:
-    """Whether any element is another one; nan is nan. What got another shape or dtype is made anew."""
+    """Return whether an element was written; nan equals nan. A new shape or dtype means a new tensor."""
     if (now.shape, now.dtype) != (before.shape, before.dtype):
         return False
     return bool(((now != before) & ~((now != now) & (before != before))).any())
@@ -140,6 +142,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _tangent(seed: int, output: Tensor) -> Tensor:
-    """Random weights, the same for the same output."""
+    """Return random weights for an output, equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(output.shape, dtype=output.dtype, generator=generator).to(output.device)

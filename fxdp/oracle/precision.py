@@ -1,4 +1,4 @@
-"""In which precision a model is checked, and how close its values then must be."""
+"""Choose the dtype in which a model is verified, and the tolerance for each node."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fxdp.ir.types import tensor_types
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 _PROMOTED = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Tolerances of what a float64 model computes in a narrower type on the way."""
+"""Tolerances for values that a float64 model computes through a narrower dtype."""
 
 _OWN = {**_PROMOTED, torch.float32: 1e-5, torch.complex64: 1e-5}
-"""Tolerances of models in their own types."""
+"""Tolerances of models in their own dtypes."""
 
 _EXACT = 1e-9
 
 
 def widen(tree: Any) -> Any:
-    """The same structure with float64 and complex128 tensors; all tensors are copies."""
+    """Return a copy of a structure with float64 and complex128 tensors."""
     return pytree.tree_map_only(Tensor, lambda t: _wide(t).requires_grad_(t.requires_grad), tree)
 
 
 def widened(module: nn.Module) -> nn.Module:
-    """A copy of the module in float64."""
+    """Return a copy of the module in float64."""
     wide: nn.Module = copy_of(module)._apply(_wide)  # type: ignore[no-untyped-call]
     return wide
 
@@ -41,10 +41,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def tolerances(gm: fx.GraphModule, *, own: bool) -> dict[str, float]:
-    """How close each node's value must be to one device's, by the narrowest type it was computed from.
+    """Return the tolerance of each node, by the narrowest dtype from which the node was computed.
 
-    1e-9 in float64; what has passed through float32 counts 1e-6 in a model that was widened to float64 and
-    1e-5 in one of its `own` types, through float16 2e-3, through bfloat16 2e-2.
+    1e-9 in float64. After float32 1e-6 in a model that was widened to float64, and 1e-5 in a model of its
+    `own` dtypes; after float16 2e-3, after bfloat16 2e-2.
     """
     table = _OWN if own else _PROMOTED
     found: dict[str, float] = {}
@@ -55,7 +55,7 @@ def tolerances(gm: fx.GraphModule, *, own: bool) -> dict[str, float]:
 
 
 def casts(gm: fx.GraphModule) -> tuple[Location, ...]:
-    """The lines at which a float64 model computes in a narrower type, each once, in order."""
+    """Return the lines at which a float64 model computes in a narrower dtype, each line once, in order."""
     found: dict[Location, None] = {}
     for node in gm.graph.nodes:
         narrow = any(dtype in _PROMOTED for dtype in _dtypes(node))

@@ -1,4 +1,4 @@
-"""Random numbers of virtual ranks, drawn as the runtime draws them, and a check that ranks differ."""
+"""Draw random numbers for virtual ranks as the runtime does, and check that ranks draw different numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fxdp.ir.draws import (
 from fxdp.ir.placements import Shard
 
 _CHANCE = 1e-6
-_BLOCK = 16  # torch fills normal numbers in blocks and draws the last, partial one anew
+_BLOCK = 16  # torch fills normal numbers in blocks and draws the last, partial block again
 
 
 class RankGenerators:
-    """One generator per rank, seeded from one draw of the user's (`rng="sharded"`)."""
+    """One generator per rank, seeded from one draw of the user's generator (`rng="sharded"`)."""
 
     def __init__(self, world: int) -> None:
         seed = drawn_seed()
@@ -35,7 +35,7 @@ class RankGenerators:
 
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
-        """Draw from this rank's generator."""
+        """Draw from this rank's generator inside the block."""
         with kept_random_state():
             set_random_state(self._states[rank])
             try:
@@ -45,7 +45,7 @@ class RankGenerators:
 
 
 def draw_alike(world: int, draw: Callable[[int], Any]) -> list[Any]:
-    """Every rank draws what one device would (`rng="single-device"`)."""
+    """Draw on every rank the numbers of one device (`rng="single-device"`)."""
     before, values = random_state(), []
     for rank in range(world):
         set_random_state(before)
@@ -54,7 +54,7 @@ def draw_alike(world: int, draw: Callable[[int], Any]) -> list[Any]:
 
 
 def repeated_draw(values: Sequence[Any], placement: Any) -> tuple[int, int] | None:
-    """Two ranks whose sharded random values are the same and cannot be by chance, or None."""
+    """Return two ranks with equal sharded random values that cannot be equal by chance, or None."""
     if isinstance(placement, tuple):
         found = (repeated_draw([v[i] for v in values], p) for i, p in enumerate(placement))
         return next((pair for pair in found if pair is not None), None)

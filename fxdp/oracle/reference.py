@@ -1,4 +1,4 @@
-"""What one device computes: the captured graph run on the global batch, one node at a time."""
+"""Run the captured graph on the global batch on one device, one node at a time."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ _RUN_AS: dict[Any, Any] = {
     aten._unsafe_view.default: aten.reshape.default,
     **UNWARNED,
 }
-"""A real tensor's strides may be others than those it was traced with: a rank's program reshapes, too, and
-no rank warns of spreads of an empty part."""
+"""Replacements for ops: the strides of a real tensor may differ from the traced strides, so a view becomes a
+reshape, as in a rank's program; and no rank warns about the variance of an empty part.
+"""
 
 
 class Reference:
-    """Interprets a CAPTURED graph; every node's value is kept under the node's name."""
+    """Interpreter of a CAPTURED graph that keeps the value of every node by name."""
 
     def __init__(self, gm: fx.GraphModule, batch: int, symbols: Mapping[str, int]) -> None:
         self._gm = gm
         self._nodes = {node.name: node for node in gm.graph.nodes}
         self.sizes: dict[str, int] = {B.name: batch, **symbols}
-        """The values of all size symbols by name; those that only the data fixes join as they are met."""
+        """The values of all size symbols by name; data-dependent sizes are added as values have them."""
         self.values: dict[str, Any] = {}
 
     def node(self, like: fx.Node) -> fx.Node | None:
-        """The captured node that a node of the rank's program came from."""
+        """Return the captured node from which a node of the rank's program was made, or None."""
         found = self._nodes.get(like.name)
         same = found is not None and type(meta(found).type) is type(meta(like).type)
-        return found if same else None  # names of erased sizes are given again to inserted nodes
+        return found if same else None  # inserted nodes may reuse the names of erased sizes
 
     def run(self, specs: Mapping[InputSpec, Any]) -> dict[OutputSpec, Any]:
-        """All results, from the value of each slot."""
+        """Compute all results from the values of the inputs."""
         for node in self._gm.graph.nodes:
             known = meta(node)
             if node.op == "placeholder":
@@ -64,9 +65,9 @@ class Reference:
         return value
 
     def value(self, node: fx.Node) -> Any:
-        """The value of a host number, or of a node; it is run now if the ranks' program has none like it.
+        """Return the value of a host number or of a node; a node without a counterpart on ranks is computed.
 
-        That makes several results each by itself, or a pass has found the node unused.
+        A rank's program lacks a node if a pass split several results into separate nodes or removed the node.
         """
         type_ = meta(node).type
         if isinstance(type_, ScalarType) and node.name not in self.values:
@@ -76,7 +77,7 @@ class Reference:
         return self.values[node.name]
 
     def _learn(self, type_: Any, full: Any) -> None:
-        """The values of sizes that only the data fixes, from the first value that has them."""
+        """Record the values of data-dependent sizes from the first value with these sizes."""
         if isinstance(type_, tuple):
             for one, value in zip(type_, full, strict=True):
                 self._learn(one, value)
@@ -89,7 +90,7 @@ class Reference:
 
 
 def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Run one op; memory that it leaves unwritten is poisoned, so that nobody can rely on it."""
+    """Run one op, and fill memory that the op leaves unwritten with nan: no result may rely on the values."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     if isinstance(node.target, OpOverload):
         args, kwargs = arguments_in_format(node.target, args, kwargs)

@@ -1,4 +1,4 @@
-"""What `fxdp.verify` found, to be read by people and programs."""
+"""The result of `fxdp.verify`, for people and programs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fxdp.reports.sheet import Sheet, Shown
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Whether a model's data-parallel program equals the model on one device.
+    """The result of comparing a model's data-parallel program with the model on one device.
 
     Attributes
     ----------
-    model, mesh : what was verified.
+    model, mesh : the verified model and mesh.
     splits : one run per split of the global batch.
-    compared : what was compared with what, in words.
-    casts : lines at which the float64 copy computes in float32 or narrower; from there on 1e-6 is equal.
-    invariants : what the verifier of the passes said of the graph; empty when all holds.
+    compared : a description of the comparison.
+    casts : lines at which the float64 copy computes in float32 or narrower; after these lines 1e-6 is equal.
+    invariants : the message of the graph verifier; empty if all invariants hold.
     """
 
     model: str
@@ -37,7 +37,7 @@ class Report(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether every value was equal on every split."""
+        """True if every value was equal on every split."""
         return not self.invariants and bool(self.splits) and all(run.ok for run in self.splits)
 
     @property
@@ -47,7 +47,7 @@ class Report(Shown):
 
     @property
     def wrong_results(self) -> tuple[ResultError, ...]:
-        """Outputs, gradients and buffers that differ from the unmodified model's."""
+        """Outputs, gradients and buffers that differ from the unmodified model."""
         return tuple(row for run in self.splits for row in run.wrong)
 
     @property
@@ -58,7 +58,7 @@ class Report(Shown):
         return max(errors, default=0.0)
 
     def raise_if_wrong(self) -> None:
-        """Nothing if all is equal.
+        """Raise if a value differs.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Report(Shown):
             raise ExactnessError(str(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values that JSON can hold; an infinite error is None."""
+        """Return the report as plain values for JSON; an infinite error becomes None."""
         plain: dict[str, Any] = _finite(
             {
                 "ok": self.ok,
@@ -101,7 +101,7 @@ class Report(Shown):
         return f"Report({self._headline()})"
 
     def sheets(self) -> tuple[Sheet, ...]:
-        """A line per split, and what the text says beside them."""
+        """Return a table with one row per split, and the remaining text as a note."""
         rows = tuple(
             (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}", run.worst_node,
              "equal" if run.ok else "differs")
@@ -112,7 +112,7 @@ class Report(Shown):
         return (Sheet(self._headline(), columns, rows, meta, style=style),)
 
     def _beside_splits(self) -> list[str]:
-        """What the text says beside the headline and the splits."""
+        """Return the lines of the text without the headline and the splits."""
         said = {_split_line(run) for run in self.splits}
         return [line for line in str(self).splitlines()[1:] if line.strip() not in said]
 
@@ -138,7 +138,7 @@ _REMEDY = (
 
 
 def _locations(said: str, locations: tuple[Location, ...]) -> list[str]:
-    """A sentence and the first lines that it is about; nothing where there are none."""
+    """Return a sentence followed by the first five locations; empty without locations."""
     more = [f"  and {len(locations) - 5} more"] if len(locations) > 5 else []
     return [said, *(f"  {location}" for location in locations[:5]), *more] if locations else []
 
@@ -162,7 +162,7 @@ def _split_dict(run: SplitRun) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """None for the numbers that JSON does not have."""
+    """Replace numbers that JSON lacks by None."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The results of a run beside those of the unmodified model on one device."""
+"""Compare the results of a virtual run with the unmodified model on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxdp.oracle.compare import cancelled, magnitude
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """How far one result is from one device's; `what` is set where it is wrong."""
+    """The error of one result against one device; `what` describes a wrong result."""
 
     result: str
     error: float
@@ -32,13 +32,14 @@ def compare_results(
     floors: Mapping[OutputSpec, float],
     changed: Collection[OutputSpec] = (),
 ) -> list[ResultError]:
-    """One row per result; gradients that are missing or too many are wrong, as are missing writes.
+    """Return one row per result; missing or superfluous gradients and missing writes are wrong.
 
     `changed` are the parameters, buffers and inputs that one device writes.
 
-    A value that is zero but for rounding counts against what it was made from, as `floors` tells: a gradient
-    (of the scale of a cosine's operand), a buffer (the running mean after another BatchNorm), an output (a
-    policy's loss, the mean of its normalized advantages); a gradient (a key's bias) against the others, too.
+    A value that is zero up to rounding is compared relative to its terms, given by `floors`: a gradient (of
+    the scale of a cosine's operand), a buffer (the running mean after a second BatchNorm), an output (a
+    policy's loss, the mean of its normalized advantages). A gradient (of a key's bias) is also compared
+    relative to the largest gradient of the model.
     """
     own = {_key(spec): (result_name(spec), value, tolerances[spec]) for spec, value in found.items()}
     gradients = [magnitude(value) for spec, value in expected.items() if isinstance(spec, Gradient)]
@@ -61,7 +62,7 @@ def compare_results(
 
 
 def result_name(spec: OutputSpec) -> str:
-    """`output 0`, `gradient of fc.weight`, `buffer bn.running_mean` or `input x`."""
+    """Return `output 0`, `gradient of fc.weight`, `buffer bn.running_mean` or `input x`."""
     match spec:
         case Mutation(Buffer(name)):
             return f"buffer {name}"
@@ -74,7 +75,7 @@ def result_name(spec: OutputSpec) -> str:
 
 
 def _key(spec: OutputSpec) -> OutputSpec:
-    """Inputs by index alone."""
+    """Return the spec with inputs reduced to their index."""
     if isinstance(spec, (Gradient, Mutation)) and isinstance(spec.of, Input):
         return type(spec)(Input(spec.of.index))
     return spec

@@ -1,4 +1,4 @@
-"""How a global batch is split over virtual ranks: evenly, and in the ways that bring faults to light."""
+"""Split a global batch over virtual ranks, evenly and in ways that reveal faults."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fxdp.errors import InputError
 
 
 def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
-    """As even as possible; uneven with a single-sample and an empty rank; all on the last rank.
+    """Return three splits: even; uneven with a single-sample and an empty rank; all samples on the last rank.
 
-    (8, 4) -> (2, 2, 2, 2), (5, 2, 0, 1), (0, 0, 0, 8); two ranks have no room for both in one split.
+    (8, 4) -> (2, 2, 2, 2), (5, 2, 0, 1), (0, 0, 0, 8). With two ranks the uneven split has no empty rank.
     """
     if world == 1:
         return ((batch,),)
@@ -22,11 +22,11 @@ def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
 def check_splits(
     splits: Sequence[Sequence[int]] | Sequence[int] | None, batch: int, world: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The splits to run: those given (one split may stand alone), or the default ones.
+    """Return the splits to run: the given splits (a single split may stand alone), or the default splits.
 
     Raises
     ------
-    InputError : a split of another number of ranks, with negative parts, empty, or beyond the given batch.
+    InputError : a split is empty, too large, has negative parts, or is for a different number of ranks.
     """
     if splits is None:
         return default_splits(batch, world)
@@ -48,7 +48,7 @@ def check_splits(
 
 
 def _are_numbers(splits: object) -> bool:
-    """Whether these are integers, or lists of them."""
+    """Return whether the value is a list of integers, or of lists of integers."""
     if not isinstance(splits, (list, tuple)):
         return False
     parts = [n for one in splits for n in (one if isinstance(one, (list, tuple)) else (one,))]
@@ -61,7 +61,7 @@ def _uneven(batch: int, world: int) -> tuple[int, ...]:
     rest, heads = batch - 1, world - 2
     parts = [rest // heads] * heads
     parts[0] += rest % heads
-    if heads > 1 and parts[-1] > 1:  # (3, 3) tells less than (5, 1)
+    if heads > 1 and parts[-1] > 1:  # (5, 1) reveals more than (3, 3)
         moved = parts[-1] // 2
         parts[0], parts[-1] = parts[0] + moved, parts[-1] - moved
     return (*parts, 0, 1)

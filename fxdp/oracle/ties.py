@@ -1,10 +1,10 @@
-"""Ties that rounding decides: `x > y` or `sgn(x - y)` where both are equal but for the last bits.
+"""Ties that rounding decides: `x > y` or `sgn(x - y)` for operands that are equal up to the last bits.
 
     similarity of a sample with itself:   1 - 2e-16 on one device, 1 on a rank
     sgn(similarity - 1):                  -1, 0
 
-Neither is wrong, and all that is computed of them may differ: the ranks go on with one device's answers, so
-that whatever comes after is still compared.
+Neither result is wrong, but all later values may differ: the ranks continue with the result of one device,
+so that later values can still be compared.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _JUMPS: dict[Any, int] = {
     **{getattr(aten, f).default: 0 for f in ("sgn", "sign", "floor", "ceil", "round", "trunc")},
     **{getattr(aten, f"{f}_backward").default: 1 for f in ("threshold", "leaky_relu", "hardtanh")},
 }
-"""Ops whose answer jumps where their operand of this number passes a threshold."""
+"""Ops whose result jumps at a threshold, with the position of the operand that passes the threshold."""
 _PASSES = {getattr(getattr(aten, f), kind): getattr(aten.lt, kind) for f in ("eq", "ne") for kind in _KINDS}
-"""Those that answer alike on both sides of it, by one that does not."""
+"""For ops with equal results on both sides of a threshold, an op with different results."""
 
 
 def moved_operands(node: fx.Node) -> list[fx.Node]:
-    """The values whose rounding decides what an op answers that jumps; none of other ops.
+    """Return the operands whose rounding may decide the result of an op that jumps; empty for any other op.
 
-    The first is that which passes a threshold, another one is what it is compared with.
+    The first operand passes a threshold; a second operand is the value that the first is compared with.
     """
     place = _JUMPS.get(node.target)
     values = [] if place is None else [arg for arg in node.args[place:] if isinstance(arg, fx.Node)]
@@ -40,10 +40,10 @@ def moved_operands(node: fx.Node) -> list[fx.Node]:
 def is_tie(
     node: fx.Node, value_of: Callable[[fx.Node], Any], found: Tensor, full: Tensor, step: float
 ) -> bool:
-    """Whether `found` differs from `full` only where the first of `moved_operands` is near the threshold.
+    """Return whether `found` and `full` differ only where the first moved operand is near the threshold.
 
-    `found` is what the ranks have made of the node, `full` what one device has. Near is what passes the
-    threshold within a step up or down.
+    `found` is the combined result of the ranks, `full` the result of one device. Near means that the operand
+    passes the threshold within `step`, up or down.
     """
     first, *_ = moved_operands(node)
     if not value_of(first).is_floating_point():

@@ -1,4 +1,4 @@
-"""The capture that is verified: in float64, if the model runs so, and at a batch that its code allows."""
+"""Capture the model for verification: in float64 if possible, for a batch size that the code allows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxdp.oracle.precision import widen, widened
 
 _BRANCHES = 64
 WIDE = "in float64"
-"""What a report says of a model that runs in a copy of float64."""
+"""The description, in a report, of a model that runs as a float64 copy."""
 
 
 def capture_for(
@@ -32,7 +32,7 @@ def capture_for(
     hint: int | None = None,
     branches: tuple[bool, ...] = (),
 ) -> Captured:
-    """The joint graph, as a compiled module captures it."""
+    """Capture the joint graph as a compiled module does."""
     inputs = read_inputs(module, args, kwargs, options.batch_dims)
     return capture_request(request_of(module, inputs, options, hint=hint, branches=branches))
 
@@ -40,7 +40,7 @@ def capture_for(
 def captured(
     model: nn.Module, inputs: Any, options: Options, precision: str, batch: int, seed: int
 ) -> tuple[nn.Module, Any, Captured, str]:
-    """The module and the inputs that are run, their capture, and how precise they are, in words."""
+    """Return the module and inputs to run, their capture, and a description of their precision."""
     if precision == "own":
         module = copy_of(model)
         return module, inputs, capture_at(module, inputs, options, batch, seed), "in the model's own types"
@@ -55,22 +55,22 @@ def captured(
 
 
 def _why_not_wide(model: nn.Module, inputs: Any, options: Options) -> str:
-    """Why the model is not verified in float64: what eager says there; nothing where it runs.
+    """Return the reason why eager cannot run the model in float64; empty if eager can.
 
-    `(1 - mask.float()) * torch.finfo(scores.dtype).min` is nan there: that number is infinite in float32, and
-    values that are all nan would equal any others.
+    Example: `(1 - mask.float()) * torch.finfo(scores.dtype).min` is nan, because this number is infinite in
+    float32, and values that are all nan would equal any values.
     """
     try:
         made = _run(widened(model), widen(inputs), options)
         if holds_nan(made) and not holds_nan(_run(copy_of(model), inputs, options)):
             return "its results are nan"
-    except Exception as error:  # whatever the user's code raises; capture reports other faults
+    except Exception as error:  # user code may raise any exception; capture reports faults of the model
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return ""
 
 
 def _run(twin: nn.Module, inputs: Any, options: Options) -> Any:
-    """What a copy of the model returns."""
+    """Return the output of a copy of the model."""
     args, kwargs = inputs
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
@@ -79,20 +79,20 @@ def _run(twin: nn.Module, inputs: Any, options: Options) -> Any:
 
 
 def holds_nan(made: Any) -> bool:
-    """Whether any value of an output is not a number."""
+    """Return whether an output contains a nan."""
     leaves = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
     return any(bool(leaf.isnan().any()) for leaf in leaves if leaf.is_floating_point())
 
 
 def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, seed: int) -> Captured:
-    """A capture that is valid for the first samples, where the model's code branches on sizes or flags."""
+    """Return a capture whose branches on sizes and flags are right for the first `batch` samples."""
     args, kwargs = inputs
     hint = 1 if batch == 1 and options.single_device_rng else None
     found = capture_for(module, args, kwargs, options, hint)
     if broken_conditions(found, inputs, batch) and batch >= 2:
         hint = batch
         found = capture_for(module, args, kwargs, options, hint)
-    for _ in range(_BRANCHES):  # each capture goes right at one more of them at least
+    for _ in range(_BRANCHES):  # each capture is right for at least one more branch
         branches = branches_at(found, module, inputs, options, batch, seed)
         if on_branch(found, branches):
             break
@@ -101,7 +101,7 @@ def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, see
 
 
 def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
-    """What the model's code asked of sizes, where it does not hold at this batch."""
+    """Return the conditions on sizes, assumed by the capture, that do not hold for this batch."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
     return [f"{c.expr} at {c.location}" for c in found.conditions if not c.holds({B: batch, **sizes})]
@@ -110,11 +110,11 @@ def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
 def check_branch(
     found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int, seed: int
 ) -> None:
-    """Refuse a batch at which a flag that the model's code branches on is another.
+    """Raise if a flag on which the model's code branches has a different value for this batch.
 
     Raises
     ------
-    InputError : with each such flag's line.
+    InputError : with the line of each such flag.
     """
     if not on_branch(found, branches_at(found, module, inputs, options, batch, seed)):
         listing = "\n  ".join(str(check.location) for check in found.checks if check.branch)
@@ -125,7 +125,7 @@ def check_branch(
 
 
 def check_conditions(found: Captured, inputs: Any, batch: int) -> None:
-    """Refuse a batch at which the model's code goes another way than the capture.
+    """Raise if the model's code takes a different path for this batch than in the capture.
 
     Raises
     ------

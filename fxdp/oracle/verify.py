@@ -1,4 +1,4 @@
-"""`fxdp.verify`: a model on virtual ranks beside the same model on one device, in one process."""
+"""`fxdp.verify`: compare a model on virtual ranks with the same model on one device, in one process."""
 
 from __future__ import annotations
 
@@ -43,31 +43,36 @@ def verify(
     seed: int = 0,
     **options: Any,
 ) -> Report:
-    """Whether the program that `compile` would run equals `model` on one device; in this process alone.
+    """Check that the program which `compile` would run equals `model` on one device, in this process alone.
 
-    The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each
-    with its part of the given batch, op by op and before Inductor. Every value is compared with what one
-    device computes on the global batch; outputs, gradients (for random weights of the outputs) and buffers
-    with the unmodified model's.
+    The data-parallel program, before the cut into stages and micro-batches, runs on virtual ranks, each with
+    its part of the given batch, op by op and before Inductor. Every value is compared with the value on one
+    device for the global batch. Outputs, gradients (for random weights of the outputs) and buffers are
+    compared with the unmodified model.
 
     Parameters
     ----------
-    model : any module that can be captured as one graph; it is not changed.
+    model : any module that can be captured as one graph; the module is not changed.
     args, kwargs : the *global* batch.
-    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or `"dp=4"`, or a DeviceMesh. Memory
-        and time grow with the ranks; meshes of up to 8 are meant.
-    splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
-        possible, uneven with a single sample and an empty rank, and all samples on the last rank.
-    precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
-        its own types, and the report says so. `"own"`: as the model is; there rounding may turn a comparison
-        or an argmax over, which shows as a difference.
+    mesh : sizes by axis name, as `{"dp": 4}` (the default) or `"dp=4"`, or a DeviceMesh. Memory and time
+        grow with the number of ranks; use meshes of up to 8.
+    splits : samples per rank, as `[[5, 2, 0, 1]]`, one split or several. None: as even as possible, uneven
+        with a single sample and an empty rank, and all samples on the last rank.
+    precision : `"float64"`: copies of model and inputs in float64; a model that cannot run in float64 keeps
+        its own dtypes, and the report says so. `"own"`: the model's own dtypes; there rounding may change the
+        result of a comparison or an argmax, which is reported as a difference.
     tolerance : the largest relative error, of a tensor's largest value, that counts as equal. None: 1e-9 in
         float64, 1e-6 after a cast to float32 inside of the model, 1e-5 for a model's own float32, 2e-3 and
         2e-2 after float16 and bfloat16. Integers and booleans must be equal.
-    seed : of the random numbers. With `rng="single-device"` results are compared with eager's on this seed.
-        With `rng="sharded"` ranks draw their own numbers: every node is compared with one device that is
-        given these, the captured program with eager's on this seed, and no two ranks may draw the same.
-    options : the other options of `compile`.
+    seed : the seed of random numbers. With `rng="single-device"` results are compared with eager on this
+        seed. With `rng="sharded"` ranks draw different numbers: every node is compared with one device that
+        uses the numbers of the ranks, the captured program is compared with eager on this seed, and two ranks
+        must not draw equal numbers.
+    options : further options of `compile`.
+
+    Returns
+    -------
+    Report : with the first differing node; `report.ok` if all values are equal.
 
     Raises
     ------
@@ -92,7 +97,7 @@ def verify(
     reports: list[Report] = []
     for size, some in _by_program(every, call.batch, chosen):
         module, example, found, meta = captured(model, (args, kwargs), chosen, precision, size, seed)
-        # of the inputs as they were given: copies in float64 have no gaps
+        # checked on the original inputs: float64 copies have no gaps
         check_layouts(found, call.inputs, full_batch_draws=chosen.single_device_rng)
         for split in some:
             check_conditions(found, example, sum(split))
@@ -112,7 +117,7 @@ def verify(
 def _by_program(
     splits: Sequence[tuple[int, ...]], batch: int, options: Options
 ) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """The splits that one capture serves, with a batch: one device may draw otherwise for a single sample."""
+    """Group the splits by capture, with a batch size: a single sample may draw random numbers differently."""
     if not options.single_device_rng:
         return [(batch, list(splits))]
     one, several = ([s for s in splits if (sum(s) == 1) is alone] for alone in (True, False))
@@ -122,9 +127,9 @@ def _by_program(
 def prepare_subject(
     module: nn.Module, found: Captured, mesh: Mesh, options: Options, batch: int = 1
 ) -> tuple[Program, Captured]:
-    """The program of one rank, and the graph that it must equal; `found` itself stays as it is.
+    """Return one rank's program and the captured graph that defines the expected values; keep `found`.
 
-    `batch` is the global one, by whose memory a strategy is chosen.
+    `batch` is the global batch size, used to choose a strategy by memory.
     """
     own = replace(found, gm=copy_graph(found.gm))
     limit = options.memory_limit or (own_memory(mesh.device_type) if options.strategy == "auto" else None)
@@ -132,7 +137,7 @@ def prepare_subject(
 
 
 def axis_sizes(mesh: DeviceMesh | Mapping[str, int] | str) -> Mapping[str, int]:
-    """The axes of a mesh with their sizes, free of process groups."""
+    """Return the axes of a mesh with their sizes, without process groups."""
     if isinstance(mesh, str):
         return parse_mesh(mesh)
     if isinstance(mesh, DeviceMesh):
@@ -149,7 +154,7 @@ def _subject(
     tolerance: float | None,
     batch: int,
 ) -> tuple[Subject | None, str]:
-    """What is run; where a pass broke an invariant, what it said, and the program nevertheless."""
+    """Return the subject to run, and the message of a broken invariant; no subject if a later pass fails."""
     invariants = ""
     try:
         local, reference = prepare_subject(module, found, mesh, options, batch)
@@ -157,7 +162,7 @@ def _subject(
         invariants = str(error)
         try:
             local, reference = prepare_subject(module, found, mesh, replace(options, verify=False), batch)
-        except Exception:  # the graph is broken: whatever a later pass makes of it is a consequence
+        except Exception:  # the graph is broken: any error of a later pass is a consequence
             return None, invariants
     allowed = tolerances(local.gm, own=own)
     if tolerance is not None:

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as lists: one value per rank, and what redistributions do to such a list."""
+"""The ranks of a mesh as lists with one value per rank, and the effect of redistributions on such lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxdp.ir.sizes import LOCAL, evaluate, rank_sizes
 class VirtualRanks:
     """Ranks that hold `sizes` samples each; further dims have the sizes in `symbols`.
 
-    `mesh` tells which of them lie along an axis; without it there is one axis.
+    `mesh` gives the arrangement of the ranks along axes; None stands for a single axis.
     """
 
     def __init__(self, sizes: Sequence[int], symbols: Mapping[str, int], mesh: Mesh | None = None) -> None:
@@ -30,16 +30,16 @@ class VirtualRanks:
         self._mesh = mesh
 
     def spec(self, name: str, rank: int) -> int:
-        """The value of a size slot on a rank."""
+        """Return the value of a size input on a rank."""
         return {**self._symbols, **rank_sizes(self.sizes, rank)}[name]
 
     def number(self, expr: Dim, rank: int | None = None) -> int:
-        """The value of a size expression, on a rank where it counts the local batch."""
+        """Return the value of a size expression, with the local batch size of `rank` if given."""
         own = {} if rank is None else {LOCAL.name: self.sizes[rank]}
         return evaluate(expr, {**self._symbols, **own})
 
     def split(self, full: Tensor, placement: Placement | None) -> list[Tensor]:
-        """Every rank's part of a global value; the value itself where it is not sharded."""
+        """Return every rank's part of a global value; the full value for placements that are not sharded."""
         if isinstance(placement, ParamShard):
             return self._shards(full, placement)
         if not isinstance(placement, Shard):
@@ -47,17 +47,17 @@ class VirtualRanks:
         return sharded([full] * self.world, self.sizes, placement.dim, self.number(placement.outer))
 
     def combine(self, values: Sequence[Tensor], placement: Placement) -> Tensor:
-        """The global value that the ranks' values stand for."""
+        """Combine the values of the ranks into the global value."""
         if isinstance(
             placement, ParamShard
-        ):  # ranks that hold equal rows follow from those of the first of them
+        ):  # ranks with equal shards follow from the first group
             return torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
         if isinstance(placement, Shard):
             placement = Shard(placement.dim, self.number(placement.outer))
         return combine(values, placement, self.sizes)
 
     def redistribute(self, node: fx.Node, values: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
-        """What a redistribution makes of the ranks' values; `rest` are its further arguments."""
+        """Apply a redistribution to the values of the ranks; `rest` are the further arguments."""
         found = redistribution_of(node)
         if found is None:  # a wait
             return list(values)
@@ -68,12 +68,12 @@ class VirtualRanks:
         return [made[rank] for rank in range(self.world)]
 
     def _shards(self, full: Tensor, placement: ParamShard) -> list[Tensor]:
-        """Each rank's rows, which those beside it along another axis hold, too."""
+        """Return each rank's shard; ranks beside each other along a second axis hold equal shards."""
         made: dict[int, Tensor] = {}
         for ranks in self._along(placement.axis):
             made.update({rank: own_shard(full, len(ranks), place) for place, rank in enumerate(ranks)})
         return [made[rank] for rank in range(self.world)]
 
     def _along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
-        """The sets of ranks that convert among themselves."""
+        """Return the groups of ranks that communicate with each other."""
         return (tuple(range(self.world)),) if self._mesh is None else self._mesh.along(axis)

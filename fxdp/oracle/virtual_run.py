@@ -1,4 +1,4 @@
-"""One split of a batch on virtual ranks: node by node, and its results beside eager's."""
+"""Run one split of a batch on virtual ranks, and compare nodes and results with one device."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from fxdp.torch_compat import without_autocast
 
 @dataclass(frozen=True)
 class SplitRun:
-    """What one split showed.
+    """The outcome of one split.
 
     Attributes
     ----------
     split : samples per rank.
     faults : the first node that differs, if any.
-    results : one row per output, gradient and changed buffer; empty where a node was faulty.
-    nodes : how many nodes were compared.
-    worst, worst_node : the largest relative error of a node, and its line.
-    ties : the lines at which rounding decides (`x > y` where both are equal but for it): there the ranks
-        went on with one device's answer.
+    results : one row per output, gradient and changed buffer; empty after a faulty node.
+    nodes : the number of compared nodes.
+    worst, worst_node : the largest relative error of a node, and the node's name.
+    ties : the lines at which rounding decides (`x > y` for operands equal up to rounding); there the ranks
+        continued with the result of one device.
     """
 
     split: tuple[int, ...]
@@ -55,13 +55,13 @@ class SplitRun:
 
     @property
     def ok(self) -> bool:
-        """Whether all was equal."""
+        """True if all values were equal."""
         return not self.faults and not self.wrong
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in its two forms: the program of one rank, and the captured graph it must equal."""
+    """A model in two forms: the program of one rank, and the captured graph that the program must equal."""
 
     module: nn.Module
     local: fx.GraphModule
@@ -73,7 +73,7 @@ class Subject:
     def run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], split: tuple[int, ...], seed: int
     ) -> SplitRun:
-        """Run the first `sum(split)` samples of the inputs; the caller's random numbers stay as they are."""
+        """Run the first `sum(split)` samples of the inputs; the caller's random state is not changed."""
         reference, batch = self.reference, sum(split)
         inputs = read_inputs(self.module, args, dict(kwargs), self.options.batch_dims)
         tensors = first_samples(inputs.tensors, reference.batch, batch)
@@ -102,7 +102,7 @@ class Subject:
         )  # fmt: skip
 
     def draws_apart(self, world: int) -> bool:
-        """Whether the ranks draw numbers of their own, which eager cannot know."""
+        """Return whether the ranks draw numbers of their own, which eager cannot reproduce."""
         if world == 1 or self.options.single_device_rng:
             return False
         return graph_draws(self.local.graph)
@@ -117,7 +117,7 @@ class Subject:
     def _comparable(
         self, runner: LockStep, found: dict[OutputSpec, Tensor], specs: Mapping[InputSpec, Any]
     ) -> dict[OutputSpec, Tensor]:
-        """The ranks' results; where ranks draw apart, those of the captured program drawing as eager does."""
+        """Return results comparable with eager: the ranks', or the captured graph's if ranks draw apart."""
         if not self.draws_apart(len(runner.sizes)):
             return found
         with without_autocast():
@@ -129,7 +129,7 @@ class Subject:
 
 
 def _by_sample(results: Mapping[OutputSpec, Tensor], inputs: Inputs) -> dict[OutputSpec, Tensor]:
-    """Gradients and changes of inputs as the program has them, the rows of each sample in a dim."""
+    """Return gradients and changes of inputs in the program's form, with the rows of a sample in one dim."""
     found = dict(results)
     for i, (dim, rows, path) in enumerate(zip(inputs.batch_dims, inputs.rows, inputs.paths, strict=True)):
         for spec in (Gradient(Input(i)), Mutation(Input(i))):
