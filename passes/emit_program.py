@@ -41,10 +41,7 @@ ROWS = Constant("<rows>")
 
 @dataclass
 class _Place:
-    """Location of a redistribution that is lowered.
-
-    Argument of the redistribution's functions (`redistribution_entry.Emission`).
-    """
+    """Context for lowering one redistribution, as `redistribution_entry.Emission`."""
 
     program: _Lowering
     node: fx.Node

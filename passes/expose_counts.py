@@ -21,10 +21,7 @@ _BACKWARDS = frozenset({aten.nll_loss_backward.default, aten.nll_loss2d_backward
 
 
 def _count(graph: fx.Graph, loss: fx.Node, total: fx.Node) -> fx.Node:
-    """Insert the summed weight of the targets that count.
-
-    `sum(weight[target] * (target != ignore_index))`.
-    """
+    """Insert the summed weight of the targets, `sum(weight[target] * (target != ignore_index))`."""
     arguments: list[Any] = list(loss.args)
     target, weight, ignored = arguments[1], arguments[2], arguments[4]
     type_, shape = tensor_type(total), tensor_type(target)

@@ -36,10 +36,7 @@ class _Insertion:
     full: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def redistribute(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
-        """Return the node that holds `node`'s value in the wanted placement.
-
-        Insert one before `consumer` if needed.
-        """
+        """Return `node`'s value in the wanted placement, redistributed before `consumer` if needed."""
         have = meta(node).placement
         if have == wanted:
             return node
@@ -53,10 +50,8 @@ class _Insertion:
     def _left_near(self, node: fx.Node, cause: Cause) -> fx.Node:
         """Return the node from which a backward gathers a parameter.
 
-        The forward's post-forward shard, if any.
-
-        The forward leaves one if the mesh has a `post_forward_size`, except of parameters that ranks gather
-        without a copy (`fxdp/ir/zero_copy_gathers.py`).
+        This is a post-forward shard if the mesh has a `post_forward_size`, except of parameters that ranks
+        gather without a copy (`fxdp/ir/zero_copy_gathers.py`).
         """
         full = self.made.get((node, R, False))
         # a zero-copy gather costs nothing, whatever the number of ranks

@@ -101,7 +101,7 @@ class _Sizes:
 def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
     """Return the value of one step in the computation of `full`.
 
-    The value is `full` if Python has no operator for the step."""
+    This is `full` itself if Python has no operator for the step."""
     operands = fx.map_arg(node.args, lambda n: getattr(meta(n).type, "expr", full))
     if node.target is torch.sym_float:
         return operands[0]

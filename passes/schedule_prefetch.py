@@ -60,7 +60,7 @@ class _Schedule:
     def _ready(self, flat: fx.Node, position: dict[fx.Node, int], backward: bool) -> list[fx.Node]:
         """Return a value that is ready when a bucket is first used.
 
-        For a backward, one that no forward computes.
+        For a backward, this is a value that no forward computes.
         """
         own = pieces(flat)
         end = self._last_piece(flat, position)

@@ -1,1 +1,4 @@
-"""What a program is made of: placements, sizes, types, slots and notes, its text, and the ops fxdp adds."""
+"""The elements of a program.
+
+Placements, sizes, types, graph signature, node metadata, graph text and fxdp's ops.
+"""

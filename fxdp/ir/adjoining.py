@@ -1,9 +1,7 @@
-"""Tensors that lie side by side in one memory, as one line: what is done for all of them is done at once.
+"""Adjacent tensors in one memory as one flat tensor, so that one call handles all.
 
-w1 [2, 3]    | 0 1 2 3 4 5 |
-b1 [2]       | 6 7 - |             with room for one more, its padding
-w2 [1, 3]    | 9 10 11 |
-line         0 1 .. 7 - 9 10 11
+w1 [2, 3]    | 0 1 2 3 4 5 | b1 [2]       | 6 7 - |             with room for one more, its padding w2 [1, 3]
+| 9 10 11 | line         0 1 .. 7 - 9 10 11
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from torch import Tensor
 
 
 def line_of(tensors: Sequence[Tensor], rooms: Sequence[int]) -> Tensor | None:
-    """The line over tensors of one dtype, each of which has room for so many elements; shares their memory.
+    """Return the flat tensor over tensors of one dtype, each with room for `rooms` elements; shares memory.
 
-    None where one does not begin where the room of the one before it ends, or where the memory of the first
-    ends: the next is a neighbour in another allocation then.
+    Return None if a tensor does not begin where the room of the previous one ends, or if the storage of the
+    first one ends earlier: the next one is in a different allocation then.
     """
-    # at each step for each parameter: what is asked of all by one call takes a tenth of the time
+    # runs for each parameter at each step: one call over all takes a tenth of the time
     first, total = tensors[0], sum(rooms)
     start, size = first.storage_offset(), first.itemsize
     at = [*map(Tensor.data_ptr, tensors)]

@@ -1,4 +1,7 @@
-"""A convolution's backward as two calls: what the layer before it waits for, and what nobody waits for."""
+"""Split of a convolution's backward into two calls: the input's gradient, and the weights' gradients.
+
+The previous layer waits for the first; the second can be delayed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from fxdp.ir.metadata import copy_meta, meta
 
 
 def gradients_apart(backward: fx.Node) -> None:
-    """Let the gradients of the input and of the weights be calls of their own, where one call makes both.
+    """Compute the gradients of the input and of the weights by separate calls, if one call computes both.
 
-    Kernels compute them one after another anyway.
+    Kernels compute both one after another anyway.
     """
     mask = list(argument(backward, "output_mask"))
     if not mask[0] or not any(mask[1:]):
@@ -30,7 +33,7 @@ def gradients_apart(backward: fx.Node) -> None:
 
 
 def _only(convolution: fx.Node, mask: list[Any]) -> None:
-    """Let a convolution's backward compute the results of `mask` alone."""
+    """Restrict a convolution's backward to the results of `mask`."""
     convolution.args = (*convolution.args[:-1], mask)
     known = meta(convolution)
     if isinstance(known.type, tuple):

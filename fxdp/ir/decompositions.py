@@ -1,7 +1,7 @@
-"""What a rule wants done to an op beside placing it: other arguments, or several ops in its place.
+"""Rewrites that a rule asks for beside a placement: changed arguments, or several ops in place of one.
 
-Values without a graph: `rules/` writes them, a node's note carries them, and two passes carry them out
-(`passes/expand_decompositions.py`, `passes/localize_shapes.py`).
+Both are values without a graph: `rules/` creates them, a node's metadata holds them, and two passes apply
+them (`passes/expand_decompositions.py`, `passes/localize_shapes.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from fxdp.torch_compat import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """What localization must do to the arguments beyond the general rules (design.md 5).
+    """Changes to an op's arguments on one rank, beyond the general rules of localization.
 
-    `local`: names of schema arguments whose sizes count the rank's own batch (slice bounds on the
-    sharded dim, group_norm's N); every other number stays global.
-    `minus_offset`: operands whose values are global row numbers and must count from the rank's first.
-    `arguments`: schema arguments with their new values, in `B`, `b` and `offset` (a diagonal's offset).
-    `target`: the op that runs instead, where the op itself cannot say it for 0 or 1 local samples
-    (`split` of an empty part, `squeeze` of a single sample); it has the op's tensor arguments.
+    Attributes
+    ----------
+    local : names of schema arguments whose sizes count the rank's own batch (slice bounds on the sharded dim,
+        group_norm's N); every remaining number stays global.
+    minus_offset : operands whose values are global row numbers and must count from the rank's first row.
+    arguments : schema arguments with new values, in `B`, `b` and `offset` (a diagonal's offset).
+    target : the op that runs instead, if the original fails for 0 or 1 local samples (`split` of an empty
+        part, `squeeze` of a single sample); it has the same tensor arguments.
     """
 
     local: tuple[str, ...] = ()
@@ -34,7 +36,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A value in a recipe: operand `index` of the op, or (negative) the step `-index`, counted from 1."""
+    """Value in a decomposition: the op's operand `index`, or (negative) step `-index`, counted from 1."""
 
     index: int
     type: TensorType
@@ -43,9 +45,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class DecompositionStep:
-    """One op of a recipe: its arguments, with terms in the placement in which they are read, and its result.
+    """One op of a decomposition: arguments, with terms in the placement in which they are read, and result.
 
-    Sizes among the arguments are those of the rank.
+    Sizes among the arguments are the rank's local sizes.
     """
 
     target: OpOverload
@@ -57,10 +59,12 @@ class DecompositionStep:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Ops that together do what one op does on a dim that is in parts (`rules/builder.py`).
+    """Ops that together compute one op along a sharded dim (`rules/builder.py`).
 
-    `results`: the term of each output, or None for one that is no tensor. `bytes`: what the reductions
-    between the steps send, in the chooser's units.
+    Attributes
+    ----------
+    results : the term of each output, or None for an output that is no tensor.
+    bytes : bytes sent by the reductions between the steps, in the cost model's units.
     """
 
     steps: tuple[DecompositionStep, ...]

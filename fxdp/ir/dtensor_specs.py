@@ -1,8 +1,8 @@
-"""The placements of a compiled graph in DTensor's words: a `DTensorSpec` per tensor node.
+"""The placements of a compiled graph as DTensor's: a `DTensorSpec` per tensor node.
 
-fxdp works with one logical batch axis; on a mesh each of its data axes gets the same placement, first
-axis slowest: `S(dim)` is `Shard(dim)`, and `S(dim, outer)` is `_StridedShard(dim, split_factor=outer)`, on
-every axis. A spec speaks of equal parts, as DTensor does; uneven local batches are the program's business.
+fxdp works with one logical batch axis. On a mesh each of its data axes gets the same placement, first axis
+slowest: `S(dim)` is `Shard(dim)`, and `S(dim, outer)` is `_StridedShard(dim, split_factor=outer)`, on every
+axis. A spec assumes equal parts, as DTensor does; the program handles uneven local batches.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metada
 
 
 def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) -> fx.GraphModule:
-    """A copy of a placed graph for people and tools; the graph that is compiled further stays without specs.
+    """Return a copy of a placed graph for people and tools; the compiled graph stays without specs.
 
-    Its nodes have a `spec` (see `set_specs`); and what `print_readable()` shows, the full shape and the line
-    of the model's code.
+    Nodes of the copy have a `spec` (see `set_specs`), and the full shape and line of the model's code for
+    `print_readable()`.
     """
     shown = copy_graph(gm)
     set_specs(shown.graph, mesh, sizes)
     for node in shown.graph.nodes:
-        node.meta.pop("val", None)  # of the example that was traced; it would be shown instead
+        node.meta.pop("val", None)  # of the traced example; it would be shown instead
         if (spec := node.meta.get("spec")) is not None and not isinstance(spec, tuple):
             node.meta["tensor_meta"] = tensor_metadata(spec)
         if (location := meta(node).location).file:
-            # in the one form that torch.fx reads
+            # the only format that torch.fx reads
             node.meta["stack_trace"] = (
                 f'File "{location.file}", line {location.line}, in forward\n    {location.code}'
             )
@@ -43,7 +43,7 @@ def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) ->
 
 
 def data_mesh(mesh: Mesh, device_mesh: DeviceMesh | None = None) -> DeviceMesh:
-    """The data axes as torch knows them: of the mesh that the user gave, else on paper.
+    """Return the data axes as a `DeviceMesh`: a part of the user's mesh, or a mesh on paper.
 
     A mesh on paper has no process groups and needs none, so that a plan of any number of ranks has specs.
     """
@@ -54,13 +54,13 @@ def data_mesh(mesh: Mesh, device_mesh: DeviceMesh | None = None) -> DeviceMesh:
 
 
 def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
-    """The node's `DTensorSpec` (a tuple of them for several results), or None for what is no placed tensor.
+    """Return the node's `DTensorSpec` (a tuple for several results), or None for unplaced values.
 
     Parameters
     ----------
     mesh : a mesh of data axes only.
-    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the full tensor.
-        Sizes that only the data decides count as the batch.
+    sizes : the values of `B` and further symbols, for the full shape in the spec. Sizes that depend on data
+        count as the batch.
     """
     type_, placement = meta(node).type, meta(node).placement
     if isinstance(type_, tuple) and isinstance(placement, tuple):
@@ -80,7 +80,7 @@ def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str
     if not isinstance(type_, TensorType) or placement is None:
         return None
     if isinstance(placement, ParamShard) and placement.axis == REGATHER:
-        return None  # DTensor knows no part of an axis
+        return None  # DTensor cannot express a part of an axis
     axes = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     along = per_axis(placement, axes)  # type: ignore[arg-type]
     spelled = [_spelled(p, sizes) for p in along.values() if p is not None]

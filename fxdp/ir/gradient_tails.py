@@ -1,4 +1,4 @@
-"""What of a graph may wait until the end: what serves gradients alone."""
+"""Nodes that may be delayed to the end of a graph, because only gradients depend on these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from fxdp.ir.signature import Gradient
 
 
 def deferrable(graph: fx.Graph, *, cut: bool = False) -> set[fx.Node]:
-    """Nodes whose results flow into gradients alone, without a redistribution (`cut`: but to parts)."""
+    """Return the nodes on which only gradients depend, without a redistribution in between.
+
+    `cut` allows redistributions that slice.
+    """
     ends = redistributions.REDISTRIBUTIONS - (redistributions.LOCAL if cut else frozenset())
     result = graph.output_node()
     bad = {value for spec, value in results_of(graph) if not isinstance(spec, Gradient)}
@@ -26,6 +29,6 @@ def deferrable(graph: fx.Graph, *, cut: bool = False) -> set[fx.Node]:
 
 
 def computed_after(graph: fx.Graph, roots: Collection[fx.Node]) -> list[fx.Node]:
-    """All that is computed from these, in order, the roots aside."""
+    """Return the calls that depend on these roots, in order, without the roots."""
     reached = reachable(roots) - set(roots)
     return [n for n in graph.nodes if n in reached and n.op == "call_function"]

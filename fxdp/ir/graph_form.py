@@ -1,8 +1,8 @@
-"""Graphs beside their modules: as text that says all of them, and as bytes that bring them back.
+"""Serialization of graphs without their modules: as exact text, and as bytes from which a graph is restored.
 
-`exact_text`: equal texts are equal programs; what it cannot say (a function of the user's, a tensor) is an
-error, and the graph has no text. `graph_bytes`, `graph_of_bytes`: nodes with their notes, and how captured
-values lay in memory, without the example values themselves.
+`exact_text`: equal texts are equal programs; a graph with a value that has no exact text (a user's function,
+a tensor) raises `NoTextError`. `graph_bytes`, `graph_of_bytes`: nodes with their metadata and memory layouts
+of captured values, without the example values.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fxdp.ir.metadata import layouts, set_layouts
 from fxdp.torch_compat import OpOverload, graph_module
 
 _NAMESPACES = frozenset({"aten", "prims", "fxdp", "_c10d_functional", "c10d_functional"})
-"""Ops whose meaning comes with the versions of torch and fxdp; others are their user's."""
+"""Namespaces of ops that torch and fxdp versions fix; ops in all further namespaces are the user's."""
 
 _PACKAGES = frozenset({"fxdp", "torch", "_operator", "math"})
-"""Where functions come from that nodes call beside ops: sizes are computed by Python's operators."""
+"""Packages of functions that nodes may call beside ops: sizes are computed by Python's operators."""
 _PLAIN = (str, int, float, bool, complex, bytes, type(None), torch.dtype, torch.device, torch.layout,
           torch.memory_format, type(...))  # fmt: skip
 _META = ("fxdp", "seq_nr", "is_gradient_acc")
 
 
 class NoTextError(Exception):
-    """A graph that means something else from run to run, or may: it cannot be told apart by a text."""
+    """Error: a graph may have a different meaning in a different process, so no text identifies it."""
 
 
 def exact_text(value: Any) -> str:
-    """All that decides what a value means: an argument of a node, or something made of such.
+    """Return a text that fixes the meaning of a value: a node's argument, or a container of arguments.
 
     Raises
     ------
-    NoTextError : that is not known.
+    NoTextError : the meaning is not known.
     """
     if isinstance(value, fx.Node):
         return f"%{value.name}"
@@ -63,15 +63,15 @@ def exact_text(value: Any) -> str:
 
 @lru_cache(maxsize=65536)
 def _expression(expr: sympy.Basic) -> str:
-    return str(sympy.srepr(expr))  # to the last digit, and with what is assumed of each symbol
+    return str(sympy.srepr(expr))  # to the last digit, with the assumptions on each symbol
 
 
 def target_name(target: Any) -> str:
-    """What a node calls, by a name that means the same in each process.
+    """Return a name of a node's target that has the same meaning in each process.
 
     Raises
     ------
-    NoTextError : it is the user's.
+    NoTextError : the target is user code.
     """
     if isinstance(target, OpOverload) and target.namespace in _NAMESPACES:
         return f"{target._schema.name}.{target._overloadname}"
@@ -82,11 +82,11 @@ def target_name(target: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """What a node gives, without its values: how each tensor lies, and whether it has a gradient.
+    """Describe a node's value without elements: each tensor as in `tensor_text`, and `is_leaf`.
 
     Raises
     ------
-    NoTextError : a tensor without strides.
+    NoTextError : a tensor has no strides.
     """
     if isinstance(value, torch.Tensor):
         return f"{tensor_text(value)} {value.is_leaf}"
@@ -96,7 +96,12 @@ def value_text(value: Any) -> str:
 
 
 def tensor_text(value: torch.Tensor) -> str:
-    """The same of one tensor."""
+    """Describe a tensor without elements: type, dtype, device, requires_grad, shape, strides, offset.
+
+    Raises
+    ------
+    NoTextError : the tensor has no strides.
+    """
     if value.layout != torch.strided:
         raise NoTextError(f"a tensor of layout {value.layout}")
     lies = exact_text((tuple(value.shape), tuple(value.stride()), value.storage_offset()))
@@ -104,18 +109,18 @@ def tensor_text(value: torch.Tensor) -> str:
 
 
 def node_text(node: fx.Node) -> str:
-    """A node without what is known of it."""
+    """Return the exact text of a node, without metadata."""
     target = node.target if isinstance(node.target, str) else target_name(node.target)
     return f"{node.op} {node.name} {target} {exact_text(node.args)} {exact_text(node.kwargs)}"
 
 
 def graph_bytes(gm: fx.GraphModule) -> bytes:
-    """The graph of a module that holds nothing beside it.
+    """Serialize the graph of a module that has no further attributes.
 
     Raises
     ------
-    NoTextError : it reads attributes, or calls what is the user's.
-    Exception : whatever pickling raises.
+    NoTextError : the graph reads attributes, or calls user code.
+    Exception : any error of pickling.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -131,7 +136,7 @@ def graph_bytes(gm: fx.GraphModule) -> bytes:
 
 
 def graph_of_bytes(content: bytes, name: str) -> fx.GraphModule:
-    """The graph again, in a module of a class of that name."""
+    """Restore a graph from bytes, in a module of a class of that name."""
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
     unpickler = _Unpickler(io.BytesIO(content), made)
@@ -146,9 +151,9 @@ def graph_of_bytes(content: bytes, name: str) -> fx.GraphModule:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes nodes and ops by name; a node's arguments were written before it."""
+    """Pickler that writes nodes and ops by name; a node's arguments were written before the node."""
 
-    # not `persistent_id`, which is asked of each string and number as well
+    # not `persistent_id`, which would be called for each string and number as well
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
             return _node_called, (value.name,)

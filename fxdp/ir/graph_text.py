@@ -1,12 +1,12 @@
-"""The text of a graph: one node per line, its type and placement on the binder, then the call.
+"""The text of a graph: one node per line, with type and placement on the binder, then the call.
 
     mesh(dp=2)
       %fc1_weight: f32[256, 128] {dp=R} = param(fc1.weight)
       %x: f32[B, 128] {dp=S(0)} = input(x)
       %mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)
 
-Neither addresses nor source paths appear, so the text is the same on every rank: it is also what the
-ranks' program hash is computed from. A missing brace means "not placed yet".
+The text has neither addresses nor source paths, so it is equal on every rank, and ranks compute the hash of
+their program from it. A missing brace means "not placed yet".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DTYPES = {
 def graph_text(
     gm: fx.GraphModule, axes: dict[str, int] | None = None, *, causes: bool = True, exact: bool = False
 ) -> str:
-    """The graph as golden text; `axes` are the mesh's names and sizes, printed on the first line.
+    """Return the graph as golden text; `axes` are the mesh's names and sizes, printed on the first line.
 
     `exact` prints numbers to the last digit, for hashing.
     """
@@ -57,7 +57,7 @@ def graph_text(
 
 
 def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True, exact: bool = False) -> str:
-    """One node's line."""
+    """Return the line of one node."""
     known = meta(node)
     if node.op == "output":
         return _output_text(node)
@@ -70,7 +70,7 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
 
 
 def type_text(type_: NodeType) -> str:
-    """`f32[B, 128]`, `B * 7` for a host number, a tuple of them for several results."""
+    """Return the text of a type: `f32[B, 128]`, `int(B*7)` for a host number, a tuple for several results."""
     if isinstance(type_, TensorType):
         dtype = _DTYPES.get(type_.dtype, dtype_name(type_.dtype))
         return f"{dtype}[{', '.join(str(n) for n in type_.shape)}]"
@@ -82,7 +82,7 @@ def type_text(type_: NodeType) -> str:
 
 
 def _placement_text(known: Metadata, axes: tuple[str, ...]) -> str:
-    """`{stage=0 dp=S(0)}`: what is not decided yet, or belongs to no one stage, is left out."""
+    """Return the placement in braces, `{stage=0 dp=S(0)}`; undecided entries are left out."""
     words = [] if known.stage is None else [f"stage={known.stage}"]
     if known.placement is not None:
         along = [per_axis(placement, axes) for placement in known.placements]
@@ -101,7 +101,7 @@ def _call_text(node: fx.Node, spec: InputSpec | None, exact: bool) -> str:
 
 
 def target_text(target: Any) -> str:
-    """`aten.mm`, `aten.sum.dim_IntList`, `all_reduce`: `.default` is dropped."""
+    """Return the name of a call's target without `.default`: `aten.mm`, `aten.sum.dim_IntList`."""
     if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return getattr(target, "__name__", str(target))

@@ -1,4 +1,4 @@
-"""What every room asks of a graph: a copy, what a node needs or serves, an argument by its name."""
+"""Basic queries and edits of graphs: copies, ancestors and users of a node, arguments by name."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with nodes and notes of its own."""
+    """Return a copy of a graph module with separate nodes and metadata."""
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(gm.graph, mapping)
     output = graph.output(result)
     mapping[gm.graph.output_node()] = output
     for old, new in mapping.items():
-        # a note of its own: with the same one, a pass on the copy would change the original
-        new.meta.update(old.meta)  # to assign one, torch looks the node up in its table of nodes, twice
+        # separate metadata: with a shared object, a pass on the copy would change the original
+        new.meta.update(old.meta)  # to assign `meta`, torch looks the node up in its table of nodes, twice
         copy_meta(old, new)
     return graph_module(gm, graph)
 
@@ -34,7 +34,7 @@ def subgraph(
     gm: fx.GraphModule, nodes: Collection[fx.Node], results: Iterable[fx.Node | None], name: str,
     inputs: Iterable[fx.Node] = (),
 ) -> fx.GraphModule:  # fmt: skip
-    """A graph of copies of these nodes, which takes `inputs` first and gives `results`."""
+    """Return a graph of copies of these nodes, which takes `inputs` first and returns `results`."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copies[node] = made = graph.placeholder(node.name)
@@ -47,17 +47,17 @@ def subgraph(
 
 
 def ancestors(roots: Iterable[fx.Node | None]) -> set[fx.Node]:
-    """The roots and all that they are computed from; None, an absent result, is no root."""
+    """Return the roots and all nodes that they depend on; None, an absent result, is no root."""
     return spread((root for root in roots if root is not None), lambda node: node.all_input_nodes)
 
 
 def reachable(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    """The roots and all that is computed from them, the output node among it."""
+    """Return the roots and all nodes that depend on a root, including the output node."""
     return spread(roots, lambda node: node.users)
 
 
 def spread(roots: Iterable[T], beside: Callable[[T], Iterable[T]]) -> set[T]:
-    """The roots, those beside them, those beside these, and so on."""
+    """Return the transitive closure of the roots under `beside`."""
     pending = list(roots)
     found = set(pending)
     while pending:
@@ -68,15 +68,15 @@ def spread(roots: Iterable[T], beside: Callable[[T], Iterable[T]]) -> set[T]:
 
 
 def erase_unused(graph: fx.Graph) -> None:
-    """Erase the calls that nobody reads and that do nothing but compute."""
-    # from the end, so that what only an erased call read goes, too
+    """Erase calls without users and without side effects."""
+    # from the end, so that operands of erased calls are erased, too
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not node.is_impure():
             graph.erase_node(node)
 
 
 def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
-    """Erase what neither a result nor one of `also` is computed from: collectives, too; inputs stay."""
+    """Erase nodes, even collectives, on which neither a result nor one of `also` depends; keep inputs."""
     needed = ancestors([graph.output_node(), *also])
     for node in reversed(list(graph.nodes)):
         if node not in needed and node.op != "placeholder":
@@ -84,35 +84,35 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
 
 
 def inputs_of(graph: fx.Graph, kind: type[T]) -> list[tuple[T, fx.Node]]:
-    """Pairs of slot and node, of the inputs whose slots are of this kind."""
+    """Return pairs of spec and node for the inputs with specs of this kind."""
     found = ((meta(node).spec, node) for node in graph.find_nodes(op="placeholder"))
     return [(spec, node) for spec, node in found if isinstance(spec, kind)]
 
 
 def results_of(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
-    """Pairs of result slot and node."""
+    """Return pairs of output spec and node."""
     output = graph.output_node()
     return list(zip(meta(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
 
 
 def attribute_of(gm: fx.GraphModule, node: fx.Node) -> Any:
-    """What a `get_attr` node names."""
+    """Return the attribute that a `get_attr` node names."""
     return operator.attrgetter(str(node.target))(gm)
 
 
 def given_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments that an op's node gives, by their names in the op's schema."""
+    """Return the explicit arguments of an op's node, by their names in the op's schema."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """The argument of that name, else its default; None where the op has no such argument."""
+    """Return a node's argument by name, or the default; None if the op has no such argument."""
     return argument_of(node.target, name, node.args, node.kwargs)
 
 
 def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The same for a call that is no node."""
+    """Return a call's argument by name, or the default; None if the op has no such argument."""
     for position, known in enumerate(target._schema.arguments):
         if known.name == name:
             return args[position] if position < len(args) else kwargs.get(name, known.default_value)
@@ -121,15 +121,15 @@ def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: Mapping[str
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage: tracing and passes make a million objects that live on.
+    """Disable Python's garbage collection in a block: tracing and passes create a million long-lived objects.
 
-    A full collection goes through all of them, and all that a model holds in memory, again and again: a
-    fifth of the time of a trace, and more than the passes take themselves.
+    A full collection traverses all of these, and everything that a model has in memory, again and again: a
+    fifth of the time of a trace, and more than the passes themselves take.
     """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:  # whoever has switched it off has a reason of his own
+        if enabled:  # if it was disabled before, leave it so
             gc.enable()

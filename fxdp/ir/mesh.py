@@ -1,11 +1,11 @@
-r"""The mesh as passes, plans and the oracle see it: axes, sizes, a rank's place, names of process groups.
+r"""Mesh values: axes, sizes, a rank's coordinates, process group names.
 
-    pp \ dp    0   1   2        data axes   are one logical axis: a rank's place on it is its index along
+    pp \ dp    0   1   2        data axes   are one logical axis: a rank's index there is the one along
       0        0   1   2                    all of them, the first axis slowest
-      1        3   4   5        column      of rank 4: (1, 4), those that have its data
+      1        3   4   5        column      of rank 4: (1, 4), the ranks with equal data
 
-Nothing here talks to a rank, so a mesh of any size is a value that a plan can be made for; `ProcessMesh` in
-`ranks/process_mesh.py` is a mesh whose ranks are there.
+Passes, plans and the oracle use this value. Nothing here communicates, so a plan can be made for a mesh of
+any size; `ProcessMesh` in `ranks/process_mesh.py` is a mesh of running ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from fxdp.ir.link_cost import LinkCost
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
-"""Beside the axis along which sharded parameters are sharded: the one along which ranks hold equal rows."""
+"""The data axes along which parameters are replicated and along which they are sharded."""
 REGATHER = "regather"
-"""No axis of a mesh, but a part of the one along which parameters are sharded: neighbours among which a
-backward gathers what the forward has left there.
+"""The axis name of post-forward groups: parts of the axis along which parameters are sharded.
+
+The name is no axis of a mesh. The forward leaves each full value sharded over the ranks of one group, and the
+backward gathers within the group.
 
     dp_shard    0 1 2 3 4 5      gathered in the forward
     regather    0 1 2|3 4 5      each three keep a full value between them, which the backward gathers
@@ -36,15 +38,17 @@ _MOST_RANKS = 1 << 20
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 Purpose: TypeAlias = Literal["data", "reduce", "rows", "messages"]
-"""What a process group carries: large values of the forward; gradients, so that these have a stream of their
-own on CUDA; sharded parameters and the sums of their gradients; small values that the calling thread itself
-sends, on CPU.
+"""The purpose of a process group.
+
+`data`: large values of the forward. `reduce`: gradients, so that they have a stream of their own on CUDA.
+`rows`: sharded parameters and reduced gradients. `messages`: small values that the calling thread sends
+itself, on CPU.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The name of a process group, for functional collectives; `axis` is None for all data axes at once."""
+    """Name of a process group, for functional collectives; `axis` is None for all data axes at once."""
 
     name: str
     purpose: Purpose = "data"
@@ -53,13 +57,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PipelineAxis:
-    """The pipeline axis of a mesh, seen from one rank.
+    """Pipeline axis of a mesh, seen from one rank.
 
     Attributes
     ----------
     size : the number of pipeline ranks.
     rank : this rank's index along the axis.
-    column : the index among all ranks of the mesh of each pipeline rank that has this rank's data.
+    column : the index, among all ranks of the mesh, of each pipeline rank that has this rank's data.
     data_ranks : for each rank of the mesh, its index along the data axes.
     """
 
@@ -71,23 +75,24 @@ class PipelineAxis:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The data axes of a mesh, which are one logical axis, and its pipeline axis, seen from one rank.
+    """Data axes of a mesh, which form one logical axis, and its pipeline axis, seen from one rank.
 
     Attributes
     ----------
     axes : the names of the data axes, in mesh order.
-    sizes : the size of each.
+    sizes : the size of each data axis.
     rank : this rank's index along the flattened data axes.
     ranks : the global rank at each index.
-    device_type : where the model lives.
+    device_type : the device type of the model.
     pipeline : the pipeline axis, of size 1 if the mesh has none.
-    groups : the process groups that join the ranks; none in a plan, or at size 1.
-    shared_memory : whether all ranks are on one host and can sum through memory that they share.
-    direct_sums : whether these sums take no memory, as a rank reads the others' values where they lie.
-    host_sums : whether they are on several hosts, and sum through memory within each of these.
-    link : what sums over ranks cost on the wire, where there is one and it was measured.
-    alike : whether all ranks compute with the same processors, so that the same operands give the same bits.
-    regathers : among how many neighbours the backward gathers sharded parameters; 0: among all.
+    groups : the process groups of the ranks; none in a plan, or at size 1.
+    shared_memory : True if all ranks are on one host and can reduce through shared memory.
+    direct_sums : True if these reductions need no buffers, because each rank reads values of the remaining
+        ranks directly.
+    host_sums : True if ranks are on several hosts, and reduce through shared memory within each host.
+    link : the cost of an all-reduce over the network, if there is one and it was measured.
+    alike : True if all ranks compute with equal processors, so that equal operands give equal bits.
+    post_forward_size : the number of ranks among which the backward gathers sharded parameters; 0: all.
     """
 
     axes: tuple[str, ...]
@@ -129,25 +134,26 @@ class Mesh:
 
     @property
     def backend(self) -> str:
-        """What carries large collectives: `gloo` or `nccl`; empty in the plan of a model on `meta`."""
+        """The backend for large collectives, `gloo` or `nccl`; empty in the plan of a model on `meta`."""
         return _BACKENDS.get(self.device_type, "")
 
     def size_along(self, axis: str | None) -> int:
-        """The number of ranks along a data axis; along all of them for None."""
+        """Return the number of ranks along a data axis, or along all data axes for None."""
         if axis == REGATHER:
             return self.post_forward_size
         return self.size if axis is None else self.shape[axis]
 
     def place_along(self, axis: str | None) -> int:
-        """This rank's index along a data axis; along all of them for None."""
+        """Return this rank's index along a data axis, or along all data axes for None."""
         if axis == REGATHER:
             return self.place_along(self.shard_axis) % self.post_forward_size
         return self.rank if axis is None else self.coordinates[axis]
 
     def group(self, purpose: Purpose = "data", axis: str | None = None) -> str:
-        """The name of the group for functional collectives along an axis (None: all data axes).
+        """Return the name of the group for functional collectives along an axis (None: all data axes).
 
-        Empty where there are no groups. An axis has one group of its own, for large values of both phases.
+        The name is empty if there are no groups. A single axis has one group, for large values of both
+        phases.
         """
         if len(self.axes) == 1 and axis in self.axes:
             axis = None
@@ -156,14 +162,15 @@ class Mesh:
 
     @property
     def shard_axis(self) -> str | None:
-        """Along which data axis sharded parameters are sharded; None: along the only one there is."""
+        """The data axis along which parameters are sharded; None if there is only one data axis."""
         return SHARD if {REPLICATE, SHARD} <= set(self.axes) else None
 
     @property
     def sharding(self) -> tuple[tuple[int, int], ...]:
-        """How rows of parameters are sharded: over how many ranks, and to which of them this one is.
+        """The sharding of parameters as (number of ranks, index of this rank) pairs, outermost first.
 
-        Along the data axis, and what a data rank has once more along its pipeline.
+        The first pair is for the data axis; a second one is for the pipeline axis, which shards a data rank's
+        rows once more.
         """
         axis = self.shard_axis
         data = (self.size_along(axis), self.place_along(axis))
@@ -171,7 +178,7 @@ class Mesh:
         return (data, (pipeline.size, pipeline.rank)) if pipeline.size > 1 else (data,)
 
     def along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
-        """The ranks in sets that communicate along an axis, by their index along all data axes.
+        """Return the sets of ranks that communicate along an axis, by index along all data axes.
 
         axes a=2, b=3     along a: (0, 3) (1, 4) (2, 5)     along b: (0, 1, 2) (3, 4, 5)
         """
@@ -190,9 +197,9 @@ class Mesh:
         return tuple(tuple(first + i * stride for i in range(size)) for first in firsts)
 
     def in_parts(self, microbatches: int) -> Mesh:
-        """The mesh with micro-batches as one more data axis, seen from the first of this rank's.
+        """Return the mesh with micro-batches as a further data axis, seen from the first of this rank.
 
-        It is what passes place values on; nothing talks along the new axis.
+        Passes place values on this mesh; nothing communicates along the new axis.
         """
         axes, sizes = (*self.axes, "microbatch"), (*self.sizes, microbatches)
         return replace(self, axes=axes, sizes=sizes, rank=self.rank * microbatches)
@@ -202,11 +209,11 @@ class Mesh:
 
 
 def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
-    """The mesh with these sizes by axis name, seen from the rank with this index in it.
+    """Return the mesh with these sizes by axis name, seen from the rank with this index.
 
     Raises
     ------
-    MeshError : unknown axes; sizes that are no positive integers.
+    MeshError : an axis is unknown, or a size is not a positive integer.
     """
     check_axes(tuple(shape))
     wrong = [f"{name}={size!r}" for name, size in shape.items() if not _is_size(size)]
@@ -220,7 +227,7 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
     axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
     axis = list(shape).index(_PIPELINE) if _PIPELINE in shape else None
     stages = [0 if axis is None else at[axis] for at in product(*map(range, shape.values()))]
-    along = defaultdict[int, Iterator[int]](count)  # the data axes, for each stage: the first axis slowest
+    along = defaultdict[int, Iterator[int]](count)  # per stage: the data index, first axis slowest
     places = [(stage, next(along[stage])) for stage in stages]
     stage, data = places[index]
     column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
@@ -234,11 +241,11 @@ def _is_size(value: object) -> bool:
 
 
 def check_axes(names: Sequence[str]) -> None:
-    """Refuse names of axes that a mesh cannot have.
+    """Raise if a mesh cannot have axes of these names.
 
     Raises
     ------
-    MeshError : with the nearest names.
+    MeshError : a name is unknown; the message has the nearest names.
     """
     numbered = [name for name in names if not isinstance(name, str)]
     if numbered:
@@ -255,11 +262,11 @@ def check_axes(names: Sequence[str]) -> None:
 
 
 def backend_of(device_type: str) -> str:
-    """The backend of process groups for a device type.
+    """Return the process group backend for a device type.
 
     Raises
     ------
-    MeshError : it has none.
+    MeshError : the device type has no backend.
     """
     if device_type not in _BACKENDS:
         raise MeshError(

@@ -1,4 +1,7 @@
-"""A mesh of sizes in words, as `pp=2,dp=8`: on the command line, and as `mesh=` of what needs no ranks."""
+"""Mesh sizes as text, such as `pp=2,dp=8`.
+
+Users write a mesh so on the command line, and as `mesh=` of functions that need no ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _EXAMPLES = ("dp=4", "pp=2,dp=8", "dp_replicate=2,dp_shard=8")
 
 
 def mesh_grammar(form: str) -> str:
-    """What `parse_mesh` takes, with examples in the form in which they are written."""
+    """Return the grammar that `parse_mesh` accepts, with examples in the format `form`."""
     return (
         "  mesh  is  axis=size[,axis=size ...]\n"
         "  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)\n"
@@ -20,13 +23,13 @@ def mesh_grammar(form: str) -> str:
 
 
 def parse_mesh(text: str, form: str = IN_PYTHON) -> dict[str, int]:
-    """`dp_replicate=2,dp=32` as sizes by axis name; which names exist is the mesh's business.
+    """Parse `dp_replicate=2,dp=32` to sizes by axis name; the mesh checks which names exist.
 
-    `form` is how one who reads the error wrote it.
+    `form` is the format in which the user wrote the mesh, for the error.
 
     Raises
     ------
-    MeshError : a part that is no `axis=size`, or an axis given twice.
+    MeshError : a part is not `axis=size`, or an axis is given twice.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):

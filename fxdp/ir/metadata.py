@@ -1,7 +1,8 @@
-"""What fxdp knows of a graph node. Passes touch `node.meta` through this file only.
+"""Metadata of graph nodes: everything that fxdp knows about a node.
 
-A node's `Metadata` holds its type (shape in `B`, dtype), its slot if it is an input of the program, its
-source line, and after analysis its placement, the placements its operands must have, and the reason.
+Passes access `node.meta` through this file only. A node's `Metadata` holds its type (shape in `B`, dtype),
+the input spec of a program input, the source line, and after analysis the placement, the placements that the
+operands must have, and the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _LAYOUT, _OPEN_LAYOUT = "fxdp_layout", "fxdp_open_layout"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in the user's code a node comes from."""
+    """Location of a node in the user's code."""
 
     file: str = ""
     line: int = 0
     code: str = ""
-    """The line itself."""
+    """The text of the line."""
     module: str = ""
-    """The path of the module whose forward it belongs to."""
+    """The path of the module that runs the line in `forward`."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "<unknown>"
@@ -44,21 +45,23 @@ class Location:
 
     @property
     def where(self) -> str:
-        """`at model.py:12 ...`, as the first words of an error; of an unknown one, `in the model`."""
+        """The beginning of an error, `at model.py:12 ...`, or `in the model` if the location is unknown."""
         return f"at {self}" if self.file else "in the model"
 
 
 UNKNOWN = "unknown"
-"""The rule of an op without one."""
+"""The reason of an op without a sharding rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a collective exists: the op that needs it, the value it converts, and the user's line.
+    """Cause of a collective: the op that needs the result, the redistributed value, and the user's line.
 
-    `gradient`: it reduces gradients of parameters. `members`: of several values that travel together, the
-    cause of each; `each` has at least one. `elements`: how many of the value's travel, where it is cut into
-    several messages; None: all.
+    Attributes
+    ----------
+    gradient : True if the collective reduces gradients of parameters.
+    members : the causes of several values that travel together.
+    elements : the number of elements that travel, if a value is cut into several messages; None: all.
     """
 
     consumer: str
@@ -71,57 +74,57 @@ class Cause:
 
     @property
     def each(self) -> tuple[Cause, ...]:
-        """The causes of all values that travel, those of one alone included."""
+        """The causes of all values that travel; at least one."""
         return self.members or (self,)
 
     @property
     def words(self) -> str:
-        """The text without the line of code, for where that stands beside it."""
+        """The text without the line of code, for output that has the line in a separate place."""
         return self.text.replace(f" in `{self.location.code}`", "")
 
 
 def members_of(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """The causes of all values in several messages, each once."""
+    """Return the causes of all values in several messages, without duplicates."""
     return tuple(dict.fromkeys(one for cause in causes for one in cause.each))
 
 
 @dataclass(slots=True)
 class Metadata:
-    """All that fxdp keeps of one node."""
+    """Everything that fxdp records about one node."""
 
     type: NodeType = None
     spec: InputSpec | None = None
-    results: tuple[OutputSpec | None, ...] = ()  # on the output node only, one per result
+    results: tuple[OutputSpec | None, ...] = ()  # output node only: one per result
     location: Location = field(default_factory=Location)
     backward: bool = False
     placement: Placement | tuple[Placement | None, ...] | None = None
     operands: tuple[Placement | None, ...] = ()  # one per tensor operand, in `fx` argument order
     reason: str | None = None
-    """Why it has its placement: the name of a rule."""
+    """The name of the rule that chose the placement."""
     cause: Cause | None = None
-    rematerialized: bool = False  # its full value is computed from its operands' full values, not gathered
-    skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
-    decomposed_from: str = ""  # the op of which this is a step
-    decomposition: Decomposition | None = None  # the ops that run instead
-    stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
+    rematerialized: bool = False  # the full value is computed from full operands, not gathered
+    skip: str | None = None  # names of the skip connections that carry this value: `a`, `a@1`, or `a, b`
+    decomposed_from: str = ""  # the op of whose decomposition this is a step
+    decomposition: Decomposition | None = None  # the ops that replace this one
+    stage: int | None = None  # pipeline stage; None: unstaged, or on no single stage
     once: bool = False  # runs once per step, after the last micro-batch
-    rewrite: Rewrite | None = None  # how a rule wants its size arguments localized
-    recompute: str = ""  # `computed`: also in the backward, from what is `saved`
-    draws_for: MemoryLayout | None = None  # what a random op draws for, where it lies other than was captured
+    rewrite: Rewrite | None = None  # how a rule localizes the op's size arguments
+    recompute: str = ""  # `computed`: recomputed in the backward, from values that are `saved`
+    draws_for: MemoryLayout | None = None  # layout at capture for which a random op draws, if it differs now
 
     @property
     def types(self) -> tuple[TensorType | ScalarType | None, ...]:
-        """One per value that the node gives."""
+        """The types of the node's results, as a tuple even for a single one."""
         return self.type if isinstance(self.type, tuple) else (self.type,)
 
     @property
     def placements(self) -> tuple[Placement | None, ...]:
-        """The same of where they lie."""
+        """The placements of the node's results, as a tuple even for a single one."""
         return self.placement if isinstance(self.placement, tuple) else (self.placement,)
 
 
 def meta(node: fx.Node) -> Metadata:
-    """The note of a node, made on first use."""
+    """Return the metadata of a node, created on first use."""
     found: Metadata | None = node.meta.get(_KEY)
     if found is None:
         found = node.meta[_KEY] = Metadata()
@@ -129,14 +132,14 @@ def meta(node: fx.Node) -> Metadata:
 
 
 def tensor_type(node: fx.Node) -> TensorType:
-    """The type of a node that is one tensor."""
+    """Return the type of a node that is one tensor."""
     type_ = meta(node).type
     assert isinstance(type_, TensorType), f"%{node.name} is no tensor"
     return type_
 
 
 def placed_tensor(node: fx.Node) -> tuple[TensorType, Placement]:
-    """The type and placement of a node that is one tensor."""
+    """Return the type and placement of a node that is one tensor."""
     placement = meta(node).placement
     assert placement is not None, f"%{node.name} is not placed"
     assert not isinstance(placement, tuple), f"%{node.name} is several tensors"
@@ -144,18 +147,18 @@ def placed_tensor(node: fx.Node) -> tuple[TensorType, Placement]:
 
 
 def has_no_rule(node: fx.Node) -> bool:
-    """Whether a node runs replicated on every rank because no rule knows its op."""
+    """Return whether a node runs replicated on every rank because the op has no sharding rule."""
     return meta(node).reason == UNKNOWN
 
 
 def value_bytes(node: fx.Node, batch: int = 64) -> int:
-    """The bytes of a node's global value at typical sizes, as `type_bytes` counts them."""
+    """Return the bytes of a node's global value at typical sizes, as counted by `type_bytes`."""
     return type_bytes(meta(node).type, batch=batch)
 
 
 def copy_meta(source: fx.Node, target: fx.Node, **changes: Any) -> Metadata:
-    """Give `target` a copy of `source`'s note with `changes`; what a pass does to a node it makes."""
-    # by place: `dataclasses.replace` takes thrice as long, and full graphs are copied
+    """Give `target` a copy of `source`'s metadata with `changes`, as passes do for inserted nodes."""
+    # by position: `dataclasses.replace` takes three times as long, and entire graphs are copied
     new = target.meta[_KEY] = Metadata(*_FIELDS(meta(source)))
     for name, value in changes.items():
         setattr(new, name, value)
@@ -166,14 +169,14 @@ _FIELDS = attrgetter(*(field.name for field in fields(Metadata)))
 
 
 def sequence_number(node: fx.Node) -> int | None:
-    """The number that torch gave to the forward op which a node computes or differentiates."""
+    """Return torch's sequence number of the forward op that a node computes or differentiates."""
     number: int | None = node.meta.get("seq_nr")
     return number
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """How a captured value lay in memory: ints, or expressions in torch's own size symbols."""
+    """Memory layout of a captured value, as ints, or as expressions in torch's own size symbols."""
 
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -181,19 +184,19 @@ class MemoryLayout:
 
 
 def memory_layout(node: fx.Node) -> MemoryLayout | None:
-    """The layout of a captured node's value, where capture kept it."""
+    """Return the symbolic layout of a captured node's value, or None if capture recorded none."""
     kept: MemoryLayout | None = node.meta.get(_OPEN_LAYOUT)
     return kept or _layout(node, "expr")
 
 
 def example_layout(node: fx.Node) -> MemoryLayout | None:
-    """The same in numbers, as it was for the example; a size that only the data fixes is None."""
+    """Return the layout of the example's value in numbers; sizes that depend on data are None."""
     kept: MemoryLayout | None = node.meta.get(_LAYOUT)
     return kept or _layout(node, "hint")
 
 
 def typical_layout(node: fx.Node) -> MemoryLayout | None:
-    """The same with some number for a size that only the data fixes."""
+    """Return the layout of the example's value; sizes that depend on data get a typical number."""
     found, open_ = example_layout(node), memory_layout(node)
     if found is None or open_ is None or None not in (*found.sizes, *found.strides):
         return found
@@ -202,18 +205,18 @@ def typical_layout(node: fx.Node) -> MemoryLayout | None:
 
 
 def keep_layout(node: fx.Node) -> None:
-    """Drop the captured value, whose sizes are one example's, and keep how it lay in memory."""
+    """Replace the captured example value, with sizes of one example, by a memory layout."""
     node.meta[_LAYOUT] = _layout(node, "hint")
     node.meta.pop("val", None)
 
 
 def layouts(node: fx.Node) -> tuple[MemoryLayout | None, MemoryLayout | None]:
-    """The layouts that are known of a node's value, open and of the example."""
+    """Return the known layouts of a node's value: the symbolic one and the example's."""
     return memory_layout(node), example_layout(node)
 
 
 def set_layouts(node: fx.Node, known: tuple[MemoryLayout | None, MemoryLayout | None]) -> None:
-    """Let the node have these layouts, and no value."""
+    """Set the layouts of a node that has no example value: the symbolic one and the example's."""
     for key, layout in zip((_OPEN_LAYOUT, _LAYOUT), known, strict=True):
         if layout is not None:
             node.meta[key] = layout
@@ -232,9 +235,9 @@ def _layout(node: fx.Node, numbers: str) -> MemoryLayout | None:
 
 
 def tensor_operands(node: fx.Node) -> list[fx.Node]:
-    """The nodes that `node` reads tensors from, in argument order, repeated where used twice.
+    """Return the nodes from which `node` reads tensors, in argument order, repeated if used twice.
 
-    `note(node).operands` has one placement for each. (The tuple that a `getitem` reads is none.)
+    `meta(node).operands` has one placement for each. The tuple that a `getitem` reads is no tensor operand.
     """
     found: list[fx.Node] = []
 
@@ -258,9 +261,9 @@ _READS_SIZE = frozenset(
 
 
 def is_host_size(node: fx.Node) -> bool:
-    """Whether the node is arithmetic on sizes: an expression, which is not executed as captured.
+    """Return whether the node is arithmetic on sizes: an expression, which is not executed as captured.
 
-    A number read from a tensor's values (`.item()`) is none.
+    A number read from a tensor's values (`.item()`) is no host size.
     """
     if node.op != "call_function" or not isinstance(meta(node).type, ScalarType):
         return False

@@ -1,22 +1,23 @@
-"""What an op is: one table of facts, for all rooms that must know an op by more than its rule.
+"""Facts about ops, in one table, for all code that needs more than an op's sharding rule.
 
-    view      its operand seen differently, without memory of its own
-    same      each element is the operand's own, maybe broadcast, maybe in another dtype
-    identity  changes nothing where it changes neither shape nor dtype
-    zeros     of an operand of zeros it makes zeros, whatever its other operands are
-    picks     reads no more of its first operand than it returns
-    mixes     puts values of several operands together; none is larger than what was given
-    shape     reads nothing of its first operand but shape, dtype and device
-    unwritten its memory holds whatever was there
-    linear    the groups of arguments in which a pointwise op is linear, all others held fixed
+    view      the result is a view of the operand, without memory of its own
+    same      each element equals one of the operand's, maybe broadcast, maybe in another dtype
+    identity  changes nothing if shape and dtype stay the same
+    zeros     maps an operand of zeros to zeros, for any values of the remaining operands
+    picks     reads no more elements of the first operand than are returned
+    mixes     combines values of several operands; none is larger than the given values
+    shape     reads only shape, dtype and device of the first operand
+    unwritten returns uninitialized memory
+    linear    the groups of arguments in which a pointwise op is linear, with all remaining ones fixed
 
-The facts are said of each op by itself, since none follows from another:
+Each op has each fact on its own, since no fact follows from another:
 - A permutation of a square matrix is a view, keeps the type and yet is no identity: it moves values. A
-  `clone` is none either: it is there for the order in memory that the next kernel reads.
-- Views, sums and products are linear, too, but not pointwise: which dims of them may be cut is for their
-  families in `rules/` to say, so the table has no groups for them.
-- `zeros` is said of what traced backwards hold. An op that lacks it keeps its tangent: slower, never wrong.
-- A fact that is missing must always be the safe answer: ask "is it known to", never "is it known not to".
+  `clone` is no identity either: it sets the order in memory that the next kernel reads.
+- Views, sums and products are linear, too, but not pointwise: the families in `rules/` decide which of their
+  dims may be sharded, so the table has no groups for them.
+- `zeros` describes the ops of traced backwards. An op without this fact keeps its tangent: slower, never
+  wrong.
+- A missing fact must always be the safe answer: ask "is it known to", never "is it known not to".
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _UNWRITTEN = _Fact.UNWRITTEN
 _SELF: Groups = (("self",),)
 
 _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
-    # one operand, seen differently
+    # one operand, as a view
     (_VIEW | _ZEROS, (), (
         aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default,
         aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
@@ -60,7 +61,7 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
     (_VIEW | _ZEROS | _IDENTITY | _SAME, (), (aten.expand.default,)),
     (_VIEW | _ZEROS | _IDENTITY | _SAME, _SELF, (aten.detach.default,)),
     (_VIEW | _IDENTITY | _SAME, _SELF, (aten.alias.default,)),
-    # one operand, in memory of its own
+    # one operand, copied
     (_IDENTITY | _SAME, _SELF, (aten.lift_fresh_copy.default,)),
     (_ZEROS | _SAME, _SELF, (aten.clone.default, aten._to_copy.default)),
     (_ZEROS | _IDENTITY, (), (aten.slice_backward.default,)),
@@ -83,7 +84,7 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
     (_NONE, _SELF, (aten.true_divide.Tensor,)),
     (_NONE, (("self", "tensor1"), ("self", "tensor2")), (aten.addcmul.default,)),
     (_NONE, (("self", "tensor1"),), (aten.addcdiv.default,)),
-    # several operands, added or put together
+    # several operands, added or combined
     (_MIXES, (("self", "other"),), (aten.add.Tensor, aten.sub.Tensor, aten.where.self)),
     (_NONE, (("self", "other"),), (aten.rsub.Tensor,)),
     (_NONE, (("self", "end"),), (aten.lerp.Scalar, aten.lerp.Tensor)),
@@ -106,13 +107,13 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
         aten.exponential.default, aten.geometric.default, aten.random.default, aten.random.to,
         getattr(aten.random, "from"),
     )),
-    # memory that nothing has written
+    # uninitialized memory
     (_SHAPE | _UNWRITTEN, (), (aten.empty_like.default,)),
     (_UNWRITTEN, (), (
         aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
         aten.new_empty.default, aten.new_empty_strided.default,
     )),
-    # rows of the first operand, named by the second
+    # rows of the first operand, selected by the second
     (_PICKS | _MIXES, (), (aten.gather.default, aten.index.Tensor, aten.index_select.default)),
     (_PICKS, (), (aten.embedding.default, aten._unsafe_index.Tensor, *existing("select_copy.int"))),
 )  # fmt: skip
@@ -132,45 +133,48 @@ def _has(target: Any, fact: _Fact) -> bool:
 
 
 def is_view(target: Any) -> bool:
-    """Whether the result is the operand seen differently."""
+    """Return whether the result is a view of the operand."""
     return _has(target, _VIEW)
 
 
 def is_identity(target: Any) -> bool:
-    """Whether the op changes nothing where it changes neither shape nor dtype."""
+    """Return whether the op changes nothing if shape and dtype stay the same."""
     return _has(target, _IDENTITY)
 
 
 def keeps_values(target: Any) -> bool:
-    """Whether each element is the operand's own, broadcast from the right or cast at most."""
+    """Return whether each element equals one of the operand's, at most broadcast or cast."""
     return _has(target, _SAME)
 
 
 def keeps_zeros(target: Any) -> bool:
-    """Whether an operand of zeros makes a result of zeros; of a quotient only the first does."""
+    """Return whether an operand of zeros gives a result of zeros.
+
+    For a quotient, only zeros of the first operand do.
+    """
     return _has(target, _ZEROS)
 
 
 def picks(target: Any) -> bool:
-    """Whether the op reads no more of its first operand than it returns."""
+    """Return whether the op reads no more elements of the first operand than it returns."""
     return _has(target, _PICKS)
 
 
 def mixes(target: Any) -> bool:
-    """Whether the op puts values of several operands together that are no larger than those given."""
+    """Return whether the op combines values of several operands, none of which grows in the result."""
     return _has(target, _MIXES)
 
 
 def reads_shape_alone(target: Any) -> bool:
-    """Whether only the shape of the first operand is read, which each rank knows of a partial value, too."""
+    """Return whether only the shape of the first operand is read, which is known even if partial."""
     return _has(target, _SHAPE)
 
 
 def is_unwritten(target: Any) -> bool:
-    """Whether the values of the result are whatever its memory held before."""
+    """Return whether the result is uninitialized memory."""
     return _has(target, _UNWRITTEN)
 
 
 def linear_groups(target: Any) -> Groups:
-    """For each way in which a pointwise op is linear the arguments in which it is, all others held fixed."""
+    """Return the groups of arguments in which a pointwise op is linear, with the remaining ones fixed."""
     return _TABLE.get(target, (_NONE, ()))[1]

@@ -1,4 +1,4 @@
-"""On which outputs each gradient of a program depends: through the tangents that it is computed from."""
+"""The outputs on which each gradient of a program depends, by the tangents from which it is computed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fxdp.ir.signature import Gradient, InputSpec, Tangent
 
 
 def outputs_behind(graph: fx.Graph) -> dict[InputSpec | None, frozenset[int]]:
-    """For each input that has a gradient the outputs by index, read off a joint graph.
+    """Map each input with a gradient to the indices of the outputs on which the gradient depends.
 
-    In it each gradient must still travel alone: a bucket depends on all that is in it. A constant gradient,
-    which no tangent enters, has no outputs.
+    The graph is a joint graph before bucketing, because a bucket depends on all gradients in it. A constant
+    gradient, which depends on no tangent, has no outputs.
     """
-    # a set of outputs is a number, a bit for each: a graph has many thousands of nodes
+    # a set of outputs is an int with a bit for each: a graph has many thousands of nodes
     behind: dict[fx.Node, int] = {}
     for node in graph.nodes:
         spec = meta(node).spec

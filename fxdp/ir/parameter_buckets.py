@@ -1,11 +1,11 @@
-"""Buckets of rows as they stand in a graph: what a gather starts, and the values that are cut out of it.
+"""Parameter buckets in a graph: one all-gather, from whose result the full values are sliced.
 
     %all_gather_shards = all_gather_shards([%w, %b], (20, 5), ())      the start, which reads rows
     %wait = wait(%all_gather_shards)                             the flat value
     %slice = slice(%wait, 0, 0, 40)                        pieces: of each value a slice and a view of it,
-    %view = view(%slice, [5, 8])                           in the order of what the start reads
+    %view = view(%slice, [5, 8])                           in the order of the start's operands
 
-Without buckets a start reads the rows of one parameter, and its wait is all of that.
+Without buckets a start reads the local shard of one parameter, and the wait returns the full value.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from fxdp.ir.signature import Parameter
 
 
 def gather_starts(graph: fx.Graph, *, backward: bool) -> list[fx.Node]:
-    """What starts gathers of a phase, in order."""
+    """Return the starts of the all-gathers of a phase, in order."""
     found = graph.find_nodes(op="call_function", target=redistributions.all_gather_shards)
     return [node for node in found if meta(node).backward is backward]
 
 
 def wait_of(start: fx.Node) -> fx.Node:
-    """The wait for a start."""
+    """Return the wait for a start."""
     return next(user for user in start.users if user.target is redistributions.wait)
 
 
 def scatter_steps(start: fx.Node) -> list[fx.Node]:
-    """The start of a sum of gradients, and the redistributions and waits that follow it."""
+    """Return the start of a gradient's reduce-scatter, and the redistributions and waits that follow."""
     found = [start, wait_of(start)]
     following = list(found[-1].users)
-    # on two axes the rows are summed along the other one next
+    # with two axes, the shards are reduced along the second one next
     if len(following) == 1 and following[0].target is redistributions.all_reduce_shards:
         found += [following[0], wait_of(following[0])]
     return found
 
 
 def pieces(flat: fx.Node) -> set[fx.Node]:
-    """The slices and views that are cut out of a bucket's flat value."""
+    """Return the slices and views of a bucket's flat value."""
     return {view for piece in flat.users for view in piece.users} | set(flat.users)
 
 
 def readers(value: fx.Node) -> set[fx.Node]:
-    """The ops that read a value, or read it through views of it."""
+    """Return the ops that read a value, directly or through views."""
     found = set[fx.Node]()
     for user in value.users:
         found |= readers(user) if is_view(user.target) and user.users else {user}
@@ -56,7 +56,7 @@ def readers(value: fx.Node) -> set[fx.Node]:
 
 
 def unsharded_parameters(start: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """Pairs of what a start reads, a parameter or a cast of it, and its full value."""
+    """Return pairs of an operand of a start (a parameter or a cast) and the full value."""
     read, done = start.args[0], wait_of(start)
     if isinstance(read, fx.Node):
         return [(read, done)]
@@ -66,14 +66,14 @@ def unsharded_parameters(start: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 
 def parameter_of(rows: fx.Node) -> Parameter:
-    """The parameter whose rows a gather reads, as they are or in another dtype."""
+    """Return the parameter of an all-gather, which reads the local shard or a cast."""
     spec = rows_of(rows)
     assert spec is not None
     return spec
 
 
 def rows_of(node: fx.Node) -> Parameter | None:
-    """The parameter whose rows a value is, as they are or in another dtype; None for rows of a gradient."""
+    """Return the parameter with this local shard, or this cast of the shard; None for a gradient shard."""
     if node.target is redistributions.slice_shard:
         node = _gathered(node)
     spec = meta(node if node.op == "placeholder" else node.all_input_nodes[0]).spec
@@ -81,7 +81,7 @@ def rows_of(node: fx.Node) -> Parameter | None:
 
 
 def _gathered(part: fx.Node) -> fx.Node:
-    """What was gathered to the full value of which these are rows; they themselves if nothing was."""
+    """Return the operand of the all-gather whose full value a shard was sliced from, else the shard."""
     full, start = part.all_input_nodes[0], part.all_input_nodes[0]
     while start.op == "call_function" and (is_view(start.target) or start.target is redistributions.wait):
         start = start.all_input_nodes[0]
@@ -91,7 +91,7 @@ def _gathered(part: fx.Node) -> fx.Node:
 
 
 def gathers_cause(starts: Sequence[fx.Node]) -> Cause:
-    """Why gathers of a parameter each travel together: the parameters, and the op that first needs one."""
+    """Return the cause of a bucket of all-gathers: the parameters, and the op that first needs one."""
     causes = causes_of(starts)
     names = [parameter_of(start.args[0]).name for start in starts]  # type: ignore[arg-type]
     listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
@@ -99,7 +99,7 @@ def gathers_cause(starts: Sequence[fx.Node]) -> Cause:
 
 
 def gradients_cause(causes: Sequence[Cause]) -> Cause:
-    """The same for sums of gradients, of which these are the causes."""
+    """Return the cause of a bucket of gradient reductions with these causes."""
     first, last = causes[0], causes[-1]
     if len(causes) == 1:
         return first
@@ -108,5 +108,5 @@ def gradients_cause(causes: Sequence[Cause]) -> Cause:
 
 
 def causes_of(starts: Sequence[fx.Node]) -> list[Cause]:
-    """Why each of these travels, where that is known."""
+    """Return the known causes of these collectives."""
     return [cause for start in starts if (cause := meta(start).cause) is not None]

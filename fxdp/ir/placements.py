@@ -1,14 +1,14 @@
-"""Where a global tensor lives: `R`, `P(sum)` or `S(dim, outer)` along the batch axis, or `ParamShard`.
+"""Placements of a global tensor: `R`, `P(sum)` or `S(dim, outer)` along the batch axis, or `ParamShard`.
 
-All data axes of the mesh (and, later, micro-batches) split the same logical axis, so one placement
-per tensor is enough; `to_dtensor` spells it in DTensor's words for a real mesh.
+All data axes of the mesh (and, later, micro-batches) split the same logical axis, so one placement per tensor
+is enough; `to_dtensor` translates it to DTensor's placements for a real mesh.
 
-`S(dim, outer)` is richer than `Shard(dim)`: the dim factorises as `outer x batch x inner` and a rank
-holds its contiguous range of the batch factor for every outer index. `(T, B, H).view(T*B, H)` is
-`S(0, T)` and `cat([z1, z2])` of two `S(0)` is `S(0, 2)`, both without communication.
+`S(dim, outer)` is richer than `Shard(dim)`: the dim factorises as `outer x batch x inner` and a rank holds
+its contiguous range of the batch factor for every outer index. `(T, B, H).view(T*B, H)` is `S(0, T)` and
+`cat([z1, z2])` of two `S(0)` is `S(0, 2)`, both without communication.
 
-`ParamShard` has nothing to do with the batch: it is how a sharded parameter lies between its uses, the same
-at each call, and DTensor's own `Shard(0)`.
+`ParamShard` does not depend on the batch: it is the placement of a sharded parameter between uses, equal at
+each call, and DTensor's own `Shard(0)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Dim: TypeAlias = "int | sympy.Expr"
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank holds the full, equal value."""
+    """Placement: every rank holds the full, equal value."""
 
     def __str__(self) -> str:
         return "R"
@@ -32,10 +32,10 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank holds a term; the value is their reduction by `op`.
+    """Placement: every rank holds a term; the value is the reduction of all terms by `op`.
 
-    `sum`: the terms add up. `max`, `min`: the most extreme term counts, a nan above all. `moments`: each
-    term is `fxdp.ir.ops.moments.moments` of the rank's own elements.
+    `sum`: the terms add up. `max`, `min`: the most extreme term counts, a nan above all. `moments`: each term
+    is `fxdp.ir.ops.moments.moments` of the rank's own elements.
     """
 
     op: str = "sum"
@@ -46,7 +46,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Every rank holds its range of the batch factor of `dim` for each of `outer` indices."""
+    """Placement: every rank holds a range of the batch factor of `dim`, for each of `outer` indices."""
 
     dim: int
     outer: Dim = 1
@@ -57,10 +57,13 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ParamShard:
-    """Every rank holds its rows of dim 0, `ceil(rows / ranks)` each, the last ranks fewer or none.
+    """Placement: every rank holds rows of dim 0, `ceil(rows / ranks)` each, the last ranks fewer or none.
 
-    `axis`: the data axis along which the rows are sharded, where the mesh has another one; ranks along that
-    hold equal rows. `terms`: they hold terms of a sum there, which is still to be made.
+    Attributes
+    ----------
+    axis : the data axis along which the parameter is sharded, if the mesh has a second one along which it is
+        replicated.
+    terms : ranks along the second axis hold terms of a sum that is still to be reduced.
     """
 
     axis: str | None = None
@@ -74,10 +77,10 @@ Placement: TypeAlias = Replicate | Partial | Shard | ParamShard
 
 
 def per_axis(placement: Placement | None, axes: Sequence[str]) -> dict[str, Placement | None]:
-    """The placement along each data axis of a mesh.
+    """Return the placement along each data axis of a mesh.
 
-    The same along all, as they split the one batch axis; rows are sharded along one axis alone, and those
-    among neighbours along no axis of the mesh.
+    All data axes have equal placements, because they split the one batch axis. `ParamShard` is the exception:
+    its rows are sharded along one axis alone, and along no axis of the mesh for post-forward shards.
     """
     if isinstance(placement, ParamShard) and placement.axis in axes:
         return {
@@ -87,12 +90,12 @@ def per_axis(placement: Placement | None, axes: Sequence[str]) -> dict[str, Plac
 
 
 def sharded_axis(placement: Placement) -> str | None:
-    """Along which of several axes the rows of `ParamShard` are sharded; None of other placements."""
+    """Return the data axis along which a `ParamShard` is sharded, if there are several, else None."""
     return placement.axis if isinstance(placement, ParamShard) else None
 
 
 def has_terms(placement: Placement) -> bool:
-    """Whether a placement is `ParamShard` of terms of a sum."""
+    """Return whether a placement is a `ParamShard` of terms of a sum."""
     return isinstance(placement, ParamShard) and placement.terms
 
 
@@ -102,5 +105,5 @@ MOMENTS = Partial("moments")
 
 
 def S(dim: int, outer: Dim = 1) -> Shard:  # noqa: N802 - the letter that goldens and DTensor print
-    """Short for `Shard(dim, outer)`."""
+    """Return `Shard(dim, outer)`, in the short form of graph text."""
     return Shard(dim, outer)

@@ -1,4 +1,4 @@
-"""Why a value is converted: the op that needs it otherwise, and its line of code; and what it was before."""
+"""The cause of a redistribution: the consumer that needs a different placement, and its line of code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fxdp.torch_compat import aten
 
 
 def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
-    """Who needs the redistribution; a gradient says whose it is, though a cast of its sum is returned."""
+    """Return the cause of a redistribution of `producer` for `consumer`, which reads it at `position`.
+
+    A gradient's cause names the parameter, even if the program returns a cast of the reduced gradient.
+    """
     if consumer.target is aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
         (result,) = consumer.users
         values: Any = result.args[0]
@@ -34,7 +37,7 @@ def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
 
 
 def _spec_of(node: fx.Node) -> OutputSpec | None:
-    """What the result is that a node makes for nobody else."""
+    """Return the output spec of the only result that a node serves."""
     value = node
     while (user := next(iter(value.users))).op != "output":
         value = user
@@ -44,7 +47,7 @@ def _spec_of(node: fx.Node) -> OutputSpec | None:
 
 
 def unconverted(node: fx.Node) -> fx.Node:
-    """The value before it was gathered, reduced or cut; the node itself if it was not."""
+    """Return the value before it was gathered, reduced or sliced; the node itself if it was not."""
     while node.target in REDISTRIBUTIONS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""What is asked of one redistribution: an entry of the table in `redistributions.py`."""
+"""The type of an entry in the table of `redistributions.py`."""
 
 from __future__ import annotations
 
@@ -14,57 +14,61 @@ from fxdp.ir.types import TensorType
 
 
 class Emission(Protocol):
-    """What the functions of an emitted program are called with, beside the value itself."""
+    """Context for the functions that emit a redistribution, given beside the value."""
 
     group: str
     """The name of the process group that carries the value."""
     world: int
-    """How many ranks the group joins."""
+    """The number of ranks in the group."""
     index: int
-    """This rank's place among them, or the part's where micro-batches split the batch further."""
+    """This rank's index in the group, or the part's index if micro-batches split the batch further."""
     dtype: torch.dtype
     shown: bool
-    """Whether rows are not sent, but shown to the other ranks where they lie."""
+    """True if the gather is zero-copy: ranks read each shard over shared memory instead of sending it."""
 
     def size(self, name: str) -> fx.Node:
-        """The size slot of this name."""
+        """Return the size input of this name."""
 
     def largest(self) -> fx.Node | None:
-        """The size slot of the largest part; None where all are equal."""
+        """Return the size input of the largest part, or None if all parts are equal."""
 
     def rows(self) -> fx.Node | None:
-        """Where the real rows of gathered, padded parts lie; None where all are equal."""
+        """Return the positions of real rows among gathered, padded parts, or None if all parts are equal."""
 
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of an emitted program and its arguments."""
+"""A function of an emitted program with arguments."""
 
 Transport: TypeAlias = Literal["group", "messages", "memory", "hosts"]
-"""What carries a value: the mesh's process group, messages of the calling thread, memory that all ranks
-share, or memory within each of several hosts and a process group between them.
+"""The transport of a value.
+
+`group`: the mesh's process group. `messages`: messages of the calling thread. `memory`: memory that all ranks
+share. `hosts`: shared memory within each of several hosts, and a process group between hosts.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redistribution:
-    """All there is to know of one function of this file.
+    """Properties of one redistribution function of `redistributions.py`.
 
     Attributes
     ----------
     target : the function.
-    takes, gives : the kinds of placement that it turns into one another.
-    reduces : the one reduction of Partial values that it can do; empty where its argument names it.
-    arguments : its arguments after the value, from type and both placements.
-    price : bytes that a rank sends, to a factor common to all, for a value of so many bytes; the second
-        number is what is sent if the value is gathered where it is smallest, before a cast or an expansion.
+    takes, gives : the kinds of placement before and after.
+    reduces : the only reduction of Partial values that the function can do; empty if an argument names the
+        reduction.
+    arguments : the function's arguments after the value, from the type and both placements.
+    price : bytes that a rank sends, up to a common factor, for a value of the given bytes; the second
+        argument is the bytes sent if the value is gathered where it is smallest, before a cast or an
+        expansion.
     on_ranks : every rank's result, from all ranks' values, their batch sizes, and the arguments.
-    start : the function that starts it in an emitted program, or does all of it.
-    finish : the function that waits, given what is pending; None for what is local.
-    words : what becomes of a value that travels so, in a report; empty for what is local.
-    ways : how it may travel on CPU if the value's size is fixed; else by the group.
-    along : along which data axis it turns the one placement into the other; None: all.
+    start : emits the function that starts the redistribution, or does all of a local one.
+    finish : emits the function that waits, given the pending value; None for a local redistribution.
+    words : the description in a report; empty for a local redistribution.
+    branches : transports on CPU for values of static size; all dynamic ones use the group.
+    along : the data axis along which both placements differ; None: all.
     suits : further conditions on both placements.
-    axis : along which data axis; None: all.
+    axis : the data axis along which a node redistributes; None: all.
     """
 
     target: Callable[..., Any]
@@ -84,15 +88,15 @@ class Redistribution:
 
     @property
     def communicates(self) -> bool:
-        """Whether ranks exchange something, so that a `wait` belongs to it."""
+        """True if ranks communicate, so that a `wait` follows."""
         return self.finish is not None
 
     def converts(self, have: Placement, want: Placement) -> bool:
-        """Whether it turns the one into the other."""
+        """Return whether this redistribution turns `have` into `want`."""
         known = not isinstance(have, Partial) or self.reduces in ("", have.op)
         kinds = isinstance(have, self.takes) and isinstance(want, self.gives)
         return kinds and known and self.suits(have, want)
 
     def reduction(self, node: fx.Node) -> Any:
-        """How `node`, a call of it, reduces a Partial value."""
+        """Return the reduction of a Partial value by `node`, a call of this redistribution."""
         return self.reduces or node.args[1]

@@ -1,28 +1,27 @@
-"""The operations that fxdp inserts into a graph, and all that anybody asks of them, in one table.
+"""The redistributions that fxdp inserts into a graph, in one table with all of their properties.
 
-The functions are names, not code: they stand in a graph from their birth to emission, and calling one is an
-error. An entry of `TABLE` says of one of them what it turns into what, its price, what it does to the values
-of a list of ranks (the oracle), and the functions that start and finish it in an emitted program.
+The functions are names, not code: they stay in a graph from insertion to emission, and calling one is an
+error. Each entry of `TABLE` has the placements before and after, the price, the effect on the values of a
+list of ranks (the oracle), and the functions that start and finish the redistribution in an emitted program.
 
-| function | converts | by |
+| function | redistributes | by |
 |---|---|---|
 | `all_reduce(x, op)` | P -> R | the sum over ranks, their extremum, or the combination of their moments |
 | `reduce_scatter(x, dim, outer, inner)` | P -> S | each rank gets its part of the sum |
 | `all_gather(x, dim, outer, inner)` | S -> R | the concatenation of the ranks' parts |
 | `broadcast(x)` | ranks' own draws -> R | the value of rank 0 |
 | `shard(x, dim, outer)` | R -> S | a slice |
-| `partial(x)` | R -> P | rank 0 keeps the value, others hold zeros |
-| `all_gather_shards(x)` | Rows -> R | a sharded parameter entire |
+| `partial(x)` | R -> P | rank 0 keeps the value, all remaining ranks hold zeros |
+| `all_gather_shards(x)` | Rows -> R | a sharded parameter in full |
 | `reduce_scatter_shards(x)` | P -> Rows | each rank gets its rows of the sum |
-| `all_reduce_shards(x)` | terms of Rows -> Rows | the sum along the mesh's other axis |
+| `all_reduce_shards(x)` | terms of Rows -> Rows | the sum along the mesh's second axis |
 | `slice_shard(x)` | R -> Rows | a slice |
-| `wait(pending)` | | the result of one that communicates |
+| `wait(pending)` | | the result of a collective |
 
-The sharded dim's size is `outer * B * inner`. In buckets (`passes/bucket_parameters.py`) `all_gather_shards`
-and
-`reduce_scatter_shards` take a list of values, how many elements of each a rank holds, and what must be there
-before they start; they give one flat value. All take `axis=`, a data axis of the mesh along which alone
-they convert; without it they do along all of them.
+The sharded dim's size is `outer * B * inner`. In buckets (`passes/bucket_parameters.py`), `all_gather_shards`
+and `reduce_scatter_shards` take a list of values, the number of elements of each on a rank, and the values
+that must be ready before the start; they return one flat value. All take `axis=`, the only data axis of the
+mesh along which they redistribute; without it they redistribute along all data axes.
 """
 
 from __future__ import annotations
@@ -50,63 +49,66 @@ def _not_executable(name: str) -> NoReturn:
 
 
 def all_reduce(value: Any, op: str, *, axis: str | None = None) -> Any:
-    """Start summing a Partial value over the ranks; `wait` for it."""
+    """Start the reduction of a Partial value over the ranks; `wait` returns the result."""
     _not_executable("all_reduce")
 
 
 def reduce_scatter(value: Any, dim: int, outer: int, inner: int, *, axis: str | None = None) -> Any:
-    """Start summing a Partial value of which each rank gets its part; `wait` for it."""
+    """Start the sum of a Partial value, scattered so that each rank gets a part; `wait` returns the part."""
     _not_executable("reduce_scatter")
 
 
 def all_gather(value: Any, dim: int, outer: int, inner: int, *, axis: str | None = None) -> Any:
-    """Start gathering the ranks' parts into the full value; `wait` for it."""
+    """Start gathering the ranks' parts into the full value; `wait` returns the result."""
     _not_executable("all_gather")
 
 
 def broadcast(value: Any, *, axis: str | None = None) -> Any:
-    """Start sending rank 0's value to all ranks; `wait` for it."""
+    """Start sending rank 0's value to all ranks; `wait` returns the result."""
     _not_executable("broadcast")
 
 
 def shard(value: Any, dim: int, outer: int, *, axis: str | None = None) -> Any:
-    """This rank's part of a replicated value."""
+    """Slice this rank's part from a replicated value."""
     _not_executable("shard")
 
 
 def partial(value: Any, *, axis: str | None = None) -> Any:
-    """The value on rank 0 and zeros on others: terms of a sum."""
+    """Keep the value on rank 0 and zeros on all remaining ranks, as terms of a sum."""
     _not_executable("partial")
 
 
 def all_gather_shards(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
-    """Start gathering the ranks' rows of a parameter, or of several; `wait` for them."""
+    """Start gathering the ranks' shards of one or several parameters; `wait` returns the full values."""
     _not_executable("all_gather_shards")
 
 
 def reduce_scatter_shards(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
-    """Start summing a Partial value, or several, of which each rank gets its rows; `wait` for them."""
+    """Start the sum of one or several Partial values, scattered as parameter shards.
+
+    `wait` returns the shards.
+    """
     _not_executable("reduce_scatter_shards")
 
 
 def all_reduce_shards(value: Any, *, axis: str | None = None) -> Any:
-    """Start summing rows over ranks that hold the same ones; `wait` for it."""
+    """Start the sum of parameter shards over the ranks that hold equal shards; `wait` returns the result."""
     _not_executable("all_reduce_shards")
 
 
 def slice_shard(value: Any, *, axis: str | None = None) -> Any:
-    """This rank's rows of a replicated value."""
+    """Slice this rank's parameter shard from a replicated value."""
     _not_executable("slice_shard")
 
 
 def wait(pending: Any) -> Any:
-    """The finished result of a collective; exactly one per collective."""
+    """Return the finished result of a collective; exactly one `wait` per collective."""
     _not_executable("wait")
 
 
-# -- what each is -------------------------------------------------------------------------------------------
+# -- the properties of each ----------------------------------------------------------------------------------
 
-_LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
+_LOCAL_STEP = 1e-3  # slicing or masking moves no bytes, but is not free
 
 
 def _nothing(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
@@ -124,7 +126,7 @@ def _cut(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]
 
 
 def _factors(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, ...]:
-    """The sharded dim and its factors around the batch: `size == outer * B * inner`."""
+    """Return the sharded dim and its factors around the batch: `size == outer * B * inner`."""
     sharded = want if isinstance(want, Shard) else have
     assert isinstance(sharded, Shard)
     factor = batch_factor(type_.shape[sharded.dim])
@@ -135,7 +137,7 @@ def _factors(type_: TensorType, have: Placement, want: Placement) -> tuple[Any, 
 
 
 def _start_all_reduce(at: Emission, value: fx.Node, op: str) -> Call:
-    if op == "moments":  # every rank combines all of them, in rank order
+    if op == "moments":  # every rank combines the moments of all, in rank order
         return collectives.start_moments, (value, at.world, at.group)
     return collectives.start_all_reduce, (value, op, at.group)
 
@@ -171,7 +173,7 @@ TABLE: tuple[Redistribution, ...] = (
     ),
     Redistribution(
         target=all_gather, takes=Shard, gives=Replicate, arguments=_factors,
-        # a full value means a global batch's work on every rank, a part does not
+        # a full value means the work of the global batch on every rank
         price=lambda size, gathered: gathered + _LOCAL_STEP,
         on_ranks=collectives.all_gathered,
         start=lambda at, value, dim, outer, inner: (
@@ -225,7 +227,7 @@ TABLE: tuple[Redistribution, ...] = (
         after)), finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
         words="reduced and scattered", branches=("group", "memory"),
         along=lambda have, want: sharded_axis(want),
-        # along one of two axes a sum is a term of the entire one
+        # with two axes, a sum along one is a term of the full sum
         suits=lambda have, want: has_terms(want) == (sharded_axis(want) is not None),
     ),
     Redistribution(
@@ -247,7 +249,7 @@ TABLE: tuple[Redistribution, ...] = (
         suits=lambda have, want: not has_terms(want),
     ),
 )  # fmt: skip
-"""One entry per redistribution; nothing else knows them one by one."""
+"""One entry per redistribution; no code outside of this table tells entries apart."""
 
 _BY_TARGET = {redistribution.target: redistribution for redistribution in TABLE}
 
@@ -258,29 +260,32 @@ REDISTRIBUTIONS = frozenset(_BY_TARGET) | {wait}
 """All functions of this file."""
 
 ORDERED = frozenset({all_gather_shards, reduce_scatter_shards})
-"""Those that read, after their values, what must be there before they start: the one before, above all."""
+"""The redistributions that take, as last argument, values that must be ready before the start.
+
+Above all, this is the previous start.
+"""
 
 LOCAL = frozenset(c.target for c in TABLE if not c.communicates)
-"""The functions that make something of a value that each rank has full."""
+"""The functions that compute a local value from a replicated one, without communication."""
 
 
 def redistribution_of(node: fx.Node) -> Redistribution | None:
-    """The entry of a redistribution node, along its axis; None for a `wait` and all other nodes."""
+    """Return the entry of a redistribution node, along its axis; None for a `wait` and all ordinary nodes."""
     found = _BY_TARGET.get(node.target)  # type: ignore[arg-type]
     return replace(found, axis=axis) if found is not None and (axis := axis_of(node)) else found
 
 
 def axis_of(redistribution: fx.Node) -> str | None:
-    """The data axis along which a redistribution goes; None: all."""
+    """Return the data axis of a redistribution; None: all data axes."""
     axis = redistribution.kwargs.get("axis")
     return axis if isinstance(axis, str) else None
 
 
 @lru_cache(maxsize=65536)
 def route(have: Placement, want: Placement) -> tuple[Redistribution, ...]:
-    """The redistributions that turn `have` into `want`, another placement: one, or two by way of R.
+    """Return the redistributions from `have` to a different placement `want`: one, or two by way of R.
 
-    Of extrema and moments no part can be had alone, so `P(max) -> S` is an all-reduce and a slice.
+    No rank can get a part of an extremum or of moments alone, so `P(max) -> S` is an all-reduce and a slice.
     """
     if (
         isinstance(have, Partial)
@@ -289,9 +294,7 @@ def route(have: Placement, want: Placement) -> tuple[Redistribution, ...]:
         and want != between(want)
     ):
         return (*route(have, between(want)), *route(between(want), want))
-    for (
-        redistribution
-    ) in TABLE:  # a direct way is always cheaper: what goes by R brings the entire to every rank
+    for redistribution in TABLE:  # a direct way is always cheaper: by way of R every rank gets all
         if redistribution.converts(have, want):
             return (redistribution,)
     if isinstance(have, Replicate) or isinstance(want, Replicate):
@@ -300,10 +303,13 @@ def route(have: Placement, want: Placement) -> tuple[Redistribution, ...]:
 
 
 def between(want: ParamShard) -> ParamShard:
-    """What sums become on their way to rows of one of two axes: rows of the terms along the other."""
+    """Return the intermediate placement of sums on the way to `want`, a shard along one of two data axes.
+
+    This is a shard of terms, which are still to be reduced along the second axis.
+    """
     return want if want.axis is None else replace(want, terms=True)
 
 
 def price(have: Placement, want: Placement, size: float, gathered: float) -> float:
-    """Bytes that a rank sends to turn `have` into `want`, to a common factor (see `Redistribution`)."""
+    """Return the bytes that a rank sends from `have` to `want`, up to a factor (see `Redistribution`)."""
     return sum(redistribution.price(size, gathered) for redistribution in route(have, want))

@@ -1,9 +1,9 @@
-"""`Regions`: a row of nodes in which the same ops come again and again, with the place of each node.
+"""`Regions`: a sequence of nodes in which equal ops repeat, with the position of each node.
 
     row       embed  ln mm add  ln mm add  ln mm add  loss
     windows          (0)        (1)        (2)                 ln of window 1 has the place (1, 0)
 
-A window is a layer, or a layer from somewhere in its midst to the same place in the next one.
+A window is a layer, or reaches from the middle of one layer to the same position in the next one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from fxdp.ir.graph_form import NoTextError, exact_text
 from fxdp.ir.repetitions import longest_run
 
 Place = tuple[int, int]
-"""The number of a window, and the number of a node in it."""
+"""(number of a window, index of a node in this window)."""
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Windows by their numbers, in the order of their nodes; all have the same ops."""
+    """Windows by number, in the order of their nodes; all have equal ops."""
 
     rows: dict[int, tuple[fx.Node, ...]]
 
     @cached_property
     def places(self) -> dict[fx.Node, Place]:
-        """Where each node of a window is."""
+        """Map each node of a window to (number of the window, index in the window)."""
         return {node: (i, k) for i, row in self.rows.items() for k, node in enumerate(row)}
 
     def numbered(self, number: Callable[[int], int]) -> Regions:
-        """The same windows under other numbers."""
+        """Return these windows with new numbers."""
         return replace(self, rows={number(i): row for i, row in self.rows.items()})
 
     def without(self, first: int, last: int) -> Regions:
-        """All but so many of the first and the last windows, numbered from 0."""
+        """Return all windows except the `first` first and the `last` last ones, numbered from 0."""
         rows = list(self.rows.values())
         return Regions(dict(enumerate(rows[first : len(rows) - last])))
 
@@ -47,9 +47,9 @@ class Regions:
 def find_regions(
     nodes: Sequence[fx.Node], known: Callable[[fx.Node], Hashable], *, shortest: int, least: int
 ) -> Regions | None:
-    """The windows of a row of nodes, each `shortest` nodes or longer; None for less than `least` windows.
+    """Return the windows of a sequence of nodes, each at least `shortest` long; None if fewer than `least`.
 
-    Nodes are alike that have the same op, the same arguments beside nodes, and of which the same is `known`.
+    Two nodes are equal if op, non-node arguments and the value of `known` are equal.
     """
     run = longest_run([_token(node, known) for node in nodes], shortest=shortest, least=least)
     if run is None:
@@ -61,9 +61,10 @@ def find_regions(
 def begun_before(
     nodes: Sequence[fx.Node], region_windows: Regions, known: Callable[[fx.Node], Hashable]
 ) -> dict[fx.Node, Place]:
-    """The places of nodes before the first window, as far as they are like the end of one.
+    """Return the places of nodes before the first window, as far as they match the end of a window.
 
-    Sizes that others ask of the first layer are in between, and have no place, nor has what others read, too:
+    Nodes in between without a place are sizes that later layers ask of the first layer, and values that later
+    windows read as well:
 
         row        embed  ln size mm add  ln mm add  ln mm add        ln mm add of the first layer: 0
         windows                   (0)        (1)        (2)
@@ -82,7 +83,7 @@ def begun_before(
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a node's arguments in their order, repeated where they are."""
+    """Return the nodes among a node's arguments in order, with repetitions."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
     return found
@@ -93,4 +94,4 @@ def _token(node: fx.Node, known: Callable[[fx.Node], Hashable]) -> Hashable:
         args: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda _: "%")
         return node.target, exact_text(args), known(node)
     except NoTextError:
-        return node  # like no other
+        return node  # equal to no second node

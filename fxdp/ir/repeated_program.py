@@ -1,14 +1,14 @@
-"""A program of few layers that are alike, from which that of more layers is made.
+"""Expansion of a program with few equal layers to a program with more layers.
 
     few     embed  F0 F1 F2 F3 F4 F5              head  head'  G5 G4 G3              G2 G1 G0  embed'
     more    embed  F0 F1 F2 C3 .. Cn F3 F4 F5     head  head'  G5 G4 G3 Dn .. D3     G2 G1 G0  embed'
 
-F and G are what forward and backward of a layer are made of, found as runs of the same ops; their borders
-need not be those of the layers that were left out. C and D are copies of F2 and G2, each with the parameters
-of its own layer. They are right because F2 reads of F1, of the parameters and of what all share just what F1
-reads of F0, and G2 likewise, of the forward as well: what comes next reads the same again.
+F and G are the forward and backward regions of a layer, found as runs of equal ops; their borders need not be
+the borders of the omitted layers. C and D are copies of F2 and G2, each with the parameters of its own layer.
+The copies are correct because F2 reads, of F1, of the parameters and of shared values, exactly what F1 reads
+of F0, and G2 likewise, including values of the forward: the next layer repeats this pattern.
 
-Where that does not hold, `OtherLayersError` says so, and all layers are gone through one by one.
+If this does not hold, `OtherLayersError` is raised, and all layers are processed one by one.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from fxdp.ir.region_windows import Regions, begun_before, find_regions, operands
 
 _SHORTEST = 6
 _LEAST = 3
-"""Windows: one to copy, one before it, one after it."""
+"""The smallest number of regions: one to copy, one before and one after."""
 _NONE = -(10**6)
-"""A number below those of all layers."""
+"""A number below the numbers of all layers."""
 
 Member = tuple[int, int]
-"""The number of a family, and that of a layer: of a parameter, which the other layers have as well."""
+"""A parameter's (family number, layer number); a family has one parameter in each layer."""
 
 
 class OtherLayersError(Exception):
-    """The layers of a program differ in more than their parameters."""
+    """Error: the layers of a program differ in more than their parameters."""
 
 
 class RepeatedProgram:
-    """The nodes of such a program, and which number of a layer each belongs to.
+    """Nodes of a program with few repeated layers, and the layer number of each.
 
     Parameters
     ----------
-    halves : the calls of the forward in their order, and those of the backward.
-    given : the parameters and the like that belong to layers.
-    known : what of a node is the same in all layers.
-    same : values under another name: what the forward saves is an input of the backward.
+    pair : the calls of the forward in their order, and the calls of the backward.
+    given : the layer parameters and similar inputs, with family and layer number.
+    known : returns the facts about a node that are equal in all layers.
+    same : values under a second name: values that the forward saves are inputs of the backward.
 
     Raises
     ------
-    OtherLayersError : there are none to be found.
+    OtherLayersError : no repeated layers are found.
     """
 
     def __init__(
@@ -61,9 +61,12 @@ class RepeatedProgram:
         self._same = same or {}
         self.rows: list[dict[int, tuple[fx.Node, ...]]] = []
         self.places: dict[fx.Node, tuple[int, int, int]] = {}
-        """Of each node of a window its half, the window's number, and its place in it."""
+        """Map each node of a region to (0 forward or 1 backward, region number, position)."""
         self.begun: dict[fx.Node, tuple[int, int, int]] = {}
-        """The same of what is there of the window before the first, with nodes of no window in between."""
+        """Map each node of the incomplete region before the first, like `places`.
+
+        Nodes of no region may be in between.
+        """
         for half, nodes in enumerate(pair):
             region_windows = self._windows(nodes)
             self.rows.append(region_windows.rows)
@@ -76,11 +79,11 @@ class RepeatedProgram:
         found = find_regions(nodes, self._known, shortest=_SHORTEST, least=_LEAST)
         if found is None:
             raise OtherLayersError("no run of ops")
-        # a backward may read no parameters, but views of them that the forward made
+        # a backward may read no parameters, but views of parameters from the forward
         for layer in (self._layer_of_given, self.layer):
             highest = {i: _highest(row, layer) for i, row in found.rows.items()}
             for step in (1, -1):  # a backward begins with the last layer
-                # what is around the layers may look like a part of one
+                # ops around the layers may look like a part of one
                 likely = Counter(number - step * i for i, number in highest.items() if number >= 0)
                 (offset, count), *_ = likely.most_common(1) or [(0, 0)]
                 if count >= _LEAST:
@@ -89,17 +92,17 @@ class RepeatedProgram:
         raise OtherLayersError("parameters are not read layer by layer")
 
     def named(self, node: fx.Node) -> fx.Node:
-        """The node under the name that it was made by."""
+        """Return the node under its first name, as the input or call that computes it."""
         return self._same.get(node, node)
 
     def layer(self, node: fx.Node) -> int | None:
-        """The number of a node of a window, or of a parameter."""
+        """Return the layer number of a node of a region, or of a parameter; None for nodes of no layer."""
         node = self.named(node)
         place = self.place(node)
         return self._layer_of_given(node) if place is None else place[1]
 
     def place(self, node: fx.Node) -> tuple[int, int, int] | None:
-        """The half of a node of a window, the window's number, and its place in it."""
+        """Return (forward or backward, region number, position) of a node of a region, or None."""
         return self.places.get(node) or self.begun.get(node)
 
     def _layer_of_given(self, node: fx.Node) -> int | None:
@@ -107,7 +110,7 @@ class RepeatedProgram:
         return None if place is None else place[1]
 
     def key(self, node: fx.Node) -> tuple[Hashable, int] | None:
-        """What a node is in its layer, and the layer's number; None for one of no layer."""
+        """Return the identity of a node within a layer, and the layer's number; None without a layer."""
         node = self.named(node)
         if (found := self.place(node)) is not None:
             half, i, k = found
@@ -116,12 +119,12 @@ class RepeatedProgram:
         return None if place is None else (("given", place[0]), place[1])
 
     def reads(self, node: fx.Node, number: int) -> object:
-        """What a node of window `number` reads, in words that are the same for the next window."""
+        """Describe an operand of region `number` relative to the region: equal for equal layers."""
         place = self.key(node)
         return self.named(node) if place is None else (place[0], number - place[1])
 
     def copied(self, numbers: Iterable[int]) -> int:
-        """The first of these windows that reads what the one before it does."""
+        """Return the first of these regions whose operands correspond to those of the region before."""
         for number in numbers:
             if self._parts_what_is_around(number) and all(
                 self._like_the_one_before(rows, number) for rows in self.rows
@@ -130,9 +133,9 @@ class RepeatedProgram:
         raise OtherLayersError("no layer reads what the one before it does")
 
     def _parts_what_is_around(self, number: int) -> bool:
-        """Whether what comes before the layers reads none after window `number`, and what follows only those.
+        """Return whether ops before the layers read no region above `number`, and ops after only these.
 
-        A head that reads the window itself would read the first of several that are like it, not the last.
+        A head that reads the region itself would read the first of several copies, not the last.
         """
         for half, nodes in enumerate(self.pair):
             after = half == 1  # a backward begins with what follows the layers
@@ -155,16 +158,16 @@ class RepeatedProgram:
 
 
 def _highest(row: tuple[fx.Node, ...], layer: Callable[[fx.Node], int | None]) -> int:
-    """The last layer of which the nodes read something; none is a number below all others."""
+    """Return the highest layer number among the operands of these nodes; `_NONE` if there is none."""
     read = (layer(node) for node in itertools.chain.from_iterable(map(operands, row)))
     return max((number for number in read if number is not None), default=_NONE)
 
 
 class MoreLayers:
-    """Writes the nodes of a program of `more` layers more: all copies of layer `copied`, after it.
+    """Writer of a program with `more` additional layers, all copies of layer `copied`, inserted after it.
 
-    `write(node, args, kwargs, moved, copied)` makes a node like another one, which moves by so many layers,
-    and says whether it is of a layer that is made.
+    `write(node, args, kwargs, moved, copied)` creates a node like the given one, `moved` layers further, and
+    is told whether it belongs to a copied layer.
     """
 
     def __init__(
@@ -175,31 +178,31 @@ class MoreLayers:
         self.more = more
         self.copied = reduced.copied(numbers)
         self.plain: dict[fx.Node, fx.Node] = {}
-        """Copies of what belongs to no layer."""
+        """Copies of nodes that belong to no layer."""
         self.made: dict[tuple[Hashable, int], fx.Node] = {}
-        """Of what does, by what it is in its layer, and the layer's number among all."""
+        """Copies of nodes of layers, by identity in the layer and number of the expanded layer."""
         self._write = write
 
     def number(self, number: int) -> int:
-        """The number that a window or parameter of the few layers has among all."""
+        """Return the expanded number of a region or parameter of the reduced program."""
         return number if number <= self.copied else number + self.more
 
     def numbers(self, number: int) -> range:
-        """The numbers of all layers that are like one of the few."""
+        """Return the expanded numbers of all layers that copy a layer of the reduced program."""
         first = self.number(number)
         return range(first, first + (self.more if number == self.copied else 0) + 1)
 
     def template(self, real: int) -> int:
-        """Which of the few a layer is like."""
+        """Return the layer of the reduced program that corresponds to an expanded layer."""
         return min(real, max(self.copied, real - self.more))
 
     def forget(self) -> None:
-        """Go on in another graph, which has inputs of its own."""
+        """Forget all copies, to go on in a different graph with inputs of its own."""
         self.plain.clear()
         self.made.clear()
 
     def add(self, node: fx.Node, real: int | None, made: fx.Node) -> None:
-        """Say what stands for a node that is not written here, in layer `real` or in none."""
+        """Register a copy for a node that is not written here, in expanded layer `real` or in none."""
         place = self.reduced.key(node)
         if place is None or real is None:
             self.plain[self.reduced.named(node)] = made
@@ -207,7 +210,7 @@ class MoreLayers:
             self.made[place[0], real] = made
 
     def write_half(self, half: int) -> None:
-        """Write one half with all layers."""
+        """Write the forward (0) or the backward (1) with all layers."""
         row = self.reduced.rows[half][self.copied]
         copies = range(self.copied + 1, self.copied + self.more + 1)
         upper = half == 1  # a backward begins with the last layer
@@ -230,14 +233,14 @@ class MoreLayers:
             self._emit(node, self.copied, real)
 
     def _emit(self, node: fx.Node, number: int | None, real: int) -> None:
-        """Write a node of window `number` for layer `real`; in none, `real` says how far it moves."""
+        """Write a node of region `number` for expanded layer `real`; without region, move it by `real`."""
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.copy_of(n, number, real))
         moved = real if number is None else real - number
         made = self._write(node, args, kwargs, moved, number == self.copied and moved > 0)
         self.add(node, None if number is None else real, made)
 
     def copy_of(self, node: fx.Node, number: int | None, real: int) -> fx.Node:
-        """What stands for a node that one of window `number` reads, for layer `real`."""
+        """Return the copy of an operand of region `number`, for expanded layer `real`."""
         place = self.reduced.key(node)
         if place is None:
             return self.plain[self.reduced.named(node)]
@@ -249,13 +252,13 @@ class MoreLayers:
         return found
 
     def result(self, node: fx.Node, real: int) -> fx.Node:
-        """What stands for a result of one of the few layers, for one that is like it."""
+        """Return the copy of a result of a reduced layer, for the expanded layer `real`."""
         number = self.template(real)
         if self.reduced.layer(node) is None and real != self.number(number):
             raise OtherLayersError(f"%{node.name} of a layer is computed outside of the layers")
         return self.copy_of(node, number, real)
 
     def templates(self, count: int) -> Iterator[tuple[int, int]]:
-        """For each of `count` layers that of the few which it is like."""
+        """Yield each of `count` expanded layers with the corresponding layer of the reduced program."""
         for real in range(count):
             yield real, self.template(real)

@@ -1,10 +1,10 @@
-"""Where a row of tokens repeats: the layers of a model, seen in the row of its ops.
+"""Search for the repeating run in a sequence of tokens: a model's layers, seen in the sequence of ops.
 
     tokens    p q  a b c  a b c  a b c  a x y
     run            start 2, period 3, count 3
 
-The period is not told: it is among the distances at which tokens come back, as what a layer does once comes
-back one layer later.
+The period is not given: it is among the distances at which tokens recur, because an op that occurs once per
+layer recurs one layer later.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _TRIED = 24
-"""Distances that are tried as a period. In a model of layers the first is it; others belong to its parts."""
+"""The number of distances that are tried as a period; for a model of layers, the first is usually right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repetitions:
-    """`count` times the same `period` tokens, from `start` on, and `more` tokens of a further time."""
+    """A run of `count` times `period` tokens from `start`, and `more` tokens of one further repetition."""
 
     start: int
     period: int
@@ -29,14 +29,14 @@ class Repetitions:
 
     @property
     def end(self) -> int:
-        """Where its entire periods end."""
+        """The index after the last complete period."""
         return self.start + self.period * self.count
 
 
 def longest_run(tokens: Sequence[Hashable], *, shortest: int, least: int) -> Repetitions | None:
-    """The run that covers most tokens, of periods of at least `shortest` tokens, at least `least` times.
+    """Return the run that covers most tokens, with a period of at least `shortest`, at least `least` times.
 
-    Of those that cover as much it is the one with the shortest period.
+    Among runs that cover equally many tokens, the one with the shortest period wins.
     """
     numbers = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     row = [numbers[token] for token in tokens]
@@ -45,7 +45,7 @@ def longest_run(tokens: Sequence[Hashable], *, shortest: int, least: int) -> Rep
 
 
 def _periods(row: Sequence[int], shortest: int) -> list[int]:
-    """The distances between a token and the next one like it, as multiples that are not too short."""
+    """Return the likely distances between equal tokens, as multiples of at least `shortest`."""
     places: dict[int, list[int]] = {}
     for i, token in enumerate(row):
         places.setdefault(token, []).append(i)
@@ -55,7 +55,7 @@ def _periods(row: Sequence[int], shortest: int) -> list[int]:
 
 
 def _run(row: Sequence[int], period: int) -> Repetitions:
-    """The longest stretch in which each token is the one a period later."""
+    """Return the longest run in which each token equals the one a period later."""
     longest, start, length = 0, 0, 0
     for i in range(len(row) - period):
         length = length + 1 if row[i] == row[i + period] else 0

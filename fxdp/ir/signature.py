@@ -1,4 +1,7 @@
-"""What the inputs and results of a program are: frozen values, so that nothing is found by position."""
+"""The graph signature.
+
+Frozen specs of a program's inputs and results, so that nothing is found by position.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,28 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Slot of a parameter, by its name in the user's module."""
+    """Input spec of a parameter, by the name in the user's module."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Slot of a buffer, by its name in the user's module."""
+    """Input spec of a buffer, by the name in the user's module."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Slot of a tensor constant that the capture lifted (equal on all ranks)."""
+    """Input spec of a tensor constant that the capture lifted (equal on all ranks)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Slot of a tensor input: its index among the tensor leaves of `(args, kwargs)`, and its path."""
+    """Input spec of a tensor input: index among the tensor leaves of `(args, kwargs)`, and path."""
 
     index: int
     path: str = ""
@@ -37,23 +40,24 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """Slot of the incoming gradient of output `index`."""
+    """Input spec of the incoming gradient of output `index`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Slot of a host integer: `B`, `b`, `offset` or a further symbol of the program."""
+    """Input spec of a host integer: `B`, `b`, `offset` or a further symbol of the program."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class StageValue:
-    """Slot and result slot of a value that one part of a cut program hands to another.
+    """Input and output spec of a value that one part of a partitioned program passes to another part.
 
-    `name` is the value's node in the entire program; with `backward` it goes against the forward's direction.
+    `name` is the value's node in the entire program. With `backward`, the value flows against the direction
+    of the forward.
     """
 
     name: str
@@ -65,21 +69,21 @@ InputSpec: TypeAlias = Parameter | Buffer | Constant | Input | Tangent | Size | 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Result slot: output `index` among the flat outputs of the user's module."""
+    """Output spec: output `index` among the flat outputs of the user's module."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Result slot: the new value of a parameter, buffer or input that the model changed in place."""
+    """Output spec: the new value of a parameter, buffer or input that the model changed in place."""
 
     of: Parameter | Buffer | Input
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Result slot: the gradient of a parameter or input."""
+    """Output spec: the gradient of a parameter or input."""
 
     of: Parameter | Input
 
@@ -88,7 +92,7 @@ OutputSpec: TypeAlias = Output | Mutation | Gradient | StageValue
 
 
 def result_words(spec: OutputSpec | None) -> str:
-    """A result in a user's words: `gradient of fc.weight`, `new value of bn.running_mean`, `output 0`."""
+    """Describe a result for users: `gradient of fc.weight`, `new value of bn.running_mean`, `output 0`."""
     match spec:
         case Output(index):
             return f"output {index}"

@@ -1,4 +1,4 @@
-"""How far two tensors are apart."""
+"""Relative difference between two tensors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
-    """The largest |a - b| over the largest |b|, or over `floor` where that is larger.
+    """Return the largest |a - b| over the largest |b|, or over `floor` if that is larger.
 
-    0 where both are 0; nan and inf must agree in place. A floor says how large the terms were from which a
-    value that cancels to nothing was made.
+    The result is 0 if both are 0; nan and inf must agree in place. A floor gives the magnitude of the terms
+    from which a value that cancels to nothing was computed.
     """
     if a.shape != b.shape:
         return float("inf")
@@ -22,10 +22,10 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     if not (a.is_floating_point() or a.is_complex()):
         return 0.0 if a.equal(b) else float("inf")
-    if a.dtype == b.dtype and a.equal(b):  # most are, and no nan: one look, and no copy
+    if a.dtype == b.dtype and a.equal(b):  # the usual case, and no nan: one pass, no copy
         return 0.0
     error = largest_size(a - b)
-    if isfinite(error):  # so is every value of both
+    if isfinite(error):  # then all values of both are finite, too
         return error / (max(largest_size(b), floor) or 1.0)
     finite = a.isfinite() & b.isfinite()
     if not a[~finite].allclose(b[~finite], equal_nan=True):
@@ -37,7 +37,7 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
 
 
 def largest_size(value: Tensor) -> float:
-    """The largest |value|, nan if one is; real values in one pass, without a copy."""
+    """Return the largest |value|, or nan if there is one; for real values in one pass, without a copy."""
     if value.is_complex():
         return float(value.abs().max())
     least, most = value.aminmax()

@@ -1,4 +1,4 @@
-"""The types of values in a graph: dtype and *global* shape of a tensor, the expression of a number."""
+"""Types of values in a graph: dtype and *global* shape of a tensor, the expression of a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxdp.ir.sizes import evaluate, hint, local_size
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor's dtype and *global* shape; sizes are ints or sympy expressions in `B`."""
+    """Dtype and *global* shape of a tensor; sizes are ints or sympy expressions in `B`."""
 
     dtype: torch.dtype
     shape: tuple[Dim, ...]
@@ -23,13 +23,13 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class ScalarType:
-    """A SymInt, SymFloat or SymBool: its value as an expression."""
+    """Type of a SymInt, SymFloat or SymBool: the value as an expression."""
 
     expr: sympy.Expr
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`."""
+    """Return the short name of a dtype, `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -37,32 +37,32 @@ NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType |
 
 
 def tensor_types(type_: NodeType) -> tuple[TensorType, ...]:
-    """The tensors that a node of this type gives: one, several, or none."""
+    """Return the tensor types in the type of a node: one, several, or none."""
     if isinstance(type_, TensorType):
         return (type_,)
     return tuple(t for t in type_ if isinstance(t, TensorType)) if isinstance(type_, tuple) else ()
 
 
 def is_static(type_: TensorType) -> bool:
-    """Whether the size is the same for all batches."""
+    """Return whether the size is equal for all batches."""
     return all(isinstance(n, int) for n in type_.shape)
 
 
 def type_bytes(
     type_: NodeType, values: Mapping[str, int] | None = None, *, batch: int = 64, unknown: int | None = None
 ) -> int:
-    """The bytes of a global value, all tensors of a tuple together; 0 for what is no tensor.
+    """Return the bytes of a global value, summed over the tensors of a tuple; 0 without tensors.
 
     Parameters
     ----------
-    values, unknown : of the symbols of sizes, as `evaluate` takes them.
-    batch : without `values`, sizes are typical ones for a batch of this size, as `hint` says.
+    values, unknown : values of the symbols of sizes, as for `evaluate`.
+    batch : batch size from which `hint` estimates sizes if `values` is None.
     """
 
     total = 0
     for one in tensor_types(type_):
         count = one.dtype.itemsize
-        for n in one.shape:  # a product of expressions is slow: each dim by itself, most of them ints
+        for n in one.shape:  # a product of expressions is slow: multiply dim by dim, most are ints
             if type(n) is int:
                 count *= n
             else:
@@ -72,7 +72,7 @@ def type_bytes(
 
 
 def local_shape(type_: TensorType, placement: Placement | None) -> tuple[Dim, ...]:
-    """The shape of a rank's value of a global `type_` under `placement`, in `B` and `b`."""
+    """Return the shape of a rank's local value of a global `type_` under `placement`, in `B` and `b`."""
     if not isinstance(placement, Shard):
         return type_.shape
     shape = list(type_.shape)

@@ -1,11 +1,11 @@
-"""Errors of generated code at the user's lines: its frames in a traceback give way to frames of the model.
+"""Tracebacks at the user's lines: frames of generated code are replaced by frames of the model.
 
     File "fxdp/runtime/bound.py", line 166           File "fxdp/runtime/bound.py", line 166
     File "<eval_with_key>.45", line 14, in forward   ->   File "model.py", line 31, in forward
     File "torch/...", line 875                       File "torch/...", line 875
 
-Each line of a generated graph begins with the name of its node, which knows its place. So nothing is kept for
-this while a program runs.
+Each line of a generated graph begins with the name of its node, and the node knows its location. So a running
+program needs to record nothing for this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_LINE = 'raised by code that Inductor compiled: compute="eager" of fxdp.compi
 
 
 def show_user_lines(error: BaseException) -> None:
-    """Put the user's lines into an error's traceback, where generated code raised it."""
+    """Put the user's lines into the traceback of an error that generated code raised."""
     frames = []
     here = error.__traceback__
     while here is not None:
@@ -42,7 +42,7 @@ def show_user_lines(error: BaseException) -> None:
 
 
 def _in_the_model(frame: TracebackType) -> TracebackType | None:
-    """A frame of the user's file in the place of one in a generated graph; None where no line is known."""
+    """Return a frame of the user's file for a frame of a generated graph, or None if no line is known."""
     module = frame.tb_frame.f_locals.get("self")
     if not isinstance(module, fx.GraphModule):
         return None
@@ -56,7 +56,7 @@ def _in_the_model(frame: TracebackType) -> TracebackType | None:
 
 
 def _raised_at(location: Location) -> TracebackType | None:
-    """A traceback of one frame, at a line of a file."""
+    """Return a traceback of one frame, at a line of a file."""
     if location.line < 1:
         return None
     code: CodeType = compile("raise Exception", location.file, "exec")

@@ -1,10 +1,10 @@
-"""All-gathers that copy nothing: the ranks of one host map each other's parameter shards, page by page.
+"""Zero-copy all-gathers: each rank maps the parameter shards of all ranks on the host, page by page.
 
-    %a [512, 256]   a rank's rows are 256 KiB, full pages      shown
-    %b [512]        1 KiB                                        gathered with others of its kind
+    %a [512, 256]   a rank's rows are 256 KiB, full pages      mapped
+    %b [512]        1 KiB                                      gathered with similar ones
 
-A full value that is shown is what the ranks' rows are at that moment. So it may not outlive its phase, as
-rows may be written afterwards, nor be handed to a user, who may write into it.
+A mapped full value shows the current contents of the ranks' shards. So it may not outlive its phase, as
+shards may be written afterwards, nor be returned to a user, who may write into it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fxdp.ir.parameter_buckets import readers, wait_of
 
 
 def shares_memory(mesh: Mesh) -> bool:
-    """Whether all ranks that hold rows of a parameter see each other's memory."""
+    """Return whether all ranks that shard a parameter can read one another's memory."""
     axes = [axis for axis in mesh.axes if axis != "microbatch"]
     return mesh.shared_memory and len(axes) == 1 and mesh.pipeline.size == 1
 
 
 def fills_pages_of_memory(value: fx.Node, mesh: Mesh) -> bool:
-    """Whether a value is a parameter whose rows the ranks can show each other."""
-    if value.op != "placeholder" or not shares_memory(mesh):  # a cast lies elsewhere at each step
+    """Return whether a value is a parameter with shards that ranks can map."""
+    if value.op != "placeholder" or not shares_memory(mesh):  # a cast has a new address at each step
         return False
     type_ = tensor_type(value)
     ranks = mesh.sharding[0][0]
@@ -34,7 +34,7 @@ def fills_pages_of_memory(value: fx.Node, mesh: Mesh) -> bool:
 
 
 def is_zero_copy(start: fx.Node, mesh: Mesh) -> bool:
-    """Whether a start of a gather copies nothing."""
+    """Return whether a start is a zero-copy all-gather."""
     if start.target is not redistributions.all_gather_shards or not shares_memory(mesh):
         return False
     phase = meta(start).backward

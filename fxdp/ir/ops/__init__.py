@@ -1,1 +1,1 @@
-"""Every op that is registered under `fxdp::`, each a composition of plain ops."""
+"""The ops that fxdp registers under `fxdp::`, each a composition of plain ops."""

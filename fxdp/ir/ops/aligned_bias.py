@@ -1,13 +1,12 @@
-"""Memory-efficient attention on a GPU with a bias that lies as its kernel asks for.
+"""Memory-efficient attention on a GPU, with a bias aligned as the kernel requires.
 
-torch pads a bias before it calls the kernel, so that each of its rows begins at an aligned address; a graph
-holds the kernel alone. Between the two a program may have put the bias together from ranks, without the
-padding:
+torch pads a bias before it calls the kernel, so that each row begins at an aligned address; a graph contains
+the kernel alone. Between the two a program may have gathered the bias from ranks, without the padding:
 
     bias [2, 2, 6, 6]    strides 96, 96, 16, 1    as torch pads it
                          strides 72, 36, 6, 1     gathered: "attn_bias is not correctly aligned"
 
-Inductor pads it anew; what runs op by op comes here.
+Inductor pads it anew; programs that run op by op call the functions of this file.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from torch.nn import functional as F
 from fxdp.ir.ops.library import aten
 
 _ALIGNED = 16
-"""Elements to which torch pads (`pad_bias` in its `native/transformers/attention.cpp`)."""
+"""The number of elements to which torch pads (`pad_bias` in `native/transformers/attention.cpp`)."""
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, *args: Any, **options: Any
 ) -> Any:
-    """`_scaled_dot_product_efficient_attention`, `[samples, heads, positions, features]`."""
+    """Attend with an aligned bias; operands `[samples, heads, positions, features]`."""
     return aten._scaled_dot_product_efficient_attention.default(
         query, key, value, aligned(attn_bias), *args, **options
     )
@@ -41,14 +40,14 @@ def attend_backward(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """The gradients of `attend`."""
+    """Return the gradients of `attend`."""
     return aten._scaled_dot_product_efficient_attention_backward.default(
         grad_out, query, key, value, aligned(attn_bias), *args, **options
     )
 
 
 def aligned(bias: Tensor | None) -> Tensor | None:
-    """The same values, each row of which begins at a multiple of so many elements; itself where it is so."""
+    """Return a bias with strides that are multiples of `_ALIGNED`; an aligned one is not copied."""
     if bias is None or not bias.numel():
         return bias
     strides = [stride for size, stride in zip(bias.shape[:-1], bias.stride()[:-1], strict=True) if size > 1]

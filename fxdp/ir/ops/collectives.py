@@ -1,14 +1,14 @@
-"""The collectives that an emitted program calls, as functional ops on flat local tensors.
+"""Collectives of an emitted program, as functional ops on flat local tensors.
 
-`start_*` returns at once with a pending tensor; `finish_*` waits for it and brings it into shape. All are
-plain compositions of aten and `_c10d_functional` ops, so Inductor sees through them.
+`start_*` returns at once with a pending tensor; `finish_*` waits for the pending tensor and restores the
+shape. All are plain compositions of aten and `_c10d_functional` ops, so Inductor can compile all of these.
 
-Sharded values travel with their batch factor first: `front` turns a part with `outer x b x inner` along
-`dim` into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `back` undoes it.
-Uneven parts are padded to the largest one (`largest` rows); `rows` then lists where the real rows of the
-gathered buffer lie.
+Sharded values travel with their batch factor first: `front` turns a part with `outer x b x inner` along `dim`
+into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `back` inverts that. Uneven
+parts are padded to the largest one (`largest` rows); `rows` then has the positions of real rows in the
+gathered buffer.
 
-What each does to a list of ranks stands below: it is what the oracle runs.
+The effect of each on a list of ranks is defined below, for the oracle.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _c10d = torch.ops._c10d_functional
 
 
 def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
-    """`[.., outer * b * inner, ..]` to contiguous `[b, .., outer, inner, ..]`."""
+    """Move the batch factor first.
+
+    This turns `[.., outer * b * inner, ..]` into contiguous `[b, .., outer, inner, ..]`.
+    """
     blocks = unflatten(value, dim, outer, value.shape[dim] // (outer * inner), inner)
     return blocks.movedim(dim + 1, 0).contiguous()
 
 
 def back(value: Tensor, dim: int) -> Tensor:
-    """The inverse of `front`, contiguous: some kernels read the memory of their operands as it lies."""
+    """Invert `front`; the result is contiguous, because some kernels depend on strides."""
     return value.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
 def start_all_reduce(value: Tensor, op: str, group: str) -> Tensor:
-    """Start the sum (or extremum) over all ranks."""
+    """Start the sum, `max` or `min` over all ranks."""
     if op in ("max", "min"):
         value = sortable(value, op)
     return _c10d.all_reduce(value, op, group)  # type: ignore[no-any-return]
@@ -50,7 +53,7 @@ def start_moments(value: Tensor, world: int, group: str) -> Tensor:
 
 
 def finish_moments(pending: Tensor, world: int) -> Tensor:
-    """Wait for the ranks' moments and combine them, in rank order."""
+    """Wait for the ranks' moments and combine these in rank order."""
     gathered = _c10d.wait_tensor(pending)
     return combine(gathered.unflatten(0, (world, 3)))
 
@@ -61,7 +64,7 @@ def start_broadcast(value: Tensor, group: str) -> Tensor:
 
 
 def finish(pending: Tensor) -> Tensor:
-    """Wait for an all-reduce, a broadcast, or rows of parameters or of sums."""
+    """Wait for an all-reduce, a broadcast, or shards of parameters or gradients."""
     return _c10d.wait_tensor(pending)  # type: ignore[no-any-return]
 
 
@@ -73,7 +76,7 @@ def finish_extremum(pending: Tensor, dtype: torch.dtype) -> Tensor:
 def start_all_gather(
     value: Tensor, dim: int, outer: int, inner: int, world: int, largest: int | None, group: str
 ) -> Tensor:
-    """Start gathering all parts; `largest` is None where all parts are equal."""
+    """Start gathering all parts; `largest` is None if all parts are equal."""
     part = front(value, dim, outer, inner)
     if largest is not None:
         padding = part.new_zeros((largest - part.shape[0], *part.shape[1:]))
@@ -82,7 +85,7 @@ def start_all_gather(
 
 
 def finish_all_gather(pending: Tensor, dim: int, rows: Tensor | None) -> Tensor:
-    """Wait for the parts and put them together."""
+    """Wait for the parts and return the joined value."""
     gathered = _c10d.wait_tensor(pending)
     if rows is not None:
         gathered = gathered.index_select(0, rows)
@@ -99,7 +102,7 @@ def start_reduce_scatter(
     rows: Tensor | None,
     group: str,
 ) -> Tensor:
-    """Start summing over the ranks, each of which gets its part."""
+    """Start the sum over ranks, scattered so that each rank gets its part."""
     full = front(value, dim, outer, inner)
     if rows is not None and largest is not None:
         padded = full.new_zeros((world * largest, *full.shape[1:]))
@@ -120,32 +123,33 @@ STARTED_BY: dict[object, str] = {
     start_all_gather: "all_gather_into_tensor",
     start_reduce_scatter: "reduce_scatter_tensor",
 }
-"""The op of torch's by which each function starts its message."""
+"""The torch op by which each function starts its communication."""
 
 
 def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
-    """This rank's part of a replicated value."""
+    """Return this rank's part of a replicated value."""
     return take_part(value, dim, outer, batch, start, size)
 
 
 def partial(value: Tensor, rank: int) -> Tensor:
-    """The value as a term of a sum over ranks: rank 0 keeps it.
+    """Return the value as a term of a sum over ranks: rank 0 keeps it, all remaining ranks get zeros.
 
-    All ranks read it. Else the others would drop what it is computed from, and with it collectives.
+    All ranks read the value. Otherwise these ranks would drop the computation of the value, and collectives
+    in it.
     """
     return torch.where(value.new_full((), rank == 0, dtype=torch.bool), value, 0)
 
 
-# -- the same on a list of ranks: every rank's result, from all ranks' values and batch sizes ---------------
+# -- on a list of ranks: every rank's result, from all ranks' values and batch sizes -------------------------
 
 
 def all_reduced(values: Sequence[Tensor], sizes: Sequence[int], op: str) -> list[Tensor]:
-    """The reduction, on all ranks."""
+    """Return the reduction, on all ranks."""
     stacked = torch.stack(tuple(values))
     match op:
         case "sum":
             total = stacked.sum(0).to(values[0].dtype)
-        case "avg":  # no pass writes it: a wrong one is to be told by its result, not by an unknown word
+        case "avg":  # no pass inserts it: a wrong op must be found by its result, not by an unknown name
             total = stacked.sum(0).to(values[0].dtype) / len(values)
         case "max" | "min":
             total = stacked.amax(0) if op == "max" else stacked.amin(0)
@@ -159,24 +163,24 @@ def all_reduced(values: Sequence[Tensor], sizes: Sequence[int], op: str) -> list
 def reduce_scattered(
     values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int, inner: int
 ) -> list[Tensor]:
-    """Each rank's part of the sum."""
+    """Return each rank's part of the sum."""
     return sharded(all_reduced(values, sizes, "sum"), sizes, dim, outer)
 
 
 def all_gathered(
     values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int, inner: int
 ) -> list[Tensor]:
-    """The parts put together, on all ranks."""
+    """Return the joined parts, on all ranks."""
     return [join_parts(values, dim, outer, sizes)] * len(values)
 
 
 def broadcasted(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """The first rank's value, on all ranks."""
+    """Return the first rank's value, on all ranks."""
     return [values[0]] * len(values)
 
 
 def sharded(values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int) -> list[Tensor]:
-    """Each rank's part of its full value."""
+    """Return each rank's part of a replicated value."""
     starts = [0, *accumulate(sizes)]
     return [
         take_part(value, dim, outer, starts[-1], start, size)
@@ -185,5 +189,5 @@ def sharded(values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int
 
 
 def made_partial(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    """The value on the first rank, zeros on the others."""
+    """Return the value on the first rank, zeros on all remaining ranks."""
     return [values[0], *(torch.zeros_like(v) for v in values[1:])]

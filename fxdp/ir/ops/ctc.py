@@ -1,6 +1,6 @@
-"""CTC loss as one op: torch's own has a shape that depends on the data, so export refuses it.
+"""CTC loss as one op: the shapes of torch's own depend on data, which export refuses.
 
-`fxdp::ctc_loss` gives the loss of each sample, and of an empty part nothing, where torch refuses one.
+`fxdp::ctc_loss` returns the loss of each sample, and an empty tensor for an empty part, where torch raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fxdp.torch_compat import aten
 
 
 def _losses(log_probs: Tensor, *rest: Any) -> Tensor:
-    """The loss of each sample, unreduced."""
+    """Return the loss of each sample, unreduced."""
     if log_probs.shape[1] == 0:
         return log_probs.new_empty([0])
     losses: Tensor = aten._ctc_loss.Tensor(log_probs, *rest)[0]
@@ -23,7 +23,7 @@ def _losses(log_probs: Tensor, *rest: Any) -> Tensor:
 
 
 def _gradient(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
-    """The gradient of the log probabilities; recomputes the table that the forward dropped."""
+    """Return the gradient of the log probabilities; recomputes the table that the forward dropped."""
     if log_probs.shape[1] == 0:
         return _like(grad, log_probs)
     *lengths, blank, zero_infinity = rest
@@ -48,7 +48,7 @@ CTC_OP = opaque(
 )
 """`(log_probs[T, N, C], targets[N, S] or [sum of lengths], input_lengths[N], target_lengths[N]) -> [N]`"""
 CTC_BACKWARD_OP = opaque(f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}) -> Tensor", _gradient, _like)
-"""The gradient of `log_probs`, from that of the losses and the same arguments."""
+"""Returns the gradient of `log_probs`, from the gradient of the losses and the arguments of the forward."""
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

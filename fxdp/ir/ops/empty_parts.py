@@ -1,13 +1,13 @@
-"""Ops that a rank runs in place of torch's where torch refuses or mistakes a part without samples.
+"""Ops that a rank runs in place of torch's that fail, or are wrong, on a local batch without samples.
 
-MKL fails on an empty Fourier transform, eager `pixel_unshuffle` keeps an empty input's shape, and the
-backward of BatchNorm in evaluation divides by zero, which ends the process; summed margin losses of nothing
-are whatever was in memory. The ops of the `fxdp` library
-have the same schemas and do as torch does, on empty parts too: as a composition of plain ops where there is
-one, which a compiler takes apart and fuses, else by asking first.
+MKL fails on an empty Fourier transform, eager `pixel_unshuffle` keeps an empty input's shape, the backward of
+BatchNorm in evaluation divides by zero, which ends the process, and summed margin losses of no samples are
+uninitialized memory. The ops of the `fxdp` library have the same schemas and compute the same as torch, also
+on empty parts: as a composition of plain ops where there is one, which a compiler can fuse, else after a
+check of the size.
 
-Spreads of nothing are right, but torch warns of them (since 2.15 as Python does, which ends a rank that runs
-with `-W error`): `UNWARNED` has what to call for them.
+The variance of no elements is right, but torch warns (since 2.15 as Python does, which ends a rank that runs
+with `-W error`): `UNWARNED` has functions without this warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCAL: dict[OpOverload, OpOverload] = {}
 
 
 def local_op(target: OpOverload) -> OpOverload:
-    """The op that does what `target` does, on empty parts too."""
+    """Return the op that computes the same as `target`, also on empty parts."""
     return _LOCAL[target]
 
 
@@ -84,7 +84,7 @@ def _batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    """With `train=False`: `y = (x - mean) * invstd * weight + bias` with constant statistics."""
+    """Differentiate `y = (x - mean) * invstd * weight + bias` with constant statistics (`train=False`)."""
     exact = torch.promote_types(input.dtype, torch.float32)
     channels = [1, -1] + [1] * (input.dim() - 2)
     others = [0, *range(2, input.dim())]
@@ -108,7 +108,7 @@ def _multi_margin_loss(
     weight: torch.Tensor | None,
     reduction: int,
 ) -> torch.Tensor:
-    """The sum; other reductions need no stand-in."""
+    """Return the summed loss; all further reductions are right in torch."""
     losses: torch.Tensor = aten.multi_margin_loss.default(self, target, p, margin, weight, 0)
     return losses.sum()
 
@@ -133,7 +133,7 @@ def _unwarned(op: OpOverload) -> Callable[..., Any]:
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.numel() > 0:
             return op(self, *args, **kwargs)
-        with warnings.catch_warnings():  # the user's model has samples: on one device nothing warns
+        with warnings.catch_warnings():  # the user's batch has samples: on one device nothing warns
             warnings.filterwarnings("ignore", r".*degrees of freedom is <= 0", UserWarning)
             return op(self, *args, **kwargs)
 
@@ -146,4 +146,4 @@ UNWARNED: Mapping[Any, Callable[..., Any]] = {
     for packet in (aten.var, aten.std, aten.var_mean, aten.std_mean)
     for op in there((packet.correction, packet.dim))
 }
-"""What runs an op of spreads on a part that may be empty, without torch's warning of that."""
+"""Functions that compute a variance of a possibly empty part without torch's warning, by op."""

@@ -1,8 +1,8 @@
-"""Random numbers of the global batch as ops: each draws what one device would and keeps a rank's part.
+"""Random ops for the global batch: each draws what a single device would, and keeps a rank's part.
 
-Opaque to Inductor, whose own numbers would differ from eager's, and each reads the draw before it, so that no
-compiler changes their order. On a GPU the same kernel is launched over the same shape, so the Philox counters
-and the generator's offset are one device's too.
+They are opaque to Inductor, whose random numbers would differ from eager's, and each reads the previous draw,
+so that no compiler changes their order. On a GPU the same kernel is launched over the same shape, so the
+Philox counters and the generator's offset also equal those of a single device.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from fxdp.ir.ops.library import existing, opaque
 from fxdp.ir.ops.parts import take_part, unflatten
 from fxdp.torch_compat import OpOverload, aten
 
-UNREAD = -2  # a tensor of which the op reads the shape only
-_ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
+UNREAD = -2  # marks a tensor of which the op reads the shape only
+_ALIKE = 0.5  # stands for values of remote ranks: a probability, a mean, a deviation, a weight
 
 IN_PLACE = {
     aten.bernoulli.p: aten.bernoulli_.float,
     aten.normal_functional.default: aten.normal_.default,
 }
-"""What capture makes an op from, where the op itself would fill memory in another order.
+"""The in-place op from which capture makes each of these ops, which would fill memory in a different order.
 
-`normal_` of memory with gaps draws one number at a time, and blocks of them elsewhere.
+`normal_` draws one number at a time into memory with gaps, and blocks of numbers elsewhere.
 """
 
 FUSED_DROPOUTS = frozenset({aten.native_dropout.default, *existing("_fused_dropout")})
-"""On a GPU these draw for several elements at once where their operand has no gaps, else for one."""
+"""Ops that on a GPU draw for several elements at once if the operand has no gaps, else for one."""
 
 _EXTRA = (
     "SymInt[] full, int[] dims, int[] order, int[] gaps, int dim, SymInt outer, SymInt batch, SymInt start, "
     "SymInt rows"
 )
-"""Beside the op's own arguments, with other names than these (binomial has a `count`)."""
+"""Arguments beside the op's own, with names that no op uses (binomial has a `count`)."""
 
 _TWINS: dict[OpOverload, OpOverload] = {}
 
 
 def twin(target: OpOverload) -> OpOverload:
-    """The op that draws the numbers of the global batch and keeps a part; made on first use."""
+    """Return the op that draws the numbers of the global batch and keeps a part; registered on first use."""
     if target not in _TWINS:
         _TWINS[target] = _define(target)
     return _TWINS[target]
 
 
 def is_twin(target: Any) -> bool:
-    """Whether the op is one of these; its last argument is the draw before it."""
+    """Return whether the op is one that `twin` registered; its last argument is the previous draw."""
     return isinstance(target, OpOverload) and target._schema.name.startswith("fxdp::whole_")
 
 
@@ -74,7 +74,7 @@ def _define(target: OpOverload) -> OpOverload:
             _call(_eager_form(target), names, extra.widened(names, given[: len(names)]))
         )
 
-    # by Python's keyword as a name torch.fx finds no arguments, and Inductor asks it
+    # torch.fx finds no arguments named by a Python keyword, and Inductor asks torch.fx
     spelled = [re.sub(r" from$", " from_", a) for a in listed]
     own = f"{name}({', '.join([*spelled, _EXTRA, 'Tensor? after'])}) -> {returns}"
     return opaque(own, draw, shapes, tags=(torch.Tag.nondeterministic_seeded,))
@@ -93,7 +93,7 @@ def _call(target: OpOverload, names: Sequence[str], values: Sequence[Any]) -> An
 
 
 class _Part:
-    """Which part of the entire a rank keeps."""
+    """The part of the full value that a rank keeps."""
 
     def __init__(
         self, full: Sequence[int], dims: Sequence[int], order: Sequence[int], gaps: Sequence[int], dim: int,
@@ -104,7 +104,7 @@ class _Part:
         self.outer, self.batch, self.start, self.rows = outer, batch, start, rows
 
     def widened(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        """The op's arguments for the full value: sizes, and tensors that hold this rank's values."""
+        """Return the op's arguments for the full value: sizes, and tensors with this rank's values."""
         dims = iter(self.dims)
         widened: list[Any] = []
         for name, value in zip(names, values, strict=True):
@@ -131,14 +131,14 @@ class _Part:
         return made
 
     def in_memory_format(self, results: Any) -> Any:
-        """The same values in memory in which the dims follow each other as in the model."""
+        """Return results in memory with the order of dims that they have in the model."""
         if isinstance(results, tuple):
             return tuple(map(self.in_memory_format, results))
         lies = results.permute(self.order) if results.dim() == len(self.order) else results
         return results if lies.is_contiguous() else self._memory(results, results.shape).copy_(results)
 
     def _memory(self, like: Tensor, shape: Sequence[int], gaps: Sequence[int] = ()) -> Tensor:
-        """Memory of a shape, in the model's order and with its gaps: so eager draws."""
+        """Allocate memory of a shape, with the model's order of dims and gaps, in which eager draws."""
         if len(shape) != len(self.order):
             return like.new_empty(shape)
         sizes = [n for d in self.order for n in ([shape[d], 2] if d in gaps else [shape[d]])]
@@ -151,7 +151,7 @@ class _Part:
         return length // (self.outer * self.batch)
 
     def taken(self, results: Any) -> Any:
-        """This rank's part of what was drawn, in memory of its own: aligned, and the rest is let go."""
+        """Return this rank's part of the drawn values, copied so that it is aligned and the rest is freed."""
         if isinstance(results, tuple):
             return tuple(map(self.taken, results))
         if self.dim < 0 or self.rows == self.batch:

@@ -1,14 +1,14 @@
-"""Kernels that read the memory of an operand as it lies, and what lays it so.
+"""Kernels that depend on the strides of an operand, and the ops that give an operand these strides.
 
-A value need not lie as it did when it was captured. What ranks gather is contiguous, and with one sample
-the strides of the batch say nothing, so that
+The strides of a value may differ from the strides at capture. Gathered values are contiguous, and with one
+sample the strides of the batch dim mean nothing, so that
 
     [4, 8, 5, 3] in channels_last + [4, 8, 5, 3] in rows    -> channels_last
     [1, 8, 5, 3] in channels_last + [1, 8, 5, 3] in rows    -> neither of both, to a kernel that asks
 
 Eager calls `contiguous()` before such kernels, which for the captured batch did nothing and left no trace.
-Some kernels raise on other memory; most compute other numbers. The table was found by running every op with a
-rule on operands that lie otherwise, which `tests/ir/ops/test_layouts.py` repeats.
+With different strides, some kernels raise; most compute wrong numbers. The table was found by running every
+op with a rule on operands of different strides, which `tests/ir/ops/test_layouts.py` repeats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _in_format(self: Tensor) -> Tensor:
 
 
 def _in_format_of(self: Tensor, other: Tensor) -> Tensor:
-    # kernels of CUDA know one format, those of CPUs also the format that the strides look most like
+    # CUDA kernels know one format, CPU kernels also the format that the strides resemble most
     on_cpu = other.device.type == "cpu"
     return self.contiguous(memory_format=suggest_memory_format(other) if on_cpu else torch.contiguous_format)
 
@@ -38,20 +38,20 @@ def _in_rows(self: Tensor) -> Tensor:
 
 
 in_order = aten.contiguous.default
-"""Contiguous."""
+"""Returns a contiguous value."""
 in_format = composed("in_format(Tensor(a) self) -> Tensor(a)", _in_format)
-"""Contiguous in one of torch's memory formats: that which the operand is near to."""
+"""Returns a value contiguous in one of torch's memory formats, the one that the operand resembles."""
 in_format_of = composed("in_format_of(Tensor(a) self, Tensor other) -> Tensor(a)", _in_format_of)
-"""Contiguous in the memory format of another value."""
+"""Returns a value contiguous in the memory format of a second value."""
 in_rows = composed("in_rows(Tensor(a) self) -> Tensor(a)", _in_rows)
-"""With a last dim that lies together."""
+"""Returns a value with a contiguous last dim."""
 
 _How: TypeAlias = "tuple[OpOverload, str]"
-"""What lays an argument, and the argument whose format it takes, if any."""
+"""The op that restrides an argument, and the name of the argument whose format it takes, if any."""
 
 
 def _first_of(name: str) -> str:
-    """The name of an op's first argument in the installed torch."""
+    """Return the name of an op's first argument in the installed torch."""
     return next((op._schema.arguments[0].name for op in existing(name)), "")
 
 
@@ -101,7 +101,7 @@ def _table() -> Iterator[tuple[OpOverload, Mapping[str, _How]]]:
 
 
 READ_AS_THEY_LIE: Mapping[OpOverload, Mapping[str, _How]] = dict(_table())
-"""The arguments of each op whose memory its kernel reads as it lies, and what lays them as it reads them."""
+"""Arguments of each op on whose strides the kernel depends, with the op that restrides each."""
 
 
 def lay_out(
@@ -110,14 +110,14 @@ def lay_out(
     kwargs: Mapping[str, Any],
     lay: Callable[..., Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with `lay(op, value, ...)` in place of what its kernel reads as it lies."""
+    """Return a call's arguments, with `lay(op, value, ...)` for each whose strides matter."""
     branches = READ_AS_THEY_LIE.get(target)
     if branches is None:
         return args, dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     laid: dict[str, Any] = {}
-    for name, (how, like) in branches.items():  # a format is known before another argument takes it
+    for name, (how, like) in branches.items():  # an argument precedes the ones that take its format
         if given.get(name) is not None:
             laid[name] = lay(how, given[name], *([laid[like]] if like else []))
     new = tuple(laid.get(name, value) for name, value in zip(names, args, strict=False))
@@ -127,5 +127,5 @@ def lay_out(
 def arguments_in_format(
     target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same for values."""
+    """Return a call's arguments, tensors instead of nodes, with the strides on which the kernel depends."""
     return lay_out(target, args, kwargs, lambda how, *values: how(*values))

@@ -1,4 +1,4 @@
-"""The library of fxdp's own ops, `torch.ops.fxdp`, and torch's, of which they are made."""
+"""The library of fxdp's own ops, `torch.ops.fxdp`, and access to torch's ops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-c
 
 
 def existing(*names: str) -> tuple[OpOverload, ...]:
-    """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
+    """Return the aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
     split = (name.partition(".") for name in names)
     return there(getattr(getattr(aten, base), overload or "default") for base, _, overload in split)
 
 
 def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any], **options: Any) -> OpOverload:
-    """A new op of ours that stands as one node in a graph; `fake` gives what its results look like."""
+    """Register an op that stays one node in a graph; `fake` returns results of the right shape and dtype."""
     name = schema.partition("(")[0]
     library.define(schema, **options)  # type: ignore[no-untyped-call]
     library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -29,11 +29,11 @@ def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any], 
 
 
 COMPOSITIONS: dict[Any, Callable[..., torch.Tensor]] = {}
-"""The functions of those ops of ours that are compositions of plain ops."""
+"""The function of each op of fxdp that is a composition of plain ops."""
 
 
 def composed(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:
-    """A new op of ours that is a composition of plain ops."""
+    """Register an op that is a composition of plain ops."""
     name = schema.partition("(")[0]
     library.define(schema)  # type: ignore[no-untyped-call]
     library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]

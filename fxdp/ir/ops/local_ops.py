@@ -1,6 +1,6 @@
-"""Ops that recipes run on a rank's part: extrema of a part that may be empty, and where its rows stand.
+"""Ops of decompositions on a rank's part: extrema of a possibly empty part, and positions of rows.
 
-They are compositions of plain ops, which a compiler takes apart and fuses.
+All are compositions of plain ops, which a compiler can fuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _highest(dtype: torch.dtype) -> float | int | bool:
 
 
 def _reduced(x: torch.Tensor, dim: Sequence[int], keepdim: bool) -> list[int] | None:
-    """The shape of a reduction over nothing, or None where there is something to reduce."""
+    """Return the shape of a reduction over no elements, or None if there are elements to reduce."""
     gone = {d % x.dim() for d in dim} if dim else set(range(x.dim()))
     if prod(x.shape[d] for d in gone) != 0:
         return None
@@ -50,7 +50,7 @@ def _amin(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) ->
 def _positions(
     like: torch.Tensor, ndim: int, dim: int, outer: int, inner: int, local: int, batch: int, offset: int
 ) -> torch.Tensor:
-    """The numbers that the rows of a part `S(dim, outer)` have in the full value, as a column along `dim`."""
+    """Return the row numbers of a part `S(dim, outer)` in the full value, as a column along `dim`."""
 
     def count(n: int, *shape: int) -> torch.Tensor:
         return torch.arange(n, device=like.device).view(shape)
@@ -61,12 +61,12 @@ def _positions(
 
 
 amax = composed("amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amax)
-"""`aten.amax`, which of nothing is the lowest number."""
+"""`aten.amax`, with the lowest number as the result over no elements."""
 amin = composed("amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amin)
-"""`aten.amin`, which of nothing is the highest number."""
+"""`aten.amin`, with the highest number as the result over no elements."""
 positions = composed(
     "positions(Tensor like, int ndim, int dim, SymInt outer, SymInt inner, SymInt local, SymInt batch, "
     "SymInt offset) -> Tensor",
     _positions,
 )
-"""Where the rows of a part stand in the full value."""
+"""Returns the row numbers of a part in the full value."""

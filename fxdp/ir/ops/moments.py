@@ -1,4 +1,4 @@
-"""Count, mean and squared deviations of a tensor: what a rank must tell others for an exact global variance.
+"""Count, mean and squared deviations of a tensor: moments that combine to an exact global variance.
 
     moments(x, dims)   [3, *kept]: count, mean, M2 = sum((x - mean)**2), over `dims`
     combine(parts)     the moments of the union, from the moments of its parts
@@ -9,7 +9,7 @@ and variance communicates once, `3 * kept` values, and no two large numbers are 
 
 Source: Chan, Golub, LeVeque, "Algorithms for Computing the Sample Variance: Analysis and Recommendations",
 The American Statistician 37 (1983), 242-247: the corrected two-pass algorithm within a part, and the pairwise
-formula between parts, here for any number of them.
+formula between parts, here for any number of parts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from fxdp.ir.ops.library import opaque
 
 
 def moments(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """`[3, *kept]` of `x`'s dtype: count, mean and M2 over `dims` (counted from the front, at least one).
+    """Return count, mean and M2 over `dims` as `[3, *kept]` of `x`'s dtype.
 
-    Two passes over `x`; the second also finds what rounding left of the mean, which would cost digits where
-    the mean is large. Over no elements all three are 0.
+    `dims` are counted from the front, at least one. The function makes two passes over `x`; the second also
+    corrects the rounding error of the mean, which would cost digits if the mean is large. Over no elements
+    all three are 0.
     """
     dims = list(dims)
     count = 1
     for dim in dims:
         count = count * x.shape[dim]
     total = x.sum(dims, keepdim=True)
-    # as a tensor: a compiler may believe of a size that it is not 0
+    # as a tensor: a compiler may assume that a size is not 0
     counts = torch.full(total.shape, count, dtype=x.dtype, device=x.device)
     rough = torch.where(counts > 0, total / counts, total)
     apart = x - rough
@@ -45,11 +46,11 @@ def moments(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def combine(parts: Tensor) -> Tensor:
-    """The moments `[3, *kept]` of all parts `[n, 3, *kept]` together; parts may be empty.
+    """Return the joint moments `[3, *kept]` of all parts `[n, 3, *kept]`; parts may be empty.
 
         mean = sum(n_i * mean_i) / n        M2 = sum(M2_i) + sum(n_i * (mean_i - mean)**2)
 
-    The parts are added in their order, so equal `parts` give equal results on every rank.
+    The parts are added in order, so equal `parts` give equal results on every rank.
     """
     counts, means, squares = parts.unbind(1)
     count = counts.sum(0)

@@ -1,15 +1,15 @@
-"""A sum over ranks of several values at once, which are laid end to end where the others read them.
+"""A sum of several values over ranks, packed directly into the buffer of the transport.
 
     cat of a, b     10 MiB written     start_sum of a, b    10 MiB written to where the sum is made
     all_reduce      10 MiB copied
                     5 MiB copied to shared memory
 
-Or of values that stay where they are, which others read there:
+Or of values that stay in place, where all ranks can read them:
 
     start_sums of a, b     nothing written
     finish_sums            a and b are the sums
 
-For code that runs op by op: Inductor writes what it packs where it belongs, and sums in place, by itself.
+For code that runs op by op: Inductor by itself writes packed values into place, and sums in place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _shape(values: Sequence[Tensor], group: str) -> Tensor:
 
 
 start_sum = opaque("start_sum(Tensor[] values, str group) -> Tensor", _start_sum, _shape)
-"""Start summing values over the ranks of a group; what is waited for are the sums, as `cat` puts them."""
+"""Starts the sum of values over the ranks of a group; the wait returns the sums as `cat` would."""
 torch.fx.node.has_side_effect(start_sum)
 
 
@@ -47,7 +47,10 @@ start_sums = opaque(
     "start_sums(Tensor(a!)[] values, str group) -> Tensor", _start_in_place,
     lambda values, group: values[0].new_empty(0),
 )  # fmt: skip
-"""Start summing values of one dtype over the ranks of a group, in place; `finish_sums` hands them out."""
+"""Starts the in-place sum of values of one dtype over the ranks of a group.
+
+`finish_sums` returns the values.
+"""
 finish_sums = opaque("finish_sums(Tensor begun) -> Tensor[]", _finish_in_place, lambda begun: [])
-"""The values that `start_sums` was given, when they are the sums."""
+"""Waits for `start_sums` and returns the given values, which now are the sums."""
 torch.fx.node.has_side_effect(start_sums)

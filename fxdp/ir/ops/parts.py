@@ -1,4 +1,4 @@
-"""Split a global tensor into the ranks' parts and put parts together, for any placement."""
+"""Splitting of a global tensor into local tensors, and the inverse, for any placement."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fxdp.ir.placements import ParamShard, Partial, Placement, Replicate, Shard
 
 
 def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
-    """The rows `start : start + size` of the batch factor of `dim` (`outer x batch x inner`).
+    """Return the rows `start : start + size` of the batch factor of `dim` (`outer x batch x inner`).
 
-    A view where it is contiguous: some kernels (layer_norm's backward for its statistics) read the memory of
-    their operands as it lies. `batch` is the global batch.
+    The result is a view if that is contiguous, else a copy, because some kernels (layer_norm's backward for
+    its statistics) depend on strides. `batch` is the global batch.
     """
     length = value.shape[dim]
     if outer == 1:
@@ -27,7 +27,7 @@ def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size:
 
 
 def join_parts(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:
-    """The global tensor of which `parts` are the ranks' parts of the given batch sizes."""
+    """Join the ranks' parts, of the given batch sizes, into the global tensor."""
     if outer == 1:
         return torch.cat(tuple(parts), dim)
     factors = [_inner(p.shape[dim], outer, n) for p, n in zip(parts, sizes, strict=True)]
@@ -37,7 +37,7 @@ def join_parts(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[in
 
 
 def unflatten(value: Tensor, dim: int, outer: int, batch: int, inner: int) -> Tensor:
-    """`outer x batch x inner` as three dims in place of `dim`; any of them may be 0."""
+    """Reshape `dim` to the three dims `outer x batch x inner`, of which any may be 0."""
     return value.reshape(*value.shape[:dim], outer, batch, inner, *value.shape[dim + 1 :])
 
 
@@ -53,7 +53,7 @@ _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]) -> Tensor:
-    """The global value that the ranks' `values` stand for."""
+    """Return the global value that the ranks' local `values` represent under a placement."""
     match placement:
         case Replicate():
             return values[0]

@@ -1,7 +1,7 @@
-"""Extrema over the ranks that respect nan, on any backend.
+"""Extrema over ranks that respect nan, on any backend.
 
 Backends compare floats by `<`, so whether a nan survives depends on the order of the ranks. Floats are
-therefore sent as integers of the same order, in which a nan is more extreme than anything.
+therefore sent as integers in the same order, in which a nan is more extreme than any number.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32}
 
 
 def sortable(value: Tensor, op: str) -> Tensor:
-    """Integers in the order of the floats, nan beyond infinity (`max`) or below its negative (`min`).
+    """Return integers in the order of the floats, nan beyond infinity (`max`) or below its negative (`min`).
 
-    The bits of a float are ordered as an integer's but for negative ones, whose magnitudes run backwards.
+    The bits of a non-negative float are ordered as an integer's; for negative floats the order is reversed.
     Half precision is widened; integers and bools stay.
     """
     if not value.is_floating_point():
@@ -27,7 +27,7 @@ def sortable(value: Tensor, op: str) -> Tensor:
 
 
 def restored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The floats of `dtype` that `sortable` made integers of."""
+    """Return the floats of `dtype` from the integers of `sortable`."""
     if not dtype.is_floating_point:
         return value
     wide = dtype if dtype in _INTEGERS else torch.float32
@@ -35,6 +35,6 @@ def restored(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flipped(bits: Tensor) -> Tensor:
-    """Its own inverse: the sign bit stays, the others of negative numbers turn."""
+    """Flip all bits of negative numbers except the sign; inverts itself."""
     digits = torch.iinfo(bits.dtype).bits - 1
     return bits ^ ((bits >> digits) & torch.iinfo(bits.dtype).max)

@@ -1,10 +1,11 @@
-"""The turns of a loop over the samples as one op: a rank's turns are those of its own samples.
+"""A loop over samples as one op: a rank runs the iterations of its own samples.
 
-    turns(rows, shared, code, result)              stack([turn(x[i], ..., w, ...) for i in range(batch)])
+    iterations(rows, shared, code, result)         stack([turn(x[i], ..., w, ...) for i in range(batch)])
     iterations_backward(grad, rows, shared, code, wanted)    the gradients of those rows and shared values
 
-`code` is Python code of one turn, in plain ops. What is in it may have sizes that only the data of its sample
-says (`torch.where(mask)[0]`), which no op on all samples can have; the result is as large for each sample.
+`code` is Python code of one iteration, in plain ops. Values in it may have sizes that depend on the sample's
+data (`torch.where(mask)[0]`), which no op over all samples can have; the result has equal size for each
+sample.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fxdp.torch_compat import autograd_inside
 Tensors: TypeAlias = Sequence[Tensor]
 
 NAMES: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": inf, "nan": nan}
-"""What the code of a turn may name."""
+"""The names that the code of an iteration may use."""
 
 
 @lru_cache(maxsize=256)
@@ -37,7 +38,7 @@ def _iteration(code: str) -> Callable[..., Any]:
 
 
 def described(dtype: torch.dtype, sizes: Sequence[int]) -> str:
-    """The result of a turn, in words: `float64[3, 4]`."""
+    """Describe the result of an iteration as text: `float64[3, 4]`."""
     return f"{str(dtype).removeprefix('torch.')}{list(sizes)}"
 
 
@@ -47,13 +48,13 @@ def _described(result: str) -> tuple[torch.dtype, list[int]]:
 
 
 def _iterations(rows: Tensors, shared: Tensors, code: str, result: str) -> Tensor:
-    """What each turn gives, one after another; of no samples nothing."""
+    """Return the stacked results of all iterations; empty without samples."""
     dtype, sizes = _described(result)
     made = rows[0].new_empty([len(rows[0]), *sizes], dtype=dtype)
     iteration = _iteration(code)
     for place in range(len(made)):
         value = iteration(*(each[place] for each in rows), *shared)
-        if isinstance(value, Tensor) and list(value.shape) != sizes:  # else a size, which is a number
+        if isinstance(value, Tensor) and list(value.shape) != sizes:  # otherwise a size, which is a number
             raise InputError(
                 f"turn {place} of a loop over the samples gives a value of shape {list(value.shape)}, where "
                 f"that of the sample with which it was captured had {sizes}; expected one for all: pad it"
@@ -65,7 +66,7 @@ def _iterations(rows: Tensors, shared: Tensors, code: str, result: str) -> Tenso
 def _iterations_backward(
     grad: Tensor, rows: Tensors, shared: Tensors, code: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """Each turn is run again, and differentiated by torch as the loop itself would be."""
+    """Return the wanted gradients; each iteration runs again and is differentiated by torch."""
     iteration, count = _iteration(code), len(rows)
     made = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in (*rows, *shared)]
     for place in range(len(grad)):
@@ -90,7 +91,7 @@ LOOP_OP = opaque(
         [rows[0].shape[0], *_described(result)[1]], dtype=_described(result)[0]
     ),
 )
-"""A loop over the samples, each with its row of `rows`."""
+"""Runs a loop over samples; iteration `i` reads row `i` of each tensor in `rows`."""
 
 LOOP_BACKWARD_OP = opaque(
     "iterations_backward(Tensor grad, Tensor[] rows, Tensor[] shared, str code, bool[] wanted) -> Tensor[]",
@@ -100,7 +101,7 @@ LOOP_BACKWARD_OP = opaque(
         for each in compress((*rows, *shared), wanted)
     ],
 )
-"""The gradients of the `wanted` ones of rows and shared values, of these the sum over the samples."""
+"""Returns the gradients of the `wanted` rows and shared values; shared ones are summed over the samples."""
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -1,11 +1,11 @@
-"""Normalization by the statistics of the part of the batch that is there: `batch_stats="microbatch"`.
+"""Normalization by the statistics of the local part of the batch: `batch_stats="microbatch"`.
 
     standardize(x, dims, eps)                  (x - mean) / sqrt(var + eps), mean and var over `dims`
     standardize_backward(grad, x, dims, eps)   the gradient of x for `grad` of the result
 
-The only ops whose value depends on how the batch is split, on purpose: a part of `x` gives the result for
-that part by its own mean and variance, as BatchNorm does on each rank of DDP and in each micro-batch of a
-loop that accumulates gradients. Hence their rule has no "all replicated", and nothing else may run them.
+These are the only ops with values that depend, on purpose, on how the batch is split: each part of `x` is
+normalized by its own mean and variance, like BatchNorm on each rank of DDP and in each micro-batch of a loop
+that accumulates gradients. Hence the rule has no "all replicated", and no further rule may run these ops.
 
 Source of the backward: Ioffe, Szegedy, "Batch Normalization", ICML 2015, section 3.
 """
@@ -22,13 +22,13 @@ from fxdp.ir.ops.moments import moments
 
 
 def standardize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
-    """`x` less its mean over `dims`, over its deviation; of a single element 0, of no elements nothing."""
+    """Return `x` minus the mean over `dims`, over the deviation; 0 for a single element, empty for none."""
     _, mean, invstd = _statistics(x, dims, eps)
     return (x - mean) * invstd
 
 
 def standardize_backward(grad: Tensor, x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
-    """`(g - mean(g) - y * mean(g * y)) / sqrt(var + eps)` with `y = standardize(x)`; computes it anew."""
+    """Return `(g - mean(g) - y * mean(g * y)) / sqrt(var + eps)`, with recomputed `y = standardize(x)`."""
     counts, mean, invstd = _statistics(x, dims, eps)
     normed = (x - mean) * invstd
     along = list(dims)
@@ -38,7 +38,7 @@ def standardize_backward(grad: Tensor, x: Tensor, dims: Sequence[int], eps: floa
 
 
 def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Count (at least 1), mean and inverse deviation, shaped to combine with `x`."""
+    """Return count (at least 1), mean and inverse deviation, shaped to broadcast with `x`."""
     kept = [1 if dim in dims else n for dim, n in enumerate(x.shape)]
     counts, mean, squares = (t.view(kept) for t in moments(x, dims).unbind(0))
     counts = counts.clamp_min(1)
