@@ -1,4 +1,4 @@
-"""How much memory a program may plan with on this machine."""
+"""The memory of this machine for which a program may be planned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fxdp.settings import Settings
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _OURS = 0.9
-"""The share for tensors: the process, torch itself and gaps between tensors take the rest."""
+"""Share of memory for tensors; the process, torch itself and gaps between tensors take the rest."""
 
 
 def device_memory(device_type: str) -> int:
-    """Bytes of this process's GPU, or without one of the host, which its ranks share."""
+    """Return the bytes of this process's GPU, or on a CPU of the host, which all local ranks share."""
     if device_type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[1] * _OURS)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -23,9 +23,9 @@ def device_memory(device_type: str) -> int:
 
 
 def own_memory(device_type: str) -> int:
-    """The same without the share of the other ranks that torchrun has started on this host.
+    """Return the bytes for one rank: `device_memory` divided by the ranks that torchrun started here.
 
-    A plan outside of torchrun cannot know how many ranks there will be on a host: it has it for itself.
+    Outside torchrun the number of ranks is unknown, so one rank gets everything.
     """
     full, launch = device_memory(device_type), Settings.from_environment().launch
     if launch is None or device_type != "cpu":
@@ -34,7 +34,7 @@ def own_memory(device_type: str) -> int:
 
 
 def _container_memory() -> int:
-    """What a container may have; 0 where nobody says."""
+    """Return the memory limit of the container in bytes, or 0 without a limit."""
     try:
         said = _CGROUP.read_text().strip()
     except OSError:

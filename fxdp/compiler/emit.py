@@ -1,4 +1,4 @@
-"""One way from a part at LOCAL to code: for fixed sizes or for any, by Inductor or as it is."""
+"""Turn a part at LOCAL into code: for fixed sizes or for any, compiled by Inductor or as eager ops."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut.partition import Part, summed
 
 FULL = "this program"
-"""The name of the one part of a program that is not cut."""
+"""Name of the single part of a program that is not cut."""
 
 _OF_THE_BATCH = frozenset({"B", "b", "offset", "b_max"})
 
 
 @dataclass(frozen=True)
 class WantedPart:
-    """A part as one call needs it on this rank."""
+    """A part together with the sizes and options for which this rank needs code."""
 
     name: str
     part: Part
@@ -46,27 +46,27 @@ class WantedPart:
     batches: tuple[int, ...]
     """The batch sizes of all data ranks."""
     place: int
-    """Of its samples' part of the batch, among those of all ranks and micro-batches."""
+    """Index of the part's samples among the local batches of all ranks and micro-batches."""
     index: int | None = None
-    """The micro-batch; None: it runs once for the global batch of this rank."""
+    """The micro-batch; None: the part runs once for this rank's entire batch."""
     once: bool = False
-    """It puts micro-batches together or prepares them: a few ops, which nobody compiles."""
+    """True for a part of a few ops that joins or prepares micro-batches, and is never compiled."""
     zero: frozenset[int] | None = None
-    """The tangents for whose absence a backward is made at once; None: those that training leaves out."""
+    """Indices of the zero tangents of the backward compiled ahead of time; None: as usual in training."""
     first: tuple[int, ...] | None = None
-    """The results of its backward's first half, where the backward runs in two."""
+    """Indices of the results of the input-gradient half, if the backward runs in two halves."""
     unhalved: bool = True
-    """Whether the backward also runs in one."""
+    """True if the backward also runs undivided."""
 
     @property
     def label(self) -> str:
-        """Its name and micro-batch."""
+        """Name and micro-batch of the part, for messages."""
         return self.name if self.index is None else f"{self.name}, micro-batch {self.index}"
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A part as code."""
+    """An emitted part, with the code of the forward and the backward."""
 
     gm: fx.GraphModule
     """The emitted graph."""
@@ -76,12 +76,12 @@ class Lowered:
 def lower_part(
     wanted: WantedPart, program: Program, module: nn.Module, *, generic: bool, compiled: bool, start: Start
 ) -> Lowered:
-    """Emit and lower one part, for its sizes or (`generic`) for any, `compiled` by Inductor or as it is.
+    """Emit and lower one part, for fixed sizes or (`generic`) for any, by Inductor if `compiled`.
 
     Raises
     ------
-    SizesFixedError : it is good for fixed sizes only.
-    Exception : whatever Inductor raises.
+    SizesFixedError : the part's ops support fixed sizes only.
+    Exception : any error that Inductor raises.
     """
     mesh, options, part = program.mesh, program.options, wanted.part
     even = len(set(wanted.batches)) == 1 and not (generic and mesh.size > 1)
@@ -93,7 +93,7 @@ def lower_part(
     with no_collection():
         pair = _lowered(gm, wanted, program, module, generic, start if compiled else None)
         if wanted.first is not None and pair.trains:
-            pair.halved(wanted.first)  # now, so that what cannot be compiled is known before the first step
+            pair.halved(wanted.first)  # now, so that a failing compilation is noticed before the first step
     _add_seconds(program, "lowering", time.perf_counter() - began)
     return Lowered(gm, pair)
 
@@ -102,7 +102,7 @@ def _lowered(
     gm: fx.GraphModule, wanted: WantedPart, program: Program, module: nn.Module, generic: bool,
     start: Start | None,
 ) -> ForwardBackward:  # fmt: skip
-    """Both halves of an emitted part, by Inductor or (without `start`) as they are."""
+    """Lower forward and backward of an emitted part, by Inductor or (without `start`) as eager ops."""
     mesh, options, part = program.mesh, program.options, wanted.part
     if start is None:
         return lower_eager(gm, wanted.zero, summed(part))
@@ -110,7 +110,7 @@ def _lowered(
     single = mesh.size * (1 if program.step is None else options.microbatches) == 1
     how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
-        options.activation_memory_budget, hides=not mesh.shared_memory,  # there nothing travels to be hidden
+        options.activation_memory_budget, hides=not mesh.shared_memory,  # no transfers to overlap
         in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single)
@@ -118,10 +118,10 @@ def _lowered(
 
 
 def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
-    """The sizes for which a part must be lowered anew.
+    """Return the sizes on which the code of a part depends; a change of one requires new code.
 
-    Of a part that communicates they tell all ranks' batches: its ranks must take the same code, whatever
-    sizes of its own each has met before.
+    A part with collectives depends on the batch sizes of all ranks. All ranks must run the same code,
+    regardless of the local sizes that each rank has met before.
     """
     names = set()
     graph = wanted.part.gm.graph
@@ -140,7 +140,7 @@ def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
 
 
 def device_of(module: nn.Module, mesh: Mesh) -> torch.device:
-    """Where the model is."""
+    """Return the device of the model."""
     first = next(iter(module.parameters()), None)
     return first.device if first is not None else torch.device(mesh.device_type)
 

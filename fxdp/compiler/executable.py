@@ -1,4 +1,4 @@
-"""A program made to run for the sizes of a call: its one part bound to the model, or its written step."""
+"""Executables of a program for the sizes of a call: a single part bound to the model, or a written step."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from fxdp.runtime.undefined_gradients import UndefinedGradients
 from fxdp.runtime.unsharded_parameters import Gathered, Key, UnshardedParameters
 
 Runs: TypeAlias = "BoundProgram | Step"
-"""What runs a call: autograd starts the backward of the one, the other's ran inside of the call."""
+"""Callable for one call; a `Step` includes its backward, while autograd starts that of a `BoundProgram`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Executable:
-    """What runs the calls of some sizes, or of any."""
+    """Code that runs calls of certain sizes, or of any size."""
 
     runs: Runs
     graph: fx.GraphModule
@@ -53,7 +53,7 @@ class Executable:
 
 
 class CompiledVariants:
-    """The executables of one program: parts are lowered on demand, each for the sizes that need it."""
+    """The executables of one program: parts are lowered on demand, each for the sizes of a call."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CompiledVariants:
     ) -> None:
         self.program = program
         self.made = 0
-        """How many there were so far."""
+        """Number of executables made so far."""
         self._process_mesh = process_mesh
         self._module = module
         self._parts = LoweredParts(program, process_mesh, module)
@@ -74,7 +74,7 @@ class CompiledVariants:
 
     @property
     def any_size(self) -> bool:
-        """Whether there is one for any size."""
+        """True if there is an executable for any size."""
         return self._parts.any_size()
 
     def make(
@@ -85,14 +85,15 @@ class CompiledVariants:
         *,
         generic: bool,
     ) -> Executable:
-        """What runs a call of these sizes; all ranks call this together.
+        """Return the executable for a call of these sizes; all ranks call this together.
 
-        `sizes` has `B`, `b`, `offset`, `b_max` of this rank and the program's further symbols; `rows` gives
-        the row numbers of padded gathers. What `generic` makes serves other sizes as well, if it can.
+        `sizes` has `B`, `b`, `offset`, `b_max` of this rank and the program's further symbols; `rows`
+        returns the row numbers of padded gathers. With `generic` the executable serves further sizes as
+        well, if possible.
 
         Raises
         ------
-        AgreementError : ranks would start their collectives in different orders.
+        AgreementError : ranks would start collectives in different orders.
         """
         if self.program.step is None:
             return self._full(sizes, batches, generic)
@@ -112,13 +113,13 @@ class CompiledVariants:
         return found
 
     def _gather(self) -> list[WantedPart]:
-        """What a program gathers when rows have changed; it reads no sizes."""
+        """Return the part that gathers parameters after a change of their shards; the part reads no sizes."""
         gathers = [part for part in self.program.partition.gathers if part is not None]
         rank = self.program.mesh.rank
         return [WantedPart("gather", part, {}, (), rank, once=True, zero=frozenset()) for part in gathers]
 
     def _gathered(self, lowered: Lowered) -> Callable[[], Mapping[str, Tensor]]:
-        """Gives a call the full values that it reads; they are gathered if rows have changed."""
+        """Return a function for a call's unsharded parameters, which gathers only if shards have changed."""
         own = gathered_keys(self.program.partition, [0], 0)
         template = CallFrame.of(lowered.gm, signature_values(lowered.gm.graph, self._module, {}))
         return lambda: self._unsharded_parameters.of(own, lambda: lowered.pair.forward(template.filled(())))
@@ -141,7 +142,7 @@ class CompiledVariants:
         places = [(place, behind[spec]) for place, spec in enumerate(specs) if spec in behind]
         bound.apart = tuple(place for place, spec in enumerate(specs) if spec not in behind)
         bound.undefined_gradients = UndefinedGradients(bound.tangents, places)
-        # where no parameter is trained, ranks may differentiate as they like
+        # where no parameter is trained, ranks may run different backwards
         if comms is not None and any(isinstance(of, Parameter) for of in behind):
             bound.moment = lambda: comms.sequence_log.now
             bound.undefined_gradients.exchange = partial(exchange_in_backward, self._process_mesh)
@@ -149,7 +150,7 @@ class CompiledVariants:
         return bound
 
     def _sharded(self, gm: fx.GraphModule) -> tuple[tuple[int, DTensor], ...]:
-        """The sharded parameters among the forward's inputs, by position."""
+        """Return the sharded parameters among the forward's inputs, with their positions."""
         found = []
         for position, node in enumerate(forward_inputs(gm.graph)):
             spec = meta(node).spec
@@ -179,14 +180,17 @@ class CompiledVariants:
         return Executable(bound, gm)
 
     def _gathered_step(self, gm: fx.GraphModule) -> Callable[[Microbatch], Sequence[Tensor]]:
-        """The same for the stages of this pipeline rank."""
+        """Return a function for the unsharded parameters of this pipeline rank's step."""
         program = self.program
         rank, placement = program.mesh.pipeline.rank, program.run_schedule.placement
         own = gathered_keys(program.partition, placement, rank)
         return lambda batch: [*self._unsharded_parameters.of(own, lambda: gm(batch)).values()]
 
     def _messages(self, parts: Sequence[tuple[WantedPart, Lowered]]) -> dict[str, Names]:
-        """What each module of a written step starts; halves of a backward do not know theirs apart."""
+        """Return the collectives that each module of a written step starts.
+
+        The halves of a backward have no lists of their own.
+        """
         found: dict[str, Names] = {}
         for name, (wanted, lowered) in {wanted.name: (wanted, code) for wanted, code in parts}.items():
             pair = message_names(wanted.part.gm.graph, lowered.gm.graph, self.program.mesh)
@@ -219,7 +223,7 @@ class CompiledVariants:
         return bound
 
     def _seed(self) -> Callable[[], int]:
-        """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
+        """Return the function that draws a call's seed; stages that share random numbers share the seed."""
         program, mesh = self.program, self.program.mesh
         prologue = program.partition.prologue
         if prologue is not None and mesh.pipeline.size > 1 and graph_draws(prologue.gm.graph):
@@ -228,7 +232,7 @@ class CompiledVariants:
 
 
 def gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> Gathered:
-    """What all pipeline ranks gather, and of that one rank's; `placement` is the rank of each stage."""
+    """Return the keys that all pipeline ranks gather, and those of `rank`; `placement[stage]` is a rank."""
     places, own = set(), dict[str, Key]()
     for part, home in zip(partition.gathers, placement, strict=True):
         keys = {} if part is None else _keys(part)
@@ -238,7 +242,7 @@ def gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> 
 
 
 def _keys(part: Part) -> dict[str, Key]:
-    """The parameter and dtype of each value that a part gives, by its name in the program, in order."""
+    """Return parameter and dtype of each value that a part gives, by the value's name, in order."""
     graph = part.gm.graph
     pairs = [pair for start in gather_starts(graph, backward=False) for pair in unsharded_parameters(start)]
     read = {full: (parameter_of(rows).name, tensor_type(full).dtype) for rows, full in pairs}

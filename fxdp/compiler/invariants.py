@@ -1,7 +1,7 @@
-"""The invariants of a program, one small check each: every fault with its node.
+"""The invariants of a program, one small check each, which yields every faulty node with the fault.
 
-Each says from which level on it holds, and some until when: annotations that emission, which lowers several
-functions to one, no longer keeps.
+Each check names the first level at which the invariant holds, and some the last level: emission lowers
+several functions to one, and drops annotations.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
 
 CHECKS: dict[Level, list[Check]] = {level: list(SHARDING_CHECKS.get(level, ())) for level in Level}
-"""The checks that each level adds to those before it."""
+"""The checks that each level adds to those of earlier levels."""
 CHECKS[Level.STAGED] += STAGE_CHECKS
 
 UNTIL: dict[Check, Level] = {
     **dict.fromkeys(STAGE_CHECKS, Level.STAGED),
     **dict.fromkeys((check for checks in SHARDING_CHECKS.values() for check in checks), Level.LOCAL),
 }
-"""The last level at which a check holds, where that is not the last of all."""
+"""The last level at which a check holds, for checks that do not hold up to EMITTED."""
 
 
 def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]:
@@ -51,7 +51,7 @@ def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]
 
 @_holds(Level.CAPTURED)
 def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
-    """Every placeholder is a parameter, buffer, input, ... of the program, each once."""
+    """Check that every placeholder has a spec (parameter, buffer, input, ...), each a different one."""
     seen = set()
     for node in graph.nodes:
         if node.op != "placeholder":
@@ -66,7 +66,7 @@ def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.CAPTURED)
 def results_have_specs(graph: fx.Graph) -> Iterator[Fault]:
-    """Every result is an output, a mutation or a gradient, each once."""
+    """Check that every result has a spec (output, mutation or gradient), each a different one."""
     node = graph.output_node()
     values, specs = _results(node), meta(node).results
     if len(values) != len(specs):
@@ -81,7 +81,7 @@ def _results(output: fx.Node) -> tuple[fx.Node, ...]:
 
 @_holds(Level.CAPTURED)
 def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
-    """Every value that an op reads as a tensor has a type."""
+    """Check that every value that an op reads as a tensor has a type."""
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function") and node.users and meta(node).type is None:
             yield node, "has no type"
@@ -89,7 +89,7 @@ def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.CAPTURED)
 def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
-    """The outputs come in the order of their indices."""
+    """Check that the outputs come in the order of their indices."""
     node = graph.output_node()
     indices = [spec.index for spec in meta(node).results if isinstance(spec, Output)]
     if indices != sorted(set(indices)):
@@ -98,14 +98,14 @@ def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.CAPTURED)
 def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
-    """Capture has turned the marks of skip connections into routes."""
+    """Check that capture has replaced all marks of skip connections by edges."""
     for node in graph.find_nodes(op="call_function", target=MARK):
         yield node, "marks a skip connection that has no route"
 
 
 @_holds(Level.PLACED, until=Level.LOCAL)
 def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
-    """Every tensor has a placement, and each of its ops one per operand."""
+    """Check that every tensor has a placement, and every op one placement per operand."""
     for node in graph.nodes:
         known = meta(node)
         if isinstance(known.type, (TensorType, tuple)) and known.placement is None:
@@ -119,7 +119,7 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.PLACED)
 def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
-    """A sharded dim is `outer * B * inner`."""
+    """Check that the size of a sharded dim is `outer * B * inner`."""
     for node in graph.nodes:
         known = meta(node)
         for one, where in zip(known.types, known.placements, strict=False):
@@ -136,11 +136,11 @@ def _fits(type_: TensorType, placement: Shard) -> bool:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def edges_need_no_redistribution(graph: fx.Graph) -> Iterator[Fault]:
-    """Every operand is in the placement that its consumer reads it in."""
+    """Check that every operand has the placement in which the consumer reads this operand."""
     for node in graph.nodes:
         wanted = meta(node).operands
         sources = _results(node) if node.op == "output" else tensor_operands(node)
-        # where one of them is missing, `tensors_are_placed` says so
+        # `tensors_are_placed` reports a missing one
         for source, placement in zip(sources, wanted, strict=False):
             if placement is not None and meta(source).placement != placement:
                 yield node, f"reads %{source.name} as {placement}, which is {meta(source).placement}"
@@ -148,7 +148,7 @@ def edges_need_no_redistribution(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
-    """A redistribution turns what it reads into what its name says; a wait changes nothing."""
+    """Check that a redistribution connects the placements in its name, and that a wait changes nothing."""
     for node in graph.nodes:
         if node.target not in redistributions.REDISTRIBUTIONS:
             continue
@@ -172,7 +172,7 @@ def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
             continue
         type_, sharded = meta(values[0]).type, [p for p in (before, after) if isinstance(p, Shard)]
         if not isinstance(type_, TensorType) or not all(_fits(type_, shard) for shard in sharded):
-            continue  # other checks say so
+            continue  # reported by `tensors_are_placed` and `shards_fit_shapes`
         named = found.arguments(type_, before, after)
         if node.args[1 : 1 + len(named)] != named:
             listing = " and ".join(map(str, sharded))
@@ -181,7 +181,7 @@ def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
-    """A collective is waited for exactly once, and read by its wait alone."""
+    """Check that a collective has exactly one wait and no further reader."""
     for node in graph.nodes:
         if node.target in redistributions.COLLECTIVES:
             users = [u for u in node.users if u.target not in redistributions.ORDERED or u.args[0] is node]
@@ -193,7 +193,7 @@ def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
-    """Every collective says which op needs it."""
+    """Check that every collective names the op that needs it."""
     for node in graph.nodes:
         if node.target in redistributions.COLLECTIVES and meta(node).cause is None:
             yield node, "has no cause"
@@ -201,7 +201,7 @@ def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
-    """An op that reads values of a Partial one is linear in it and gives Partial values only."""
+    """Check that an op that reads Partial values is linear in these values and gives only Partial values."""
     for node in graph.nodes:
         wanted = meta(node).operands
         if node.op != "call_function" or node.target in redistributions.REDISTRIBUTIONS:
@@ -222,7 +222,10 @@ def _gives_partial(known: Metadata) -> bool:
 
 
 def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
-    """A second opinion on torch's pointwise ops, of which each linear one is known by name."""
+    """Return whether an op is linear in all Partial operands, from a table of torch's pointwise ops.
+
+    This is independent of the placement rules. An op that is not pointwise is assumed to be linear.
+    """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return True
@@ -238,7 +241,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
 
 @_holds(Level.EXPLICIT)
 def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
-    """No Partial value leaves the program; one part of it may hand them to another."""
+    """Check that no Partial value leaves the program; a part of a program may pass one to another part."""
     output = graph.output_node()
     for value, spec in zip(_results(output), meta(output).results, strict=False):
         if isinstance(meta(value).placement, Partial) and not isinstance(spec, StageValue):
@@ -247,7 +250,7 @@ def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT)
 def decompositions_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
-    """No op is left that was placed as several."""
+    """Check that no op is left that was placed as a decomposition."""
     for node in graph.nodes:
         if meta(node).decomposition is not None:
             yield node, "was placed as several ops and is still one"
@@ -255,9 +258,9 @@ def decompositions_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.LOCAL)
 def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
-    """Host integers come from the program's size slots, not from captured shapes.
+    """Check that host integers come from the program's size inputs, not from captured shapes.
 
-    A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
+    A size that depends on data (as `nonzero`'s does) is read from the tensor that has this size.
     """
     for node in graph.nodes:
         type_ = meta(node).type
@@ -272,7 +275,7 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EMITTED)
 def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
-    """Nothing of `ir/redistributions.py` is left, and no module is called."""
+    """Check that no redistribution (`ir/redistributions.py`) is left, and that no module is called."""
     for node in graph.nodes:
         if node.target in redistributions.REDISTRIBUTIONS:
             yield node, "is not lowered"

@@ -1,13 +1,13 @@
-"""The parts of a program as code, the same for all ranks that share them.
+"""Lower the parts of a program to code that agrees on all ranks that share a part.
 
-    wanted parts   each is emitted and lowered, unless this rank has it for these sizes
-    exchange       which parts Inductor cannot compile, or only for fixed sizes, on any rank
+    wanted parts   each is emitted and lowered, unless this rank has code for its sizes
+    exchange       parts that Inductor cannot compile, or only for fixed sizes, on any rank
                      fixed sizes    all ranks lower these parts anew, for the sizes of this call
-                     no code        all ranks run the ops of these parts as they are, and say so
-    exchange       the order of the collectives in each part: one for all ranks that share the part
+                     no code        all ranks run these parts as eager ops, and log this
+    exchange       the order of the collectives in each part: equal on all ranks that share the part
 
-A rank may have less to lower than another (micro-batches of fewer sizes), but never fewer exchanges: how many
-there are follows from what was exchanged before.
+One rank may have fewer parts to lower than another (fewer different sizes of micro-batches), but all ranks
+make equally many exchanges: their number follows from the results of earlier exchanges.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fxdp.torch_compat import why_not_compiled
 _log = logging.getLogger("fxdp")
 
 _MOST = 1024
-"""How many lowered parts are kept: where ops fix sizes, each size of a long run has one of its own."""
+"""Most lowered parts kept: if ops fix sizes, a long run needs one for each size."""
 
 _ANY, _UNCOMPILED = "any size", "not compiled"
 
 _Key: TypeAlias = "tuple[Any, ...]"
 _Report: TypeAlias = "tuple[dict[str, tuple[Any, ...]], dict[str, str]]"
-"""By name of the part: sizes that are fixed, and what Inductor said."""
+"""By name of the part: the sizes that are fixed, and the error of Inductor."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """A part that has no code: Inductor's words, or the sizes that must be fixed."""
+    """A part that could not be lowered: Inductor's error, or the sizes that must be fixed."""
 
     words: str = ""
     fixed: tuple[Any, ...] = ()
@@ -59,21 +59,21 @@ class LoweredParts:
         self._module = module
         self._known: dict[_Key, Lowered | _Failed] = {}
         self._fixed: set[str] = set()
-        """Names of parts whose ops fix sizes; the same on all ranks."""
+        """Names of parts whose ops fix sizes; equal on all ranks."""
 
     def lower(self, wanted: Sequence[WantedPart], *, generic: bool) -> list[Lowered]:
-        """The code of these parts; all ranks call this together, with parts of their own.
+        """Return the code of the given parts; all ranks call this together, each for the parts of this rank.
 
-        The first sizes of a kind of call have code of their own. Whatever part of another call has not been
-        lowered for its sizes is lowered for any (`generic`).
+        The first call of a kind gets code for exactly the given sizes. In later calls a part without code
+        for the given sizes is lowered for any size (`generic`).
 
         Raises
         ------
-        AgreementError : ranks that share a part would start its collectives in different orders.
+        AgreementError : ranks that share a part would start collectives in different orders.
         """
         found = self._attempts(wanted, generic)
         reports = gather_objects(self._process_mesh, _report(wanted, found))
-        # a part lowered for fixed sizes may show others: until all ranks have nothing new to say
+        # a part lowered for fixed sizes may fix further ones: repeat until no rank reports a new size
         while self._add_fixed(reports):
             found = self._attempts(wanted, generic)
             reports = gather_objects(self._process_mesh, _report(wanted, found))
@@ -85,7 +85,7 @@ class LoweredParts:
                 name,
                 words,
             )
-        # also where this rank could compile it: Inductor may order collectives in another way
+        # also on ranks that could compile the part: Inductor may order collectives differently
         lowered = []
         for w, code in zip(wanted, found, strict=True):
             if w.name in failed:
@@ -102,7 +102,7 @@ class LoweredParts:
         except AgreementError:
             if generic:
                 raise
-            # uneven parts: what is saved, or computed again with its sums, goes by the sizes of a rank's own
+            # uneven parts: the values that are saved or recomputed depend on each rank's own sizes
             _log.info("code for the ranks' own sizes would sum in different orders: it is made for any size")
             for w in wanted:
                 self._known.pop(self._key(w, generic=False)[0], None)
@@ -110,17 +110,17 @@ class LoweredParts:
         return lowered
 
     def any_size(self) -> bool:
-        """Whether there is code for any size."""
+        """Return whether there is code for any size."""
         return any(key[-1] == _ANY and isinstance(c, Lowered) for key, c in self._known.items())
 
     def _attempts(self, wanted: Sequence[WantedPart], generic: bool) -> list[Lowered | _Failed]:
         start = self._start()
         found = [self._attempt(w, generic, start) for w in wanted]
-        start.finish()  # a rank that had nothing to compile meets the others all the same
+        start.finish()  # also on a rank that had nothing to compile: all ranks wait for one another here
         return found
 
     def _start(self) -> Start:
-        """Ranks share the work of compiling a program that is not cut; stages are compiled each alone."""
+        """Return the compile plan: ranks share the work of an uncut program; each stage is compiled alone."""
         program, process_mesh = self._program, self._process_mesh
         if program.options.compute == "eager":
             return Start()
@@ -131,7 +131,10 @@ class LoweredParts:
     def _attempt(
         self, wanted: WantedPart, generic: bool, start: Start, *, as_it_is: bool = False
     ) -> Lowered | _Failed:
-        """What this rank has for these sizes, or makes now; `as_it_is` where Inductor has failed."""
+        """Return this rank's code for the wanted sizes, and lower the part if there is none.
+
+        `as_it_is` asks for eager ops, after Inductor has failed on some rank.
+        """
         key, for_any = self._key(wanted, generic)
         key = (_UNCOMPILED, *key) if as_it_is else key
         found = self._known.get(key)
@@ -142,9 +145,9 @@ class LoweredParts:
         return found
 
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
-        """What code a part is served by, and whether that is for any size."""
+        """Return the key of a part's code, and whether this code is for any size."""
         graph = wanted.part.gm.graph
-        # a term that all parts have entire is kept by the first alone, whose code is another then
+        # a term that all parts have in full is added by the first part alone, so its code differs
         own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=redistributions.partial)
         exact = (wanted.name, own, *sizes_used(wanted))
         for_any = generic and exact not in self._known and wanted.name not in self._fixed
@@ -160,13 +163,13 @@ class LoweredParts:
             return _Failed(fixed=error.args)
         except FxdpError:
             raise
-        except Exception as error:  # whatever Inductor may raise, the program runs without it
+        except Exception as error:  # whatever Inductor raises, the program can run without Inductor
             if not compiled:
                 raise
             return _Failed(why_not_compiled(error))
 
     def _add_fixed(self, reports: Sequence[_Report]) -> bool:
-        """Note which parts fix sizes on any rank; whether there are new ones."""
+        """Record the parts that fix sizes on any rank; return whether there are new ones."""
         found = {name: sizes for fixed, _ in reversed(reports) for name, sizes in fixed.items()}
         for name, sizes in found.items():
             who = "the model's code" if name == FULL else name
@@ -179,12 +182,12 @@ class LoweredParts:
 
 def _report(wanted: Sequence[WantedPart], found: Sequence[Lowered | _Failed]) -> _Report:
     failed = [(w.name, code) for w, code in zip(wanted, found, strict=True) if isinstance(code, _Failed)]
-    fixed = {n: tuple(map(str, c.fixed)) for n, c in failed if c.fixed}  # as text: other ranks read them
+    fixed = {n: tuple(map(str, c.fixed)) for n, c in failed if c.fixed}  # as text, to be sent to all ranks
     return fixed, {n: c.words for n, c in failed if c.words}
 
 
 def _failures(reports: Sequence[_Report]) -> dict[str, str]:
-    """Of each part that some rank could not compile, the first such rank and its words."""
+    """Return, for each part that a rank could not compile, the first rank that failed and the error."""
     found: dict[str, str] = {}
     for rank, (_, words) in enumerate(reports):
         for name, text in words.items():

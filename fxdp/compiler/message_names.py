@@ -1,4 +1,4 @@
-"""The messages of a part by the names that a plan gives them, for the ranges of a profile."""
+"""Names of a part's collectives, as in the plan, for the ranges of a profile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fxdp.runtime.ranges import Names
 
 
 def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Names, Names]:
-    """What the forward and what the backward of a part starts, from its graph at LOCAL and the one that runs.
+    """Return the collectives of a part's forward and backward, in order, with their names in the plan.
 
-    Emission renames nodes in place, so both have their messages in one order.
+    `planned` is the graph at LOCAL, `emitted` the graph that runs. Emission renames nodes in place, so both
+    have the same order of collectives.
     """
     first = forward_nodes(emitted)
     forward: list[tuple[str, str]] = []

@@ -1,6 +1,6 @@
-"""The order of the passes, as data: what runs between which levels, on the undivided program or on its parts.
+"""The order of the passes, as data: which passes run between two levels, on the uncut program or on parts.
 
-              undivided                        in stages or micro-batches
+              not cut                          in stages or micro-batches
 CAPTURED
                                                expose counts, lift scalars    (several micro-batches)
               canonicalize, analyze, expand decompositions, (gather sufficient factors,) (recompute modules,)
@@ -9,9 +9,9 @@ EXPLICIT
               localize                         localize, assign stages
 LOCAL                                          STAGED, then cut into parts
               overlap sums,
-              (bucket parameters,)             of parameters that are sharded
+              (bucket parameters,)             only with sharded parameters
               (schedule prefetch,)
-              bucket, coalesce                 the same, on what runs once after the last micro-batch
+              bucket, coalesce                 the same, on parts that run once after the last micro-batch
               emit                             emit, each part for the sizes of a micro-batch
 EMITTED
 """
@@ -52,34 +52,34 @@ class Order:
     """The passes of one compilation."""
 
     explicit: tuple[Pass, ...]
-    """From CAPTURED to EXPLICIT: the program of the global batch with its communication."""
+    """From CAPTURED to EXPLICIT: the program of the global batch, with collectives."""
     local: tuple[Pass, ...]
-    """From EXPLICIT to LOCAL: the program of one rank, its sizes still open; to STAGED where it is cut."""
+    """From EXPLICIT to LOCAL: the program of one rank with symbolic sizes; to STAGED for a cut program."""
     reductions: tuple[Pass, ...]
-    """On LOCAL parts that run once per step: what the ranks add up travels together."""
+    """On LOCAL parts that run once per step: these passes pack reductions into few collectives."""
 
     @classmethod
     def of(
         cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None,
         batch: int, kept: frozenset[str] = frozenset(),
     ) -> Order:  # fmt: skip
-        """The order for a captured model; `stages` is None for a program that is not cut.
+        """Return the order for a captured model; `stages` is None for a program that is not cut.
 
-        `batch` is what all ranks have together at first; `kept` are parameters that stays in one piece from
-        the forward to the backward where others do not.
+        `batch` is the number of samples of all ranks together in the first call; `kept` are the names of
+        parameters that stay unsharded from the forward to the backward under `strategy="shard"`.
         """
         several = stages is not None and options.microbatches > 1
-        # what the model computes of its batch size is meant of all micro-batches, so it comes before them
+        # values that the model computes from its batch size concern all micro-batches, so they come first
         first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
-        # what is cut gathers before its first micro-batch, for all of them
+        # a program that is cut gathers before its first micro-batch, once for all of them
         once = stages is not None or options.keeps_unsharded or options.keeps_unsharded_for_backward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         reduce = precision.reduce if precision else None
-        # a batch in parts has its factors part by part
+        # a batch in micro-batches would gather sufficient factors once per micro-batch
         factors: tuple[Pass, ...] = (
             (GatherSufficientFactors(batch, options.shards, reduce),) if stages is None else ()
         )
@@ -112,10 +112,16 @@ class Order:
 
 
 def canonical(captured: Captured, mesh: Mesh) -> Captured:
-    """A captured model in the form that the other passes get, beside whose nodes a program is compared."""
+    """Return a captured model in canonical form, the input of all later passes.
+
+    Programs are compared with this form, node by node.
+    """
     return replace(captured, gm=Canonicalize().run(copy_graph(captured.gm), mesh))
 
 
 def emission(sizes: Mapping[str, int] | None, even: bool, place: int) -> tuple[Pass, ...]:
-    """From LOCAL to EMITTED, for fixed sizes or for any; `place` is that of a part of the batch among all."""
+    """Return the passes from LOCAL to EMITTED, for fixed `sizes`, or for any sizes if None.
+
+    `place` is the index of this part of the batch among the parts of all ranks and micro-batches.
+    """
     return (EmitProgram(None if sizes is None else tuple(sizes.items()), even, place),)

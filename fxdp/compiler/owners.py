@@ -1,4 +1,7 @@
-"""Where weights change when their gradients stay with the stages that read them (`gradients="owner"`)."""
+"""Track which ranks update each parameter under `gradients="owner"`.
+
+Gradients then stay on the stages that read the parameter.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from fxdp.ir.signature import Gradient, Parameter
 class Owners:
     """The pipeline ranks that train and that read each parameter, over all programs of one model.
 
-    Other ranks keep its first value. A program of another mode or other inputs may be cut elsewhere (without
-    a backward another cut is balanced) and would then read such a value.
+    All remaining ranks keep the parameter's first value. A program of another mode or for different inputs
+    may be cut at different places (without a backward the stages are balanced differently) and then read a
+    stale value.
     """
 
     _read: dict[Parameter, set[int]] = field(default_factory=dict)
     _trained: dict[Parameter, set[int]] = field(default_factory=dict)
 
     def add(self, program: Program) -> None:
-        """Take in one more program.
+        """Add the readers and trained parameters of one more program.
 
         Raises
         ------
-        StageError : a rank reads a parameter that another program trains elsewhere.
+        StageError : a rank reads a parameter that another program trains on different ranks.
         """
         given = {spec.of for spec, _, _ in program.partition.results if isinstance(spec, Gradient)}
         read, trained = dict(self._read), dict(self._trained)

@@ -1,4 +1,4 @@
-"""The plan of a model that cannot be captured: what is known without a graph, and the error in its place."""
+"""The plan of a model that cannot be captured: the facts known without a graph, and the capture error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxdp.reports.plan_data.parameter_table import parameter_row
 def partial_plan(
     model: nn.Module, mesh: Mesh, options: Options, batch: int, error: Exception, origin: Origin
 ) -> Plan:
-    """How parameters would lie on the ranks; nothing is said of what a step exchanges."""
+    """Return a plan with the placement of parameters and the error, but without communication."""
     held = {"pp": mesh.pipeline.size} if mesh.pipeline.size > 1 else {}
     rows = tuple(
         parameter_row(name, parameter, mesh, origin.call, rows=options.shards)

@@ -1,7 +1,7 @@
-"""What a pass is, and the runner that lints, verifies, times and dumps after each.
+"""The interface of a pass, and the runner that lints, verifies, times and dumps after each pass.
 
-Valid graph in, valid graph out: a pass declares the level it requires and the level it ensures, and the
-runner checks both with `verifier.verify`. Passes know nothing of one another; their order is data in
+Valid graph in, valid graph out: a pass declares the required and the ensured level, and the runner checks
+both with `verifier.verify`. Passes do not depend on one another; their order is data in
 `compiler/order.py`.
 """
 
@@ -24,7 +24,7 @@ from fxdp.torch_compat import without_autocast
 
 
 class Pass(Protocol):
-    """A frozen dataclass with a name and two levels; options are its fields."""
+    """A frozen dataclass with a name and two levels; further fields are the pass's options."""
 
     @property
     def name(self) -> str:
@@ -32,42 +32,42 @@ class Pass(Protocol):
 
     @property
     def requires(self) -> Level:
-        """What must hold of the graph before."""
+        """The level that the graph must have before the pass."""
 
     @property
     def ensures(self) -> Level:
-        """What holds of it afterwards."""
+        """The level that the graph has after the pass."""
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
-        """The graph after the pass, which may be the same object, changed."""
+        """Return the graph after the pass, which may be the same object, modified."""
 
 
 @dataclass
 class PassManager:
-    """Runs passes in order.
+    """Runner of passes, in order.
 
     Parameters
     ----------
-    mesh : what the passes compile for.
+    mesh : the mesh for which the passes compile.
     verify : check the invariants of the level after each pass (on by default).
-    dump_dir : write `00-captured.txt`, `01-<pass>.txt`, ... there; None: no files.
+    dump_dir : folder for `00-captured.txt`, `01-<pass>.txt`, ...; None: no files.
     """
 
     mesh: Mesh
     verify: bool = True
     dump_dir: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds of each pass, its verification included."""
+    """Wall seconds of each pass, including verification."""
 
     level: Level = Level.CAPTURED
-    """What holds of the graph that the next pass gets."""
+    """The level of the graph before the next pass."""
 
     def run(self, gm: fx.GraphModule, passes: Sequence[Pass]) -> fx.GraphModule:
-        """The graph after these passes, which go on from where the last call stopped.
+        """Run these passes and return the graph; a second call continues from the level reached by the first.
 
         Raises
         ------
-        VerifierError : a pass was asked for out of order, or left a graph that breaks its level.
+        VerifierError : a pass requires a higher level, or produced a graph that breaks the ensured level.
         """
         if not self.seconds:
             self._dump(gm, "captured")

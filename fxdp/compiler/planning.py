@@ -1,4 +1,4 @@
-"""From a program to what a person reads of it: a `Plan`, its rows made when they are asked for."""
+"""From a program to a `Plan` for people; rows of the plan are computed on demand."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from fxdp.reports.stages import stage_rows
 
 @dataclass(frozen=True)
 class Planning:
-    """Makes the plan of a program at the given sizes: what ranks reduce, gather and send.
+    """Builder of the plan of a program at given sizes: all values that ranks reduce, gather and send.
 
-    `sizes` are `B`, further symbols, and `b` of the rank's global batch: without it all data ranks have
-    equally many samples.
+    `sizes` has `B`, the program's further symbols, and optionally `b` of one rank; without `b` all data
+    ranks have equally many samples.
     """
 
     program: Program
     sizes: Mapping[str, int]
 
     def plan(self, device_mesh: DeviceMesh | None = None) -> Plan:
-        """The plan; what is large is made when somebody asks."""
+        """Return the plan; large tables are computed on first access."""
         program, sizes, origin = self.program, self.sizes, self.program.captured.origin
         scheduled, partition = program.step, program.partition
         sent = self._sent
@@ -70,7 +70,7 @@ class Planning:
 
     @cached_property
     def _steps(self) -> list[StepGraph]:
-        """The written program of each pipeline rank; none of a program that is not cut."""
+        """The written program of each pipeline rank; empty for a program that is not cut."""
         if self.program.step is None:
             return []
         ranks = range(len(self.program.step.schedule.ranks))
@@ -81,7 +81,7 @@ class Planning:
 
     @cached_property
     def _sent(self) -> list[Sent]:
-        """What pipeline ranks send one another, the rows of parameters first."""
+        """Values that pipeline ranks send to one another, shards of parameters first."""
         program = self.program
         apart = self._steps if program.gathers_apart else []
         before = [program.step_graph(self._layout, step.rank) for step in apart]
@@ -95,13 +95,13 @@ class Planning:
 
     @property
     def _local(self) -> dict[str, int]:
-        """The sizes on a rank, of equal parts if they do not say."""
+        """The sizes on a rank, by default of equal local batches."""
         equal = self.sizes["B"] // self.program.mesh.size
         return {"b": equal, "offset": 0, "b_max": equal, **self.sizes}
 
     @cached_property
     def _collectives(self) -> tuple[Collective, ...]:
-        """What all ranks reduce, gather and send in a step."""
+        """All reductions, gathers and transfers of all ranks in a step."""
         program, cut = self.program, self.program.partition
         reader = Reader(program.causes, self.sizes, program.captured.origin)
         named = [
@@ -120,7 +120,10 @@ class Planning:
         return (*rows, *transfers.rows(self._sent))
 
     def _shown(self, name: str) -> str:
-        """The name of a part in rows: of a program that is not cut, of what it does not do at each call."""
+        """Return the name of a part in the plan's rows.
+
+        For a program that is not cut, only a gather that does not run at each call has a name.
+        """
         if self.program.step is not None:
             return name
         return "gather" if name.startswith("gather") else ""
@@ -141,7 +144,7 @@ class Planning:
         )
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
-        """The stages that read each parameter."""
+        """Return the stages that read each parameter, by the parameter's name."""
         cut = self.program.partition
         if self.program.step is None:
             return {}
@@ -153,7 +156,11 @@ class Planning:
         return found
 
     def largest(self) -> list[tuple[str, int]]:
-        """What takes the most of a rank's memory: parameters with gradients and Adam's state, activations."""
+        """Return the largest values in a rank's memory, with their bytes, largest first.
+
+        A trained parameter counts with gradient and Adam's state; an activation counts if saved for the
+        backward.
+        """
         program, mesh = self.program, self.program.mesh
         holders = _holders(mesh)
         held = LiveValues(program.gm, holders, self._local)
@@ -166,7 +173,7 @@ class Planning:
         return sorted([*rows, *saved], key=lambda row: -row[1])
 
     def memory(self) -> tuple[RankMemory, ...]:
-        """What each pipeline rank holds over a step."""
+        """Return the memory curve of each pipeline rank over a step."""
         program, mesh = self.program, self.program.mesh
         holders = _holders(mesh)
         parts = [part.gm for part in program.partition.parts]
@@ -187,12 +194,12 @@ class Planning:
 
 
 def _holders(mesh: Mesh) -> dict[str | None, int]:
-    """Over how many ranks rows are sharded, by the axis of their placement."""
+    """Return the number of ranks over which parameters are sharded, by the axis of their placement."""
     return {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes, REGATHER)}
 
 
 def _shown_value(node: fx.Node) -> str:
-    """A value that stays for the backward, in words."""
+    """Return a description of a value that is saved for the backward."""
     if node.target is redistributions.wait and node.args[0].target is redistributions.all_gather_shards:  # type: ignore[union-attr]
         names = [parameter_of(rows).name for rows, _ in unsharded_parameters(node.args[0])]  # type: ignore[arg-type]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

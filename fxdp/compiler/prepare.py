@@ -1,4 +1,4 @@
-"""From a captured model to a program: the passes run down to LOCAL, then the cut into parts."""
+"""From a captured model to a program: run the passes down to LOCAL, then cut the program into parts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fxdp.pipeline.cut.split import split, split_gathers
 from fxdp.pipeline.schedule.catalogue import make
 
 _GROWTH = 2
-"""Of so many times the samples factors may still be less to send than a sum; with more it is asked anew."""
+"""Growth of the batch up to which sufficient factors may still save bytes; beyond, recompile."""
 
 
 def is_cut(mesh: Mesh, options: Options) -> bool:
-    """Whether a program runs in stages or micro-batches, its backward inside of the call."""
+    """Return whether a program runs in stages or micro-batches, with the backward inside the call."""
     return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
@@ -42,11 +42,11 @@ _SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' 
 
 
 def check_sharding(mesh: Mesh, options: Options) -> None:
-    """Refuse a strategy that does not go with the mesh.
+    """Refuse a strategy that the mesh does not support.
 
     Raises
     ------
-    MeshError : with the axes that do.
+    MeshError : names the axes that the strategy supports.
     """
     axes = set(mesh.axes)
     if not options.shards:
@@ -76,7 +76,10 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
 
 
 def post_forward_size(mesh: Mesh, options: Options) -> int:
-    """Among how many neighbours backwards gather parameters; 0: among all, or none does."""
+    """Return the size of the groups that gather parameters for the backward.
+
+    0 stands for a gather among all ranks, or for no gather.
+    """
     may = options.strategy in ("shard", "auto") and not is_cut(mesh, options)
     among = options.post_forward_size if may else 0
     return among if 1 < among < mesh.size_along(mesh.shard_axis) else 0
@@ -86,16 +89,16 @@ def prepare(
     captured: Captured, mesh: Mesh, options: Options, batch: int, *, cut: bool | None = None,
     kept: frozenset[str] = frozenset(),
 ) -> Program:  # fmt: skip
-    """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
+    """Run the passes, and cut the program if mesh and options (or `cut`) ask for stages or micro-batches.
 
-    `batch` is what all ranks have together in the call that is compiled for, by which costs are told; `kept`
-    are parameters that stays in one piece from the forward to the backward where others do not.
+    `batch` is the number of samples of all ranks together in the first call, from which costs are computed;
+    `kept` are the names of parameters that stay unsharded from forward to backward under `strategy="shard"`.
 
     Raises
     ------
-    PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    PlacementError : with `strict=True`, an op without a rule, which would run replicated.
     MeshError : see `check_options`, `check_sharding` and `check_writes`.
-    StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
+    StageError : no loss in the graph, no stages as named, or a model that cannot run in micro-batches.
     """
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
@@ -107,7 +110,7 @@ def prepare(
         check_reductions(captured, options)
     loss = loss_index(captured.gm.graph) if cut else None
     order = Order.of(captured, options, stage_count(options, mesh) if cut else None, batch, kept)
-    # to the passes a micro-batch is a rank more: a sum over both is a sum over one axis
+    # for the passes each micro-batch is one more rank: a sum over both is a sum over one axis
     parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(parts, options.verify, dump_dir)
@@ -131,7 +134,7 @@ def prepare(
 
 
 def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
-    """A program that is not cut; apart from the gathers that do not run at each call."""
+    """Return a partition with one part, and separate parts for gathers that do not run at each call."""
     if not options.keeps_unsharded:
         return Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ())
     partition = split_gathers(gm)
@@ -158,7 +161,7 @@ def _cut(
 
 
 def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> Part | None:
-    """What runs once per step, its collectives in few large ones: on the mesh without micro-batches."""
+    """Run the passes on reductions on a part that runs once per step, on the mesh without micro-batches."""
     if part is None:
         return None
     gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, order.reductions)
@@ -170,7 +173,7 @@ def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> P
 
 
 def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
-    """How many stages there are, or the names of the modules at which they begin.
+    """Return the number of stages, or the names of the modules at which stages 1, 2, ... begin.
 
     Raises
     ------
@@ -190,7 +193,7 @@ def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
 
 
 def check_options(options: Options) -> None:
-    """Refuse options that do not go with stages or micro-batches.
+    """Refuse options that do not work with stages or micro-batches.
 
     Raises
     ------
@@ -204,11 +207,11 @@ def check_options(options: Options) -> None:
 
 
 def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
-    """Refuse writes into parameters where a rank has a part of them, or more than one micro-batch.
+    """Refuse writes into parameters that are sharded, or that several micro-batches would change.
 
     Raises
     ------
-    MeshError : with their names.
+    MeshError : names the parameters.
     """
     of = [spec.of for spec, _ in results_of(captured.gm.graph) if isinstance(spec, Mutation)]
     names = [spec.name for spec in of if isinstance(spec, Parameter)]
@@ -221,11 +224,11 @@ def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
 
 
 def check_reductions(captured: Captured, options: Options) -> None:
-    """Refuse sums of gradients in another dtype than the parameter's where micro-batches add them up first.
+    """Refuse a `reduce_dtype` that would round gradients accumulated over micro-batches.
 
     Raises
     ------
-    MeshError : with the `reduce_dtype` that rounds no running sum.
+    MeshError : names the `reduce_dtype` that does not round.
     """
     precision = options.precision
     if precision is None or precision.reduce is None:
@@ -241,13 +244,13 @@ def check_reductions(captured: Captured, options: Options) -> None:
 
 
 def loss_index(graph: fx.Graph) -> int | None:
-    """The output that is differentiated: the only scalar with a tangent (see `JointOptions`).
+    """Return the index of the differentiated output, the only scalar with a tangent (see `JointOptions`).
 
     None for a graph without backward.
 
     Raises
     ------
-    StageError : the model has outputs to differentiate but no scalar among them.
+    StageError : the model has outputs to differentiate, but none is a scalar.
     """
     tangents = inputs_of(graph, Tangent)
     if not tangents:
@@ -267,7 +270,7 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
 
     Raises
     ------
-    PlacementError : names each of them with its line, module, operands and their placements.
+    PlacementError : names each op with line, module, operands and placements.
     """
     nodes = [node for node in gm.graph.nodes if has_no_rule(node)]
     if nodes:

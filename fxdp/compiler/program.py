@@ -1,7 +1,7 @@
-"""A model compiled down to the parts that one rank runs, their sizes still open.
+"""A model compiled down to the parts that one rank runs, with symbolic sizes.
 
-entire         one part, forward and backward in one graph; autograd asks for the backward when a loop does
-scheduled     a prologue, a part per stage, epilogues; the backward runs inside of the call
+not cut       one part, forward and backward in one graph; `loss.backward()` starts the backward
+scheduled     a prologue, a part per stage, epilogues; the backward runs inside the call
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fxdp.reports.plan import program_text
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """How the parts of a program run inside of one call."""
+    """The schedule by which the parts of a program run inside one call."""
 
     schedule: Schedule
     loss: int | None
-    """The output whose backward the step contains; None without a backward."""
+    """Index of the output from which the step's backward starts; None without a backward."""
     not_differentiated: frozenset[int] = frozenset()
-    """Other outputs that depend on parameters: the step has no backward for them."""
+    """Indices of further outputs that depend on parameters: the step has no backward for these."""
 
 
 @dataclass
 class Program:
-    """A model compiled down to one rank's parts; executables are made from it."""
+    """A model compiled down to one rank's parts, from which executables are made."""
 
     captured: Captured
     gm: fx.GraphModule
-    """The program before it is cut."""
+    """The program before the cut."""
     mesh: Mesh
     options: Options
     causes: fx.GraphModule
@@ -55,45 +55,46 @@ class Program:
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: int = 0
     choice: tuple[str, ...] = ()
-    """What was chosen by memory and why, in words; none where nothing was to be chosen."""
+    """The strategy that was chosen by memory, and the reason, as lines of text; empty without a choice."""
     predicted: int = 0
-    """The bytes of its peak, where there is a limit."""
+    """Predicted peak memory in bytes, if there is a limit."""
     most_samples: int | None = None
-    """With more on all ranks together another program may send less; None: it sends the same of any batch."""
+    """Samples on all ranks together above which another program may send less; None: valid for any batch."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All parts, in no order of time."""
+        """All parts, in no particular order."""
         cut = self.partition
         every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
         return tuple(part for part in every if part is not None)
 
     @property
     def text(self) -> str:
-        """The golden text of the program, the same on all ranks."""
+        """The golden text of the program, equal on all ranks."""
         return program_text(self.gm, self.mesh.shape)
 
     @property
     def digest(self) -> str:
-        """A hash of the program that ranks compare, constants to the last digit."""
+        """Hash of the program with exact constants, which ranks compare."""
         text = graph_text(self.gm, {"ranks": self.mesh.size}, causes=False, exact=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def scheduled(self) -> ScheduledStep:
-        """How the parts run inside of one call, of a program that has more than one."""
+        """Return the scheduled step of a program that is cut."""
         assert self.step is not None, "a program that is not cut has no schedule"
         return self.step
 
     def schedule_lines(self) -> list[str]:
-        """The schedule that was chosen or read, which ranks compare."""
+        """Return the chosen or given schedule as lines of text, which ranks compare."""
         return [] if self.step is None else csv.write(self.step.schedule).splitlines()
 
     @property
     def run_schedule(self) -> Schedule:
-        """The schedule as ranks run it: a stage sends the gradient for which another rank waits before it
-        computes those of its weights; the last one leaves before the weights of two micro-batches.
+        """The schedule as ranks run it: gradients that a rank waits for come before gradients of weights.
 
-        Where a step computes again what it could keep, memory is dear: no stage holds more than it must.
+        A stage sends the awaited gradient first; the last stage may postpone the weights of two
+        micro-batches. If a step recomputes activations (`checkpoint`), memory is scarce: no stage holds more
+        than necessary.
         """
         schedule = self.scheduled().schedule
         placement = schedule.placement
@@ -106,15 +107,15 @@ class Program:
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether parameters are gathered when rows have changed, and not at each call."""
+        """True if parameters are gathered only after their shards have changed, and not at each call."""
         return self.options.keeps_unsharded and any(part is not None for part in self.partition.gathers)
 
     def step_graph(self, layout: MicrobatchSizes, rank: int) -> StepGraph:
-        """What the program of a pipeline rank is written into."""
+        """Return an empty graph for the step of one pipeline rank."""
         return StepGraph(rank, layout.sizes, self.mesh.sharding)
 
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
-        """What writes the step of one pipeline rank."""
+        """Return the writer of the step of one pipeline rank."""
         return Writer(
             self.step_graph(layout, rank),
             self.partition,
@@ -128,5 +129,5 @@ class Program:
         )
 
     def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:
-        """The program of the global batch with its collectives and a `DTensorSpec` on each tensor's node."""
+        """Return the global batch's program with its collectives, and a `DTensorSpec` on each tensor node."""
         return annotated(self.causes, data_mesh(self.mesh, device_mesh), sizes)

@@ -1,8 +1,8 @@
-"""What a compilation decided, told on torch's channels: the log `fxdp`, and the structured trace.
+"""Records of a compilation on torch's channels: the log `fxdp`, and the structured trace.
 
-TORCH_LOGS="fxdp"     what was captured and compiled
-TORCH_LOGS="+fxdp"    also the seconds of passes, the program, its communication by line, its schedule
-TORCH_TRACE=folder    four artifacts that `tlparse folder` shows beside those of Inductor:
+TORCH_LOGS="fxdp"     summary of capture and compilation
+TORCH_LOGS="+fxdp"    also the seconds of passes, the program, all communication by line, the schedule
+TORCH_TRACE=folder    four artifacts that `tlparse folder` shows beside Inductor's artifacts:
                       fxdp_joint_graph, fxdp_placements, fxdp_communication, fxdp_schedule
 """
 
@@ -24,14 +24,14 @@ _log = logging.getLogger("fxdp")
 
 
 def log_captured(gm: fx.GraphModule) -> None:
-    """Tell the joint graph before any pass changes it."""
+    """Log the joint graph, unchanged by passes."""
     _log.info("captured a joint graph of %d nodes", len(gm.graph.nodes))
     if tracing():
         trace_artifact("fxdp_joint_graph", lambda: graph_text(gm, {}))
 
 
 def log_program(program: Program, sizes: Mapping[str, int]) -> None:
-    """Tell what was decided, at the sizes of the call that asked for it; nothing is made for nobody."""
+    """Log the compiled program at the sizes of the call; builds no plan if neither log nor trace is on."""
     detailed, traced = _log.isEnabledFor(logging.DEBUG), tracing()
     if not detailed and not traced:
         return

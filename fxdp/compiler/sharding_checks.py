@@ -1,8 +1,8 @@
-"""What holds of a program that gathers rows of parameters and shards sums of gradients.
+"""Invariants of a program that all-gathers sharded parameters and reduce-scatters gradients.
 
-a cast of w to fewer bytes, then its gather          EXPLICIT: what travels is as narrow as what is read
-gather a, gather b reads gather a, ..                LOCAL, scheduled: one order, whoever compiles it
-tangent, a gather of the backward reads it           LOCAL, scheduled: none is taken for the forward's
+a cast of w to fewer bytes, then the gather          EXPLICIT: no wider dtype travels than is read
+gather a, gather b reads gather a, ..                LOCAL, scheduled: one order, with every compiler
+tangent, a gather of the backward reads the tangent  LOCAL, scheduled: the forward's gather is not reused
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _CAST = aten._to_copy.default
 
 
 def casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: no parameter is gathered of which every op that reads it casts it to the same fewer bytes."""
+    """Check that a parameter that all readers cast to one narrower dtype is cast before the all-gather.
+
+    Holds from EXPLICIT on.
+    """
     for parameter in graph.find_nodes(op="placeholder"):
         starts = [u for u in parameter.users if u.target is redistributions.all_gather_shards]
         if not starts:
@@ -39,7 +42,10 @@ def casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
-    """LOCAL: once scheduled, each start of a phase reads the one before it: no compiler may swap them."""
+    """Check that each scheduled start reads the previous start of the phase, so that no compiler swaps both.
+
+    Holds from LOCAL on.
+    """
     last: dict[bool, fx.Node] = {}
     for node in _scheduled(graph):
         before = last.get(meta(node).backward)
@@ -49,13 +55,15 @@ def parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def all_gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
-    """LOCAL: once scheduled, what the backward gathers depends on a tangent, or a compiler may keep the
-    forward's full value in its place."""
+    """Check that each scheduled all-gather of the backward depends on a tangent.
+
+    Otherwise a compiler may reuse the forward's full value. Holds from LOCAL on.
+    """
     gathers = [
         n for n in _scheduled(graph) if n.target is redistributions.all_gather_shards and meta(n).backward
     ]
     if not gathers:
-        return  # most programs have none, and what depends on a tangent is all of their backward
+        return  # most programs have none, and `reachable` would visit all of the backward
     later = reachable([node for _, node in inputs_of(graph, Tangent)])
     for node in gathers:
         if node not in later:
@@ -63,7 +71,7 @@ def all_gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Faul
 
 
 def _scheduled(graph: fx.Graph) -> list[fx.Node]:
-    """The starts of buckets in order; none where they have not been tied to what comes before them."""
+    """Return the starts of buckets in order, or nothing if prefetch has not been scheduled yet."""
     starts = [n for n in graph.nodes if n.target in redistributions.ORDERED and len(n.args) > 2]
     return starts if any(node.args[2] for node in starts) else []
 
@@ -72,4 +80,4 @@ SHARDING_CHECKS = {
     Level.EXPLICIT: (casts_come_before_all_gathers,),
     Level.LOCAL: (parameter_buckets_start_in_one_order, all_gathers_of_the_backward_read_a_tangent),
 }
-"""The checks by the level from which on they hold; emission lowers the nodes that they read."""
+"""The checks by the first level at which they hold; emission lowers the nodes that they read."""

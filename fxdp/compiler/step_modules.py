@@ -1,4 +1,4 @@
-"""What the written step of one pipeline rank calls: its stages, its ends of the transfers, its events."""
+"""The callables of the written step of one pipeline rank: stages, transfers and events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import CallFrame
 
 _MOST_PARTS = 4096
-"""The seeds of one rank's parts come this many before the next rank's: stages, then what ends their steps."""
+"""Seeds per rank: each part of a rank has one, first the stages, then the epilogues."""
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -41,7 +41,7 @@ _NOTHING: frozenset[int] = frozenset()
 def wanted_parts(
     program: Program, sizes: Mapping[int | None, Mapping[str, int]], batches: tuple[int, ...]
 ) -> list[WantedPart]:
-    """The parts that this pipeline rank runs, for each micro-batch and for the global batch (None)."""
+    """Return the parts that this pipeline rank runs, for each micro-batch and once per step (index None)."""
     cut, rank, count = program.partition, program.mesh.rank, program.options.microbatches
     found = []
     for stage in _own_stages(program):
@@ -72,9 +72,9 @@ def step_modules(
     rows: Callable[[], Tensor],
     streams: Streams,
 ) -> dict[str, nn.Module]:
-    """The callables of a step by name, from its lowered parts bound to the model's tensors.
+    """Return the callables of a step by name, made of lowered parts and the model's tensors.
 
-    `sizes` are those of the global batch; `rows` gives the row numbers of padded gathers.
+    `sizes` belong to the global batch; `rows` returns the row numbers of padded gathers.
     """
     cut, device = program.partition, device_of(module, program.mesh)
     sharded = stage_sharded(cut, program.mesh.sharding)
@@ -102,13 +102,13 @@ def _own_stages(program: Program) -> list[int]:
 
 
 def _kinds(program: Program, stage: int) -> set[Kind]:
-    """What the schedule has a stage do."""
+    """Return the kinds of action that the schedule has for a stage."""
     ranks = program.run_schedule.ranks
     return {action.kind for row in ranks for action in row if action.stage == stage}
 
 
 def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
-    """The results of a stage's backward for which earlier stages wait, where it runs in two halves."""
+    """Return the results that earlier stages await, if a stage's backward runs in two halves."""
     if Kind.INPUT_GRADIENT not in _kinds(program, stage):
         return None
     urgent, _ = backward_parts(program.partition, stage)
@@ -125,7 +125,7 @@ def _code(
     ahead = tuple(c.name for c in wanted.part.reads if not c.backward)
     behind = tuple(c.name for c in wanted.part.reads if c.backward)
     if wanted.part in program.partition.gathers and stage_sharded(program.partition, program.mesh.sharding):
-        # other pipeline ranks hold some of the rows, which the step brings
+        # shards of further pipeline ranks are needed, which the step receives
         values = {spec: value for spec, value in values.items() if not isinstance(spec, Parameter)}
         ahead = tuple(spec.name for spec in wanted.part.parameters)
     template = CallFrame.of(lowered.gm, values)
@@ -140,7 +140,7 @@ def _code(
 def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
     kinds = _kinds(program, stage)
     made: dict[str, nn.Module] = {f"forward_{stage}": forward(codes)}
-    if Kind.BACKWARD in kinds:  # for some micro-batches; others may have it in two halves
+    if Kind.BACKWARD in kinds:  # for some micro-batches; for others the backward may run in two halves
         made[f"backward_{stage}"] = StepModule(backward)
     if Kind.INPUT_GRADIENT in kinds:
         made[f"input_gradient_{stage}"] = StepModule(input_gradient)
@@ -149,7 +149,7 @@ def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code
 
 
 def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.device) -> StepModule:
-    """Gives buffers of zeros for what the micro-batches of a stage add up; the step's own."""
+    """Return a module that makes the zeroed buffers in which the micro-batches of a stage accumulate."""
     totals = [program.partition.totals[n] for n in backward_gives(part) if n in part.summed]
     types = [([evaluate(n, sizes) for n in local_shape(t.type, t.placement)], t.type.dtype) for t in totals]
     return StepModule(lambda: tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype in types))
@@ -172,7 +172,7 @@ def _transport_modules(process_mesh: ProcessMesh, streams: Streams) -> dict[str,
 
 
 def _number(name: str) -> int:
-    """Of parts that draw random numbers, another one each: the prologue's is 0."""
+    """Return a different number for each part that draws random numbers; 0 for the prologue."""
     words = name.split()
     if len(words) == 1:
         return 0

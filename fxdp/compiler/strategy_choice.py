@@ -1,12 +1,13 @@
-"""`strategy="auto"`: the cheapest lifetimes of unsharded parameters whose peak fits a rank's memory.
+"""Implement `strategy="auto"`: use the least sharding with which the predicted peak fits a rank's memory.
 
-    replicate      all is complete on each rank                                nothing is gathered
-    optimizer      parameters are, gradients and state lie in rows          gathered once per step
-    shard          the last layers stay unsharded for the backward      gathered once per call, those
-                                                                            before them twice
-    shard          nothing stays                                            gathered twice per call
+     replicate      parameters, gradients and state are full                 nothing is gathered
+     optimizer      full parameters, sharded gradients and state             gathered once per step
+     shard          the last layers stay unsharded until the backward        these are gathered once per call,
+                                                                             earlier layers twice
+     shard          all parameters are resharded after each use              gathered twice per call
 
-What is chosen depends on the program, the mesh and sizes that all ranks know alike, so all choose the same.
+The choice depends only on the program, the mesh and sizes that are equal on all ranks, so all ranks make
+the same choice.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.reports.rows import format_bytes
 
 _LARGEST = 5
-"""Tensors that a refusal names."""
+"""Number of tensors that a refusal names."""
 _MOST_PARTS = 64
-"""Micro-batches that a refusal proposes, at most."""
+"""Largest number of micro-batches that a refusal proposes."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A strategy, and what it would need."""
+    """A strategy, the resulting program, and the memory that the program would need."""
 
     program: Program
     peak: int
     kept: int = 0
     of: int = 0
-    """How many buckets of parameters stays in one piece for the backward, of how many."""
+    """Number of parameter buckets that stay unsharded until the backward (`kept`), of `of` buckets."""
 
     @property
     def words(self) -> str:
-        """`shard, the last 3 of 12 buckets entire until the backward`."""
+        """Description of the strategy, as in `shard, the last 3 of 12 buckets entire until the backward`."""
         strategy = self.program.options.strategy
         if not self.kept:
             return strategy
@@ -53,11 +54,11 @@ class Attempt:
 
 
 def legal_strategies(mesh: Mesh, options: Options) -> tuple[str, ...]:
-    """Those among which is chosen on a mesh, the cheapest first.
+    """Return the strategies that a mesh supports, the cheapest first.
 
     Raises
     ------
-    MeshError : there are none.
+    MeshError : the mesh supports none.
     """
     found, refused = [], None
     for strategy in CHEAPEST_FIRST if options.strategy == "auto" else (options.strategy,):
@@ -75,12 +76,12 @@ def choose(
     captured: Captured, mesh: Mesh, options: Options, sizes: Mapping[str, int], limit: int | None,
     *, among: Collection[str] = CHEAPEST_FIRST, cut: bool | None = None,
 ) -> Program:  # fmt: skip
-    """The program, by the cheapest strategy that fits; where none does, by that of the least memory.
+    """Compile with the cheapest strategy that fits, or with the one that needs least memory if none fits.
 
     Parameters
     ----------
-    sizes : those of the largest part of the batch, which all ranks know alike.
-    limit : the bytes of a rank; None: whatever the strategy needs.
+    sizes : sizes of the largest local batch, equal on all ranks.
+    limit : bytes of memory of a rank; None: no limit.
     among : the strategies that may be chosen.
 
     Raises
@@ -111,7 +112,7 @@ class _Search:
     cut: bool | None
 
     def attempts(self, strategy: str) -> list[Attempt]:
-        """What was tried of one strategy; the last is what it comes to."""
+        """Return the attempts with one strategy; the last one is the final choice within this strategy."""
         if strategy != "shard" or self.options.strategy != "auto":
             return [self._attempt(strategy)]
         least = self._attempt(strategy)
@@ -121,9 +122,12 @@ class _Search:
         return [least, *self._most_kept(buckets)]
 
     def _most_kept(self, buckets: list[list[str]]) -> Iterator[Attempt]:
-        """The most of the last buckets that may stay for the backward: all, or else found by halving."""
+        """Yield an attempt with the most buckets, from the last, that can stay unsharded until the backward.
+
+        All buckets are tried first, then bisection finds the number; nothing is yielded if none can stay.
+        """
         fits, too_many, best = 0, len(buckets) + 1, None
-        tried = len(buckets)  # all at first: where they fit, that is the one attempt
+        tried = len(buckets)  # all at first: if they fit, one attempt is enough
         while too_many - fits > 1:
             names = [name for bucket in buckets[len(buckets) - tried :] for name in bucket]
             found = replace(self._attempt("shard", frozenset(names)), kept=tried, of=len(buckets))
@@ -136,14 +140,14 @@ class _Search:
             yield best
 
     def _attempt(self, strategy: str, kept: frozenset[str] = frozenset()) -> Attempt:
-        # passes rewrite their graph, and each attempt begins with what was captured
+        # passes rewrite their graph, so each attempt begins with a copy of the captured graph
         captured = replace(self.captured, gm=copy_graph(self.captured.gm))
         options = replace(self.options, strategy=strategy)
         program = prepare(captured, self.mesh, options, self.sizes["B"], cut=self.cut, kept=kept)
         return Attempt(program, max(rank.peak.bytes for rank in Planning(program, self.sizes).memory()))
 
     def lines(self, attempts: list[Attempt], best: Attempt) -> Iterator[str]:
-        """What was chosen and why, the same on all ranks."""
+        """Yield the choice and the reason as lines of text, equal on all ranks."""
         fits = "the cheapest that fits" if best.peak <= self.limit else "none fits; it needs least"
         given = "memory_limit=" if self.options.memory_limit is not None else "the device's "
         if self.options.strategy == "auto":
@@ -156,7 +160,7 @@ class _Search:
 
 
 def _buckets(program: Program) -> list[list[str]]:
-    """The parameters of each gather of the forward, in order."""
+    """Return the names of the parameters in each bucket that the forward gathers, in order."""
     starts = gather_starts(program.gm.graph, backward=False)
     return [[parameter_of(rows).name for rows, _ in unsharded_parameters(start)] for start in starts]
 
@@ -165,13 +169,13 @@ def _buckets(program: Program) -> list[list[str]]:
 
 
 def check_fit(program: Program, sizes: Mapping[str, int], limit: int | None, others: Program | None) -> None:
-    """Refuse a program whose predicted peak is above the limit, before it runs.
+    """Refuse a program with a predicted peak above the limit, before anything runs.
 
-    `others` is what `strategy="auto"` would choose for it.
+    `others` is the program that `strategy="auto"` would choose.
 
     Raises
     ------
-    InputError : names the largest tensors, and which option would fit.
+    InputError : names the largest tensors, and an option with which the program would fit.
     """
     if limit is None or program.predicted <= limit:
         return
@@ -193,7 +197,7 @@ def _largest(program: Program, sizes: Mapping[str, int]) -> list[str]:
 def _remedies(
     program: Program, sizes: Mapping[str, int], limit: int, others: Program | None
 ) -> Iterator[str]:
-    """What would fit, as far as arithmetic tells."""
+    """Yield options with which the program would fit, as far as arithmetic can predict."""
     if others is not None and others.predicted <= limit:
         yield f"strategy={others.options.strategy!r} ({format_bytes(others.predicted)})"
         return

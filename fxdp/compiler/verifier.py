@@ -1,7 +1,7 @@
-"""The report of all invariants that a graph breaks.
+"""Report all invariants that a graph breaks.
 
-A fault is a bug in a pass or in a registered rule, never the user's. Each line shows the node as the
-golden text prints it.
+A fault is a bug in a pass or in a registered rule, never in the user's code. Each line shows the node in
+golden text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def verify(gm: fx.GraphModule, level: Level, after: str) -> None:
 
     Raises
     ------
-    VerifierError : listing every fault with its line; `after` names the pass to blame.
+    VerifierError : lists every fault with its line; `after` names the pass that ran last.
     """
     gm.graph.lint()
     faults: list[str] = []

@@ -1,1 +1,1 @@
-"""Programs in stages and micro-batches, as values: their schedule, their cut, their text."""
+"""Programs in stages and micro-batches, as values: schedule, cut and text."""

@@ -1,1 +1,1 @@
-"""Cutting one program into stages and phases, and into a graph for each."""
+"""Cut one program into stages and phases, and into one graph for each."""

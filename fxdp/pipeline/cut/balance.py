@@ -1,13 +1,13 @@
-"""Cut a chain of segments into stages: even loads first, few crossing bytes second.
+"""Cut a chain of operations into stages: even costs first, few crossing bytes second.
 
-    segment    0 1 2 3 4 5
+    index      0 1 2 3 4 5
     cost       4 1 1 2 2 2
-    crossing    9 9 1 9 3         a cut `c` ends a stage before segment `c`
+    crossing    9 9 1 9 3         a cut `c` ends a stage before index `c`
 
-    (1, 4)     4|1 1 2|2 2        loads 4, 4, 4    18 bytes: even
-    (3, 5)     4 1 1|2 2|2        loads 6, 4, 2     4 bytes: taken only if the tolerance is 0.5 or more
+    (1, 4)     4|1 1 2|2 2        costs 4, 4, 4    18 bytes: even
+    (3, 5)     4 1 1|2 2|2        costs 6, 4, 2     4 bytes: taken only if the tolerance is 0.5 or more
 
-Both steps are exact dynamic programs over the cut points, quadratic in their number.
+Both steps are exact dynamic programs over the cut points, quadratic in the number of cut points.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from fxdp.errors import StageError
 
 _ROUNDING = 1e-9
-"""Relative slack for sums of floats that were added in another order."""
+"""Relative slack for sums of floats that were added in a different order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The cut points of the segments: `ends[i]` is a cut's segment, with 0 and n at the two sides.
+    """The possible cut points of a chain: `ends` are their indices, with 0 and n at the two sides.
 
-    `load[i]` is the cost of all segments before it, `bytes[i]` what crosses there (0 at the sides).
+    `load[i]` is the total cost before cut point i, `bytes[i]` the bytes that cross there (0 at the sides).
     """
 
     ends: tuple[int, ...]
@@ -40,12 +40,12 @@ class _Chain:
 def balance(
     costs: Sequence[float], crossing: Sequence[float], stages: int, tolerance: float = 0.10
 ) -> tuple[int, ...]:
-    """The `stages - 1` cuts, ascending: a stage ends before segment `c` for each cut `c`.
+    """Return the `stages - 1` cuts, ascending: a stage ends before index `c` for each cut `c`.
 
-    `costs` are those of the n consecutive segments, `crossing[i]` the bytes that cross between segment `i`
-    and `i + 1`; infinity forbids a cut there. Among the cuts whose slowest stage costs at most
-    `1 + tolerance` times the least possible, those with the fewest crossing bytes in total are taken; if
-    several, those whose slowest stage is the fastest.
+    `costs` belong to n consecutive operations, `crossing[i]` are the bytes that cross between `i` and `i +
+    1`; infinity forbids a cut there. Cuts are allowed if the slowest stage costs at most `1 + tolerance`
+    times the optimum. The result has the fewest crossing bytes in total; among several, the fastest slowest
+    stage.
 
     Raises
     ------
@@ -70,12 +70,12 @@ def _chain(costs: Sequence[float], crossing: Sequence[float]) -> _Chain:
 
 
 def _least_load(chain: _Chain, stages: int) -> float:
-    """The smallest possible cost of the slowest stage.
+    """Return the smallest possible cost of the slowest stage.
 
-    `best[j]`: of the segments before cut `j`, in as many stages as rounds have passed.
+    `best[j]` is this cost for everything before cut point `j`, with one more stage in each round.
     """
     count = len(chain.ends)
-    # before cut 0 there is nothing, of which no stage can be made
+    # nothing precedes cut point 0, and a stage cannot be empty
     best = np.concatenate([[np.inf], chain.load[1:]])
     for _ in range(1, stages):
         after = np.full(count, np.inf)
@@ -86,9 +86,10 @@ def _least_load(chain: _Chain, stages: int) -> float:
 
 
 def _fewest_bytes(chain: _Chain, stages: int, limit: float) -> tuple[int, ...]:
-    """The cuts of the least (total bytes, slowest stage), in this order, with no stage above the limit.
+    """Return the cuts with the least (total bytes, slowest stage), compared in this order, within the limit.
 
-    `sent[j]`, `slowest[j]`: of the segments before cut `j`, that cut included; `came[s][j]`: the cut before.
+    `sent[j]` and `slowest[j]` describe the best cuts before and at cut point `j`; `came[s][j]` is the
+    previous cut.
     """
     count = len(chain.ends)
     sent = np.where(chain.load <= limit, chain.bytes, np.inf)
@@ -97,7 +98,7 @@ def _fewest_bytes(chain: _Chain, stages: int, limit: float) -> tuple[int, ...]:
     for _ in range(1, stages):
         new_sent, new_slowest, source = np.full(count, np.inf), np.full(count, np.inf), [0] * count
         for j in range(2, count):
-            # the first cut from which a stage up to `j` stays within the limit: loads only grow
+            # the first cut from which a stage up to `j` stays within the limit: costs only grow
             first = int(np.searchsorted(chain.load[:j], chain.load[j] - limit))
             if first == j or not np.isfinite(fewest := sent[first:j].min()):
                 continue

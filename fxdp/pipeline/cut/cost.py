@@ -1,16 +1,16 @@
-"""What a node costs, from the shapes in its note: operations where they count, memory traffic elsewhere.
+"""Estimate a node's cost from shapes: floating-point operations if they dominate, else memory traffic.
 
-An estimate for comparing parts of one model (stages), not a prediction of seconds. Sizes that are symbols
-count as `symbols.hint` says. Closed forms:
+The estimate compares parts of one model (stages), and does not predict seconds. Symbolic sizes count as
+`symbols.hint` says. Closed forms:
 
 | op | floating-point operations (a multiplication and an addition are two) |
 |---|---|
 | a product `[.., m, k] @ [.., k, n]` | `2 m k n` per batch |
 | convolution | `2 * elements of the output * elements of the weight per output channel` |
-| its backward | the same for each of the gradients of input and weight that is wanted |
+| backward of a convolution | the same for each requested gradient of input and weight |
 | attention, q `[.., s, d]`, k and v `[.., t, d]` | `2 s t (d + d_v)` per head |
-| its backward | `2 s t (3 d + 2 d_v)`: scores again, and gradients of q, k, v and the weights |
-| a recurrent layer | `2 * rows * elements of its weights`; twice that backward |
+| backward of attention | `2 s t (3 d + 2 d_v)`: scores again, and gradients of q, k, v and the weights |
+| a recurrent layer | `2 * rows * elements of the weights`; twice that backward |
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _MOVES_NOTHING = frozenset({"_unsafe_view", "empty", "empty_strided", "new_empty
 
 
 def node_cost(node: fx.Node, batch: int = 64, flops_per_byte: float = FLOPS_PER_BYTE) -> float:
-    """The node's time in floating-point operations: the larger of its operations and its traffic."""
+    """Return the node's time in floating-point operations: the maximum of operations and memory traffic."""
     return max(float(node_flops(node, batch)), node_bytes(node, batch) * flops_per_byte)
 
 
 def node_flops(node: fx.Node, batch: int = 64) -> int:
-    """Operations of products, convolutions, attention and recurrent layers; 0 for all else."""
+    """Return the operations of products, convolutions, attention and recurrent layers; else 0."""
     name = _op_name(node)
     if name in _PRODUCTS or name in _BIASED:
         left, right = (_shape(operand, batch) for operand in tensor_operands(node)[-2:])
@@ -64,7 +64,7 @@ def node_flops(node: fx.Node, batch: int = 64) -> int:
 
 
 def node_bytes(node: fx.Node, batch: int = 64) -> int:
-    """Bytes that the node reads and writes; 0 for inputs, views and sizes."""
+    """Return the bytes that the node reads and writes; 0 for inputs, views and sizes."""
     name = _op_name(node)
     if not name or name in _MOVES_NOTHING or getattr(node.target, "is_view", False):
         return 0
@@ -101,7 +101,7 @@ def _recurrent(node: fx.Node, batch: int) -> int:
 
 
 def _op_name(node: fx.Node) -> str:
-    """`mm` for `aten.mm.default`; empty for all that is no op."""
+    """Return the op's name, `mm` for `aten.mm.default`; empty for a node that is no op."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ""
     return "" if isinstance(meta(node).type, ScalarType) else str(node.target._schema.name).split("::")[-1]

@@ -1,9 +1,9 @@
-"""Which stage each node belongs to: a contiguous cut of the forward, and the backward along with it.
+"""Assign a stage to each node: a contiguous cut of the forward, which the backward follows.
 
 forward    stages are ranges of the forward's own nodes, in graph order
-backward   the stage of the forward op it differentiates, or that of its earliest operand if that is less:
-           so values of the forward only go on, values of the backward only come back
-epilogue   the least stage among its operands, and sums of a tied parameter's gradients over stages
+backward   the stage of the differentiated forward op, or that of the earliest operand if that is less:
+           so values of the forward only move to later stages, values of the backward only to earlier ones
+epilogue   the least stage among the operands, also for sums of a tied parameter's gradients over stages
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ADD = aten.add.Tensor
 
 
 def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None:
-    """Give every node that belongs to one stage its number, in `note(node).stage`.
+    """Set `meta(node).stage` on every node that belongs to one stage.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None
 def _starts(
     graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int | Sequence[str]
 ) -> list[int]:
-    """Where stages 1, 2, ... begin: as named, or so that the slowest costs least and little crosses."""
+    """Return the first nodes of stages 1, 2, ...: as named, or balanced with few crossing bytes."""
     if not isinstance(stages, int):
         return _named(forward, stages)
     try:
@@ -58,7 +58,7 @@ def _starts(
 
 
 def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
-    """The cost of each forward node, with that of the backward nodes that go where it goes."""
+    """Return the cost of each forward node, including the backward nodes that follow to the same stage."""
     found = [node_cost(node) for node in forward] or [0.0]
     for node, home in _homes(graph, forward, phases).items():
         found[home] += node_cost(node)
@@ -66,10 +66,10 @@ def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float
 
 
 def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.Node, int]:
-    """For each backward node the number of the forward node whose stage it is on, wherever the cuts are.
+    """Return for each backward node the forward node that determines the stage, as an index, for any cut.
 
-    That is the op it differentiates, or the home of a backward operand if that is earlier. Sums of gradients
-    name the last op of all as the one they differentiate: their operands tell where they belong.
+    This is the differentiated op, or the home of a backward operand if that is earlier. Autograd numbers a
+    sum of gradients like the last op of all, so the operands of a sum determine its home.
     """
     position = {node: i for i, node in enumerate(forward)}
     differentiated: dict[int, int] = {}
@@ -83,7 +83,7 @@ def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.N
             continue
         operands = [a for a in node.all_input_nodes if a in homes or a in position]
         if node.target is operator.getitem or node.target is redistributions.wait:
-            # no work of its own: a tuple and what is taken out of it must not be torn apart
+            # does no work by itself: a tuple and its items must stay together
             homes[node] = homes.get(operands[0], position.get(operands[0], 0))
             continue
         bounds = [homes[a] for a in operands if a in homes]
@@ -95,7 +95,7 @@ def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.N
 
 
 def _crossing(forward: list[fx.Node]) -> list[float]:
-    """Bytes that would cross a cut after each node; infinite where none can be."""
+    """Return the bytes that would cross a cut after each node; infinity where a cut is impossible."""
     position = {n: i for i, n in enumerate(forward)}
     change, blocked = [0.0] * (len(forward) + 1), [False] * len(forward)
     bases = {n: _base(n, position) for n in forward}
@@ -108,7 +108,7 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
     for base, end in last.items():
         start = position[base]
         if base.target in redistributions.COLLECTIVES or not isinstance(meta(base).type, TensorType):
-            # between a collective and its wait, or a tuple and its parts, there is nothing that could be sent
+            # a collective before its wait, or a tuple, cannot be sent
             blocked[start:end] = [True] * (end - start)
             continue
         change[start] += value_bytes(base)
@@ -118,7 +118,7 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
 
 
 def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
-    """The value that would be sent for a view: its base, where that is not larger."""
+    """Return the value to send for a view: the base, unless the base is larger."""
     while is_view(node.target):
         source = node.all_input_nodes[0]
         if source not in position or value_bytes(source) > value_bytes(node):
@@ -128,7 +128,7 @@ def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
 
 
 def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
-    """Where the modules of these names begin."""
+    """Return the index of the first op in each of the named modules."""
     faults, starts = [], []
     modules = [meta(n).location.module for n in forward]
     for name in names:
@@ -150,13 +150,13 @@ def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
 
 
 def _prefixes(modules: Sequence[str]) -> list[str]:
-    """All modules that contain an op, and those around them."""
+    """Return all modules that contain an op, and their parents."""
     parts = [m.split(".") for m in set(modules) if m]
     return [".".join(p[:n]) for p in parts for n in range(1, len(p) + 1)]
 
 
 def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
-    """A view that only the results read is made where its base is, not sent on first."""
+    """Move a view that only the results read to the base's stage, so that no stage sends the view."""
     output = graph.output_node()
     for node in graph.nodes:
         if meta(node).stage is None or not is_view(node.target) or node in phases.backward:
@@ -167,26 +167,26 @@ def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
 
 
 def _split_sums(graph: fx.Graph, phases: Phases) -> None:
-    """Move the sums of gradients from different stages to the epilogue: each stage sums its own first."""
+    """Move sums of gradients from different stages to the epilogue, after each stage's own sum."""
     output = graph.output_node()
     for node in reversed(graph.nodes):
         if node not in phases.backward or not _is_sum(node) or not _spans(node, phases):
             continue
-        # only where nothing else of the backward reads the sum: it is there after the last micro-batch alone
+        # only if no further op of the backward reads the sum, which exists only after the last micro-batch
         if all(user is output or user in phases.epilogue for user in node.users):
             phases.epilogue.add(node)
             phases.backward.discard(node)
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """An addition of two values of the result's own type."""
+    """Return whether a node adds two values of the result's own type."""
     if node.target is not _ADD or node.kwargs:
         return False
     return all(isinstance(a, fx.Node) and meta(a).type == meta(node).type for a in node.args)
 
 
 def _spans(node: fx.Node, phases: Phases) -> bool:
-    """Whether the sum, or one inside of it, adds values of different stages."""
+    """Return whether the sum, or a nested sum, adds values of different stages."""
     operands = [a for a in node.all_input_nodes if a in phases.backward]
     if len({meta(a).stage for a in operands}) > 1:
         return True

@@ -1,9 +1,9 @@
-"""What a node of a program is to the stages that the program is cut into.
+"""Roles of a program's nodes in a cut into stages.
 
-free        depends on inputs, buffers and sizes alone and costs little: cloned wherever it is used
+free        depends only on inputs, buffers and sizes, and costs little: cloned into every part that reads it
 view        a view or cast of a parameter: cloned as well
 forward     the rest of the forward: gets a stage by the cut
-backward    the rest of the backward: gets its stage from the forward
+backward    the rest of the backward: gets the stage of the forward op
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _HEAVY = frozenset(
 
 
 _KEEPING = frozenset({aten._to_copy.default, redistributions.all_gather_shards, redistributions.wait})
-"""What a parameter passes through and is still one."""
+"""Ops that map a parameter to the same parameter in a different form."""
 
 
 def input_only(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that depend on inputs, buffers, constants and sizes alone, collectives among them.
+    """Return the nodes that depend on inputs, buffers, constants and sizes alone, including collectives.
 
-    A random value counts where all ranks and micro-batches share it.
+    A random value counts if shared by all ranks and micro-batches.
     """
     return _of_inputs(graph, (), lambda node: not node_draws(node) or _is_replicated(node))
 
 
 def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
-    """Cheap nodes that depend on inputs, sizes and the `known` values alone."""
+    """Return cheap nodes that depend on inputs, sizes and the `known` values alone."""
     costly = redistributions.COLLECTIVES.union(_HEAVY)
     return _of_inputs(graph, known, lambda node: not node_draws(node) and node.target not in costly)
 
 
 def _of_inputs(graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """The `known` nodes and inputs, and all nodes that `counts` which read these alone."""
+    """Return the `known` nodes, inputs, and all nodes accepted by `counts` that read only these."""
     found = set(known)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -60,7 +60,7 @@ def _of_inputs(graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.N
 
 
 def parameter_views(graph: fx.Graph) -> set[fx.Node]:
-    """Parameters, gathered in full where they lie in rows, and their views and casts."""
+    """Return parameters (sharded ones after the all-gather) with their views and casts."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" and isinstance(meta(node).spec, Parameter):
@@ -73,9 +73,10 @@ def parameter_views(graph: fx.Graph) -> set[fx.Node]:
 
 
 def same_in_all(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose value is the same in every micro-batch of a step: of parameters, buffers, constants alone.
+    """Return the nodes with equal values in all micro-batches of a step.
 
-    Neither random values nor sizes or parts of one micro-batch go into them.
+    These depend on parameters, buffers and constants. Neither random values nor sizes or samples of one
+    micro-batch contribute to these nodes.
     """
     found: set[fx.Node] = set()
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Builds the graph of one part: its nodes, copies of what it may compute for itself, and what it is given."""
+"""Build the graph of one part: own nodes, clones of cheap nodes, and inputs for received values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fxdp.torch_compat import graph_module
 
 
 class PartBuilder:
-    """Collects the nodes of one part with all that it clones, and builds its graph.
+    """Collector of one part's nodes and clones, which builds the part's graph.
 
     Attributes
     ----------
-    included : what the part computes, or takes as the entire program does.
-    crossing : what it is given by other parts.
+    included : nodes that the part computes, or that are inputs of the program.
+    crossing : nodes that different parts compute, and their stage values.
     """
 
     def __init__(self, full: fx.GraphModule) -> None:
@@ -26,7 +26,7 @@ class PartBuilder:
         self.crossing: dict[fx.Node, StageValue] = {}
 
     def include(self, roots: list[fx.Node], stage_value_of: Callable[[fx.Node], StageValue | None]) -> None:
-        """Take the roots and, from there, everything that is a member or can be cloned."""
+        """Add the roots and all nodes that these depend on, up to the values named by `stage_value_of`."""
         pending = list(roots)
         while pending:
             node = pending.pop()
@@ -40,11 +40,11 @@ class PartBuilder:
             pending.extend(node.all_input_nodes)
 
     def reads(self) -> list[fx.Node]:
-        """What comes from other parts, in the order of the entire program."""
+        """Return the received values in the order of the program."""
         return [node for node in self.full.graph.nodes if node in self.crossing]
 
     def build(self, results: list[tuple[OutputSpec, fx.Node]], title: str) -> fx.GraphModule:
-        """The graph that gives these results."""
+        """Return the graph that computes the given results."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.full.graph.find_nodes(op="placeholder"):
@@ -58,7 +58,7 @@ class PartBuilder:
         for node in self.full.graph.nodes:
             if node in self.included and node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-                # a note of its own: passes change the parts one by one
+                # own metadata, because passes change parts independently
                 copy_meta(node, copies[node])
         output = graph.output(tuple(copies[n] for _, n in results))
         meta(output).results = tuple(spec for spec, _ in results)

@@ -1,4 +1,4 @@
-"""What a program is after it is cut: parts, and what they hand to one another."""
+"""A program after the cut: parts, and the values that pass between parts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fxdp.pipeline.schedule.transfers import Edge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutEdge(Edge):
-    """A value that stages hand on, by the name of its node in the entire program, and what it is there."""
+    """A value that passes between stages, under the name of the program's node."""
 
     type: TensorType
     placement: Placement
     location: Location
     skip: str = ""
-    """The skip connections that it carries, by name."""
+    """The skip connections for which the value is sent, by name."""
 
 
 @dataclass(frozen=True)
 class Total:
-    """A value of the micro-batches of one stage that is put together once per step."""
+    """A value of one stage's micro-batches that is joined or summed once per step."""
 
     name: str
     stage: int
@@ -40,42 +40,42 @@ class Total:
 
 @dataclass
 class Part:
-    """One part of a program: a joint graph whose slots say what comes from other parts and goes there."""
+    """One part of a program: a joint graph with values of different parts among the inputs and results."""
 
     gm: fx.GraphModule
     reads: tuple[StageValue, ...]
-    """What comes from other parts."""
+    """Values received from different parts."""
     gives: tuple[str, ...]
-    """The names of its results, which other parts or the step's results read, in their order."""
+    """Names of the results, in order, which other parts or the step's results read."""
     summed: frozenset[str] = frozenset()
-    """Those among them that its backward adds to buffers of the step instead of giving them."""
+    """Results that the backward adds to buffers of the step instead of returning."""
 
     @property
     def parameters(self) -> dict[Parameter, TensorType]:
-        """The parameters that it reads."""
+        """The parameters that the part reads, with their types."""
         return {spec: tensor_type(node) for spec, node in inputs_of(self.gm.graph, Parameter)}
 
 
 @dataclass
 class Partition:
-    """A program in parts. The union of the parts is the program."""
+    """A program in parts. Together the parts compute the entire program."""
 
     stages: int
     prologue: Part | None
     parts: tuple[Part, ...]
-    """Per stage, forward and backward of one micro-batch."""
+    """Forward and backward of one micro-batch, per stage."""
     epilogues: tuple[Part | None, ...]
-    """Per stage, what runs once per step after its last micro-batch."""
+    """Ops that run once per step after the last micro-batch, per stage."""
     edges: tuple[CutEdge, ...]
     totals: dict[str, Total]
     """Values of micro-batches that epilogues or results read, by name."""
     results: tuple[tuple[OutputSpec, str, int], ...]
-    """The program's results: slot, name of the value, stage that has it."""
+    """The program's results: spec, name of the value, stage that computes the value."""
     gathers: tuple[Part | None, ...] = ()
-    """Per stage, what gathers the sharded parameters that it reads, before the first micro-batch."""
+    """The all-gathers of the stage's sharded parameters, before the first micro-batch, per stage."""
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
-        """The ranks whose stages read each parameter, several of a tied one; a rank per stage is given."""
+        """Return the ranks that read each parameter, given the rank of each stage in `placement`."""
         found: dict[Parameter, set[int]] = {}
         for parts in (self.parts, self.gathers, self.epilogues):
             for part, rank in zip(parts, placement, strict=False):
@@ -84,7 +84,7 @@ class Partition:
         return found
 
     def with_sums(self) -> Partition:
-        """The same for several micro-batches: what is only summed up goes into buffers of the step."""
+        """Return the partition for several micro-batches: values that are only summed go to buffers."""
         urgent = {e.name for e in self.edges}
         found: dict[int, set[str]] = {}
         for name, total in self.totals.items():
@@ -95,22 +95,22 @@ class Partition:
 
 
 def forward_gives(part: Part) -> list[str]:
-    """The names of what a part's forward gives, in its order."""
+    """Return the names of the forward's results, in order."""
     return [s.name for s in _specs(part) if isinstance(s, StageValue) and not s.backward]
 
 
 def backward_gives(part: Part) -> list[str]:
-    """The names of what a part's backward gives, in its order."""
+    """Return the names of the backward's results, in order."""
     return [s.name for s in _specs(part) if isinstance(s, StageValue) and s.backward]
 
 
 def summed(part: Part) -> tuple[int, ...]:
-    """The numbers of the backward's results that it adds to buffers."""
+    """Return the indices of the backward's results that are added to buffers."""
     return tuple(i for i, name in enumerate(backward_gives(part)) if name in part.summed)
 
 
 def backward_parts(partition: Partition, stage: int) -> tuple[list[str], list[str]]:
-    """What a stage's backward gives: what other stages wait for, and the rest."""
+    """Return the results of a stage's backward that earlier stages await, and the remaining ones."""
     urgent = {e.name for e in partition.edges if e.source == stage and e.backward}
     gives = backward_gives(partition.parts[stage])
     return [g for g in gives if g in urgent], [g for g in gives if g not in urgent]

@@ -1,13 +1,13 @@
-"""When in a step a node runs: before the first micro-batch, in each, or after the last.
+"""Determine when in a step a node runs: before the first micro-batch, in each, or after the last.
 
     gathers      of the sharded parameters that a stage reads
     prologue     collectives that depend on the inputs alone (token counts), on the rank's global batch
     microbatch   forward and backward of one micro-batch
-    epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
+    epilogue     everything after sums over all micro-batches: the loss, the reduced gradients, and outputs
                  that need the global batch (a variance that is only shown)
 
-A Partial value sums over micro-batches as it does over ranks. A collective in the midst of the forward or
-backward (BatchNorm's statistics) would need all micro-batches at once: with several it is refused.
+A Partial value sums over micro-batches as over ranks. A collective in the middle of the forward or backward
+(BatchNorm's statistics) would need all micro-batches at once: with several micro-batches it is refused.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
 
 @dataclass
 class Phases:
-    """What each node of a program is to a cut into phases."""
+    """The role of each node in a cut into phases."""
 
     prologue: list[fx.Node]
-    """Values that the prologue computes for all: results of collectives, and shared random numbers."""
+    """Values that the prologue computes for all stages: results of collectives, and shared random numbers."""
     gathered: list[fx.Node]
-    """Sharded parameters that are gathered in full for all micro-batches, by each stage that reads them."""
+    """Waits of the all-gathers of sharded parameters; each stage gathers the parameters that it reads."""
     epilogue: set[fx.Node]
     free: set[fx.Node]
-    """Cheap nodes that any part may compute for itself."""
+    """Cheap nodes that any part may recompute."""
     views: set[fx.Node]
     """Parameters, and their views and casts."""
     backward: set[fx.Node] = field(default_factory=set)
     """Nodes of the microbatch phase that belong to the backward."""
 
     def is_own(self, node: fx.Node) -> bool:
-        """Whether a node runs once per micro-batch on the one stage that it belongs to."""
+        """Return whether a node runs once per micro-batch, on a single stage."""
         if node.op != "call_function" or node in self.epilogue:
             return False
         return node not in self.free and node not in self.views
 
 
 def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
-    """Sort the nodes of a program with explicit communication.
+    """Sort the nodes of an EXPLICIT program into phases.
 
     Raises
     ------
-    StageError : collectives that would need all micro-batches at once, all of them with their lines;
-        inputs that the model changes; a backward that draws random numbers.
+    StageError : collectives that would need all micro-batches at once, all listed with their lines; inputs
+        that
+        the model changes; a backward that draws random numbers.
     """
     _refuse_changed_inputs(graph)
     _refuse_noisy_backward(graph)
@@ -69,7 +70,7 @@ def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
 
 
 def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
-    """The phases of a program that `assign-stages` has annotated."""
+    """Return the phases of a program that `assign-stages` has annotated."""
     phases = _without_epilogue(graph, microbatches)
     late = {n for n in graph.nodes if meta(n).once}
     return replace(phases, epilogue=late, backward=phases.backward - late)
@@ -86,13 +87,13 @@ def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
 
 
 def _gathered(graph: fx.Graph) -> list[fx.Node]:
-    """Waits for sharded parameters."""
+    """Return the waits of sharded parameters' all-gathers."""
     starts = graph.find_nodes(op="call_function", target=redistributions.all_gather_shards)
     return [user for start in starts for user in start.users if user.target is redistributions.wait]
 
 
 def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
-    """Waits of collectives, and shared random values, that depend on inputs alone."""
+    """Return waits of collectives, and shared random values, that depend on inputs alone."""
     known = input_only(graph)
     found: list[fx.Node] = []
     for node in graph.nodes:
@@ -107,7 +108,7 @@ def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
 
 
 def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[fx.Node], list[fx.Node]]:
-    """Nodes after the last micro-batch, and the collectives whose results micro-batches wait for."""
+    """Return the nodes after the last micro-batch, and the collectives that block micro-batches."""
     elsewhere = phases.free | phases.views
     output = graph.output_node()
     after: set[fx.Node] = set()
@@ -131,18 +132,19 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
 
 
 def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
-    """Whether a node that only results wait for may read the samples of all micro-batches at once.
+    """Return whether a node that only results read may read the samples of all micro-batches at once.
 
-    No op of the backward, and no layer: those would run replicated in the end.
+    False for ops of the backward, and for layers: these would run replicated at the end of the step.
     """
     layer = any(a in parameters and _dims(a) > 0 for a in node.all_input_nodes)
     return not meta(node).backward and not layer
 
 
 def _adds_up(node: fx.Node) -> bool:
-    """Whether a term of a sum is made of terms and of what is complete alone: of their sums it makes the sum.
+    """Return whether a Partial value can be computed from sums: all operands are Partial or replicated.
 
-    So it is with the gradient of a weight that is also read by its mean: that part of it comes from a number.
+    One example is the gradient of a weight whose mean the model reads as well: this share of the gradient
+    comes from a single number.
     """
     made_of = [meta(a).placement for a in node.all_input_nodes if isinstance(meta(a).type, TensorType)]
     return meta(node).placement == P and all(placement in (P, R) for placement in made_of)
@@ -198,7 +200,7 @@ def _refuse_noisy_backward(graph: fx.Graph) -> None:
 
 
 def _fault(node: fx.Node) -> tuple[str, str]:
-    """The place of what needs the global batch, and what it needs."""
+    """Return a location that needs the global batch, and the op there."""
     cause = meta(node).cause
     if cause is None:
         return f"at {meta(node).location}", target_text(node.target)

@@ -1,10 +1,10 @@
-"""Cut a program into parts, each a graph of its own, and list what they hand to one another.
+"""Cut a program into parts, each with a graph, and list the values that pass between parts.
 
-`split` cuts a staged program; `split_gathers` cuts the gathers of parameters off a program that is not cut,
-so that they run when rows have changed and not at each call.
+`split` cuts a staged program. `split_gathers` separates the all-gathers of parameters from a program that
+is not cut: they run only when shards have changed, and not at each call.
 
-    gather  %all_gather_shards = all_gather_shards([%w, %b], (20, 5), ())  reads shards, gives %w_full,
-    %b_full program   %mm = aten.mm(%x, %w_whole)                           takes these as it takes its inputs
+    gather   %all_gather_shards = all_gather_shards([%w, %b], (20, 5), ())    reads shards, gives full values
+    program  %mm = aten.mm(%x, %w_full)                                       takes these like its inputs
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxdp.torch_compat import aten
 
 
 class _Cut:
-    """Cuts one program."""
+    """The cut of one program."""
 
     def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int) -> None:
         self.gm = gm
@@ -39,7 +39,7 @@ class _Cut:
 
     def run(self) -> Partition:
         epilogue_members = set(self.phases.epilogue)
-        # results that belong to no stage are made in the first one's epilogue
+        # results that belong to no stage are computed in the first epilogue
         loose = {n for _, n in self.results if self._is_loose(n)}
         last = [self._epilogue(s, epilogue_members, loose) for s in range(self.stages)]
         read_late = [*(n for builder, _ in last for n in builder.crossing), *(n for _, n in self.results)]
@@ -84,7 +84,7 @@ class _Cut:
                 return StageValue(node.name)
             if not self.phases.is_own(node) or self._is_cheap_view(node):
                 return None
-            # a forward value of a later stage can only be needed by this one's backward
+            # a forward value of a later stage can be needed only by this stage's backward
             later = node in backward or (meta(node).stage or 0) > stage
             return StageValue(node.name, later)
 
@@ -92,7 +92,7 @@ class _Cut:
         return builder
 
     def _is_cheap_view(self, node: fx.Node) -> bool:
-        """Whether a stage that gets the view's base can make the view itself, and the base is not larger."""
+        """Return whether a stage can compute the view from a base that is no larger."""
         if not is_view(node.target):
             return False
         base = node.all_input_nodes[0]
@@ -137,7 +137,7 @@ class _Cut:
     # ---- what runs once per step -------------------------------------------------------------------------
 
     def _before(self, needed: set[fx.Node], title: str) -> Part | None:
-        """What computes values before the first micro-batch."""
+        """Return the part that computes values before the first micro-batch."""
         if not needed:
             return None
         roots = sorted(needed, key=self.order.__getitem__)
@@ -186,9 +186,9 @@ class _Cut:
 
 
 def _make_tangents(graph: fx.Graph) -> None:
-    """Of the loss the tangent is one: an epilogue, which no backward calls, makes it itself."""
+    """Replace the loss's tangent by ones: no backward calls an epilogue with a tangent."""
     for _, node in inputs_of(graph, Tangent):
-        # of a value beside it, whose device it takes
+        # on the device of a value that the same op reads
         first = next(n for n in graph.nodes if node in n.all_input_nodes)
         beside = next(n for n in first.all_input_nodes if n is not node and meta(n).placement == R)
         with graph.inserting_before(first):
@@ -199,12 +199,12 @@ def _make_tangents(graph: fx.Graph) -> None:
 
 
 def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
-    """The parts of a program whose nodes have their stages (`cut.assign`)."""
+    """Return the parts of a program whose nodes have stages (see `cut.assign`)."""
     return _Cut(gm, phases, stages).run()
 
 
 def split_gathers(gm: fx.GraphModule) -> Partition:
-    """The program without its gathers as the one part, and these, if there are any, as another."""
+    """Return the program without all-gathers as one part, and the all-gathers, if any, as another part."""
     starts = gather_starts(gm.graph, backward=False)
     fulls = [full for start in starts for _, full in unsharded_parameters(start)]
     if not fulls:
@@ -213,7 +213,7 @@ def split_gathers(gm: fx.GraphModule) -> Partition:
     gather.include(fulls, lambda _: None)
     names = {full: StageValue(full.name) for full in fulls}
     output = gm.graph.output_node()
-    # gradients belong to parameters, so these stay inputs, though nothing else reads their rows
+    # gradients belong to parameters, so these stay inputs, even if nothing else reads their shards
     own = [n for n in gm.graph.nodes if n is not output and n not in gather.included]
     program.include([*gm.graph.find_nodes(op="placeholder"), *own], names.get)
     results = results_of(gm.graph)

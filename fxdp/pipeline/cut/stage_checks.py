@@ -1,4 +1,4 @@
-"""What holds of a graph whose nodes have their stages; the verifier runs these checks at level STAGED.
+"""Invariants of a graph whose nodes have stages; the verifier runs these checks at level STAGED.
 
 stage 0 -> 1 -> 2    values of the forward
 stage 0 <- 1 <- 2    values of the backward
@@ -17,7 +17,7 @@ Fault = tuple[fx.Node, str]
 
 
 def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
-    """STAGED: what reads a stage's value belongs to a stage; only values of all stages have none."""
+    """Check that every op that reads a stage's value belongs to a stage (STAGED)."""
     for node in graph.nodes:
         if node.op != "call_function" or meta(node).stage is not None:
             continue
@@ -28,21 +28,21 @@ def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def forward_goes_on(graph: fx.Graph) -> Iterator[Fault]:
-    """STAGED: a forward op reads no value of a later stage."""
+    """Check that no forward op reads a value of a later stage (STAGED)."""
     for node, source, here, there in _edges(graph):
         if not meta(node).backward and not meta(source).backward and there > here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the forward only goes on"
 
 
 def backward_comes_back(graph: fx.Graph) -> Iterator[Fault]:
-    """STAGED: a backward op reads no gradient of an earlier stage."""
+    """Check that no backward op reads a gradient of an earlier stage (STAGED)."""
     for node, source, here, there in _edges(graph):
         if meta(node).backward and meta(source).backward and there < here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the backward only comes back"
 
 
 def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
-    """STAGED: no micro-batch reads what is computed after the last one."""
+    """Check that no micro-batch reads a value computed after the last micro-batch (STAGED)."""
     for node in graph.nodes:
         if node.op != "call_function" or meta(node).once:
             continue
@@ -52,7 +52,7 @@ def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
-    """Ops of a micro-batch with their operands, where both belong to stages, and these stages."""
+    """Yield ops of a micro-batch with an operand, if both have stages, and the stages of both."""
     for node in graph.nodes:
         here = meta(node).stage
         if node.op != "call_function" or here is None or meta(node).once:
@@ -64,4 +64,4 @@ def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
 
 
 STAGE_CHECKS = (own_nodes_have_stages, forward_goes_on, backward_comes_back, steps_end_last)
-"""All of them, in the order in which they are reported."""
+"""All checks, in the order in which faults are reported."""

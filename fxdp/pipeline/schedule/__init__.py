@@ -1,1 +1,1 @@
-"""Pipeline schedules as pure functions: who does what in which order, and the proof that nobody blocks."""
+"""Pipeline schedules as pure functions: the order of each rank's actions, and the proof of no deadlock."""

@@ -1,7 +1,7 @@
 """One unit of a rank's work: a stage runs forward or backward on one micro-batch.
 
-Written in torch's words: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` an entire backward, which
-zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` (gradient of the weights).
+Actions are written as in torch: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` a full backward,
+which zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` (gradient of the weights).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fxdp.errors import ScheduleError
 
 
 class Kind(StrEnum):
-    """What a stage does; the values are torch's letters."""
+    """The kind of computation in a stage; the values are torch's letters."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -28,7 +28,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True, order=True, slots=True)
 class Action:
-    """Run `stage` in the way of `kind` on `microbatch`; both count from 0."""
+    """Run the computation `kind` of `stage` on `microbatch`; both numbers count from 0."""
 
     stage: int
     kind: Kind
@@ -39,7 +39,7 @@ class Action:
 
     @staticmethod
     def parse(word: str) -> Action:
-        """The action of a word such as `0F2`; raises `ScheduleError` for any other word."""
+        """Return the action of a word like `0F2`; raise `ScheduleError` for anything else."""
         found = _WORD.fullmatch(word.strip())
         if found is None:
             raise ScheduleError(
@@ -50,25 +50,25 @@ class Action:
 
     @property
     def gives_gradient(self) -> bool:
-        """Whether the stage's input gradient exists after it: a backward, or its first half."""
+        """True if the action computes the stage's input gradient: a backward, or only its first half."""
         return self.kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT)
 
 
 def forward(stage: int, microbatch: int) -> Action:
-    """`0F2`."""
+    """Return the forward of a stage, as in `0F2`."""
     return Action(stage, Kind.FORWARD, microbatch)
 
 
 def backward(stage: int, microbatch: int) -> Action:
-    """`0B2`."""
+    """Return the full backward of a stage, as in `0B2`."""
     return Action(stage, Kind.BACKWARD, microbatch)
 
 
 def input_gradient(stage: int, microbatch: int) -> Action:
-    """`0I2`."""
+    """Return the input-gradient half of a backward, as in `0I2`."""
     return Action(stage, Kind.INPUT_GRADIENT, microbatch)
 
 
 def weight_gradient(stage: int, microbatch: int) -> Action:
-    """`0W2`."""
+    """Return the weight-gradient half of a backward, as in `0W2`."""
     return Action(stage, Kind.WEIGHT_GRADIENT, microbatch)

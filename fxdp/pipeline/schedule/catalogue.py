@@ -1,6 +1,6 @@
 """Schedules by name, or from a file.
 
-A schedule is one file of this folder: its `NAME`, and a function that is called like the file.
+Each schedule is a file of this folder with a `NAME` and a function that has the name of the file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def _in_this_folder() -> Mapping[str, Callable[[int, int, int], Schedule]]:
 
 
 SCHEDULES = _in_this_folder()
-"""Functions of stages, ranks and micro-batches; stage `s` is on rank `s % ranks`."""
+"""Schedule functions by name; arguments: stages, ranks, micro-batches. Stage `s` is on rank `s % ranks`."""
 
 
 def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
-    """The schedule of that name, or of a file `*.csv` in torch's words.
+    """Return the schedule with this name, or from a file `*.csv` in torch's format.
 
     Raises
     ------
-    ScheduleError : a name that is none (with near matches), a file that is not complete or made for other
+    ScheduleError : an unknown name (with near matches), a file that is incomplete or made for different
         numbers, or fewer stages than ranks.
-    DeadlockError : a file whose order blocks.
+    DeadlockError : a file whose order deadlocks.
     """
     check_name(name)
     if name.endswith(".csv"):
@@ -43,7 +43,7 @@ def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
 
 
 def check_name(name: str) -> None:
-    """Refuse what is neither a schedule's name nor that of a file `*.csv`.
+    """Refuse anything except a schedule's name or the name of a file `*.csv`.
 
     Raises
     ------

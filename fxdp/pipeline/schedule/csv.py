@@ -1,11 +1,11 @@
-"""A schedule of the user's own, written as torch's pipelining writes one: a row per rank, torch's words.
+"""Read and write a user's schedule in the format of torch's pipelining: a row of actions per rank.
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
-Rows are actions in order. Empty cells (torch pads with them) say nothing. Words that move or gather data,
-such as `0SEND_F0` or `1UNSHARD`, are left out: fxdp derives all communication from the order of actions.
-`(0F1;0B0)OVERLAP_F_B` stands for its parts, one after the other.
+A row lists a rank's actions in order. Empty cells (padding by torch) are skipped. Words that move or gather
+data, like `0SEND_F0` or `1UNSHARD`, are skipped, too: fxdp derives all communication from the order of
+actions. `(0F1;0B0)OVERLAP_F_B` stands for both parts, one after the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BYTES = 1 << 26
 
 
 def read(path: Path) -> Schedule:
-    """The schedule in a file; `ScheduleError` if it cannot be read or is not complete."""
+    """Return the schedule in a file; raise `ScheduleError` if the file cannot be read or is incomplete."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError("it is no plain file")
         if path.stat().st_size > _BYTES:
             raise OSError(f"it has more than {_BYTES:,} bytes")
@@ -39,11 +39,11 @@ def read(path: Path) -> Schedule:
 
 
 def parse(text: str, name: str = "csv") -> Schedule:
-    """The schedule of a text: stages, micro-batches and placement are what its words say.
+    """Return the schedule in a text, which determines stages, micro-batches and placement.
 
     Raises
     ------
-    ScheduleError : with every word that is none, or with every fault of the schedule.
+    ScheduleError : lists every word that is no action, or every fault of the schedule.
     """
     rows: list[tuple[Action, ...]] = []
     faults: list[str] = []
@@ -62,12 +62,12 @@ def parse(text: str, name: str = "csv") -> Schedule:
 
 
 def write(schedule: Schedule) -> str:
-    """The text that `parse` reads, and torch."""
+    """Return the schedule as text for `parse` and for torch."""
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
 
 
 def _cells(text: str, name: str) -> Iterator[list[str]]:
-    """Rows of cells; blank lines at the end are no ranks."""
+    """Yield the rows of cells; blank lines at the end do not count as ranks."""
     try:
         yield from csv.reader(text.rstrip().splitlines())
     except csv.Error as error:  # e.g. a cell of more than 128 KiB
@@ -96,7 +96,10 @@ def _schedule(name: str, rows: tuple[tuple[Action, ...], ...]) -> Schedule:
 
 
 def _check_none_absent(name: str, what: str, count: int, found: Collection[int]) -> None:
-    """Numbers run from 0 without gaps; a number far off (`0F99999999`) is no reason to count so far."""
+    """Raise unless the numbers run from 0 without gaps.
+
+    Stops after three absent numbers, because a word like `0F99999999` may claim any count.
+    """
     absent = list(itertools.islice((number for number in range(count) if number not in found), 3))
     if absent:
         more = count - len(found) - len(absent)

@@ -1,13 +1,13 @@
-"""Prove that the ranks' programs cannot block, as if each transfer waited, unbuffered, for its other end.
+"""Prove that the ranks' programs cannot deadlock, even if every transfer blocks without a buffer.
 
-    rank 0: send x to 1, recv z from 1        x meets, z meets: proven
+    rank 0: send x to 1, recv z from 1        both transfers find their peers: proven
     rank 1: recv x from 0, send z to 0
 
-    rank 0: recv z from 1, send x to 1        both wait for the other: a circle
+    rank 0: recv z from 1, send x to 1        both ranks wait for each other: a cycle
     rank 1: recv x from 0, send z to 0
 
-A program that passes cannot block with buffers or asynchronous transfers either, nor when a device runs all
-transfers of one pair of ranks in the order in which they were started (NCCL).
+A program that passes cannot deadlock with buffers or asynchronous transfers either, nor on a device that
+runs all transfers of one pair of ranks in the order in which they were started (NCCL).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from fxdp.pipeline.schedule.transfers import Edge, End, Event, Transfer
 
 
 def check(ranks: Sequence[Sequence[Event]]) -> None:
-    """Run all programs with rendezvous until nothing moves; `DeadlockError` unless all have ended.
+    """Simulate all programs with blocking transfers until no rank can continue; raise unless all have ended.
 
-    The error lists the circle of ranks that wait for one another, or the transfers that have no other end,
-    or values that are used before they are received or sent before they exist.
+    Raises
+    ------
+    DeadlockError : lists the cycle of ranks that wait for one another, or transfers without a counterpart,
+        or
+        values that are used before they are received or sent before they are computed.
     """
     if faults := [*_unpaired(ranks), *_out_of_place(ranks)]:
         shown = "\n".join(f"  {fault}" for fault in faults)
@@ -48,7 +51,7 @@ _REMEDY = "expected each send to meet its receive: let `fxdp.pipeline.schedule.p
 
 
 def _advance(ranks: Sequence[Sequence[Event]]) -> list[int]:
-    """Where each rank stops for good."""
+    """Return the position at which each rank can no longer continue."""
     heads = [0] * len(ranks)
     todo = list(range(len(ranks)))
     while todo:
@@ -90,7 +93,7 @@ def _out_of_place(ranks: Sequence[Sequence[Event]]) -> Iterator[str]:
 
 
 def _misplaced(rank: int, event: Transfer, i: int, position: dict[Action, int]) -> Iterator[str]:
-    """A send must follow the action that makes the value, a receive come before those that use it."""
+    """Report a send that precedes the action computing the value, or a receive that follows a use."""
     for action in _ends(event.edge, event.microbatch, event.end):
         if event.end is End.SEND and position.get(action, -1) > i:
             yield f"rank {rank} has `{event}` before {action}, which makes it"
@@ -99,7 +102,7 @@ def _misplaced(rank: int, event: Transfer, i: int, position: dict[Action, int]) 
 
 
 def _ends(edge: Edge, microbatch: int | None, end: End) -> list[Action]:
-    """The actions at one end of a transfer; those of a value of the step have no fixed micro-batch."""
+    """Return the actions at one end of a transfer; none for a value of the step, which has no micro-batch."""
     if microbatch is None:
         return []
     stage = edge.source if end is End.SEND else edge.target

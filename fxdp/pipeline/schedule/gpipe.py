@@ -20,7 +20,7 @@ NAME = "gpipe"
 
 
 def gpipe(stages: int, ranks: int, microbatches: int) -> Schedule:
-    """The schedule of Huang et al. (2019); with several stages per rank, breadth first."""
+    """Return the schedule of Huang et al. (2019); with several stages per rank, breadth first."""
 
     def choice(rank: int, board: Board) -> Action | None:
         own = range(rank, stages, ranks)

@@ -1,8 +1,9 @@
-"""Make a schedule by playing it: in each tick every rank takes at most one action that is ready.
+"""Make a schedule by simulation: in each tick every rank takes at most one action that is ready.
 
-What a schedule prefers is a `Choice`: a function from what is done (`Board`) to the rank's next action, or
-None to wait. Each stage takes its micro-batches in order, so that three counters per stage tell all.
-Every action takes one tick, whatever its kind. The outcome is an order for each rank, not a time table.
+A schedule's preference is a `Choice`: a function from the progress so far (`Board`) to the rank's next
+action, or to None to wait. Each stage takes micro-batches in order, so three counters per stage describe all
+progress. Every action takes one tick, regardless of kind. The result is an order for each rank, not a
+timetable.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from fxdp.pipeline.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Board:
-    """How many micro-batches each stage has finished at the beginning of a tick.
+    """Number of micro-batches that each stage has finished at the beginning of a tick.
 
-    `backwards` counts B or I, `weights` counts W (with B it stays 0).
+    `backwards` counts B or I; `weights` counts W, and stays 0 with B.
     """
 
     stages: int
@@ -30,34 +31,34 @@ class Board:
     weights: list[int]
 
     def forward(self, stage: int) -> Action | None:
-        """The stage's next forward, if it has its input."""
+        """Return the stage's next forward, if the input is available."""
         available = self.forwards[stage - 1] if stage else self.microbatches
         return self._next(Kind.FORWARD, stage, self.forwards, available)
 
     def backward(self, stage: int, kind: Kind = Kind.BACKWARD) -> Action | None:
-        """The stage's next backward or first half of one, if it has its activations and its gradient."""
+        """Return the stage's next backward (B or I), if activations and output gradient are available."""
         available = self.backwards[stage + 1] if stage + 1 < self.stages else self.microbatches
         return self._next(kind, stage, self.backwards, min(available, self.forwards[stage]))
 
     def weight_gradient(self, stage: int) -> Action | None:
-        """The stage's next weight gradient, if a backward has left one to do."""
+        """Return the stage's next weight gradient, if an input gradient has been computed before."""
         return self._next(Kind.WEIGHT_GRADIENT, stage, self.weights, self.backwards[stage])
 
     def _next(self, kind: Kind, stage: int, done: list[int], available: int) -> Action | None:
         return Action(stage, kind, done[stage]) if done[stage] < available else None
 
     def count(self, action: Action) -> None:
-        """The action is done."""
+        """Record an action as done."""
         done = {Kind.FORWARD: self.forwards, Kind.WEIGHT_GRADIENT: self.weights}.get(action.kind)
         (self.backwards if done is None else done)[action.stage] += 1
 
 
 Choice: TypeAlias = Callable[[int, Board], Action | None]
-"""`choice(rank, board)`: the rank's action in this tick; it must be ready."""
+"""`choice(rank, board)` returns the rank's action in this tick, which must be ready, or None."""
 
 
 def round_robin(stages: int, ranks: int) -> tuple[int, ...]:
-    """Stage `s` on rank `s % ranks`; `ScheduleError` if a rank would have no stage."""
+    """Place stage `s` on rank `s % ranks`; raise `ScheduleError` if a rank would have no stage."""
     if not 1 <= ranks <= stages:
         raise ScheduleError(
             f"{stages} stages cannot be laid out over {ranks} ranks: expected at least one stage per rank; "
@@ -69,10 +70,10 @@ def round_robin(stages: int, ranks: int) -> tuple[int, ...]:
 def play(
     name: str, stages: int, ranks: int, microbatches: int, choice: Choice, *, splits: bool = False
 ) -> Schedule:
-    """The schedule that comes of all ranks' choices; `splits` says that backwards are I and W.
+    """Return the schedule that results from all ranks' choices; with `splits` backwards are I and W.
 
-    In each tick some rank must find a choice: a schedule's limits must leave the first unfinished
-    micro-batch a way on.
+    In each tick at least one rank must choose an action: a schedule's limits must never block the first
+    unfinished micro-batch.
     """
     placement = round_robin(stages, ranks)
     if microbatches < 1:

@@ -1,13 +1,12 @@
-"""Interleaved 1F1B: several stages per rank, taken in turns, so that the pipeline fills sooner.
+"""Interleaved 1F1B: several stages per rank, used in turn, so that the pipeline fills sooner.
 
 Two ranks with stages 0, 2 and 1, 3; four micro-batches (here B takes as long as F):
-
     rank 0: 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 .   2B2 .   2B3 0B2 0B3
     rank 1: .   1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
 
-Forwards go in rounds of about as many micro-batches as there are ranks: all of a round on the rank's first
-stage, then on its second, ...; backwards the same from its last stage. With p ranks, v stages on each and
-m >= p micro-batches the bubble is (p - 1) / (v m + p - 1): v times less idle time than in 1F1B.
+Forwards run in rounds of about as many micro-batches as there are ranks: a full round on the rank's first
+stage, then on the second, ...; backwards likewise, from the rank's last stage. With p ranks, v stages each
+and m >= p micro-batches the bubble is (p - 1) / (v m + p - 1): v times less idle time than in 1F1B.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ NAME = "interleaved"
 
 
 def interleaved(stages: int, ranks: int, microbatches: int) -> Schedule:
-    """The schedule of Narayanan et al. (2021), for any number of stages and micro-batches.
+    """Return the schedule of Narayanan et al. (2021), for any number of stages and micro-batches.
 
-    Where micro-batches do not divide by ranks the earlier rounds are longer by one; none is shorter than
-    the ranks. The limit of forwards ahead of backwards is Megatron's: the first backward arrives just when
-    it is reached. A rank whose next forward has no input yet takes a backward instead, if it can.
+    If the number of micro-batches is no multiple of `ranks`, the first rounds are longer by one; no round is
+    shorter than `ranks`. Forwards may be ahead of backwards by Megatron's limit: the first backward is ready
+    exactly when the limit is reached. A rank whose next forward has no input yet takes a ready backward
+    instead.
     """
     rounds = _rounds(microbatches, ranks)
     own = [range(rank, stages, ranks) for rank in range(ranks)]
@@ -49,7 +49,7 @@ def interleaved(stages: int, ranks: int, microbatches: int) -> Schedule:
 
 
 def _rounds(microbatches: int, ranks: int) -> list[int]:
-    """Sizes of the rounds: `m // p` of them (at least one), descending, different by one at most."""
+    """Return the sizes of `max(1, m // p)` rounds, descending, with a difference of at most one."""
     count = max(1, microbatches // ranks)
     short, longer = divmod(microbatches, count)
     return [short + 1] * longer + [short] * (count - longer)

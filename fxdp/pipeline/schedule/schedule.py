@@ -1,4 +1,4 @@
-"""A schedule: which rank does which action in which order. A value; nothing runs here."""
+"""A pipeline schedule as a value: the actions of each rank in order. Nothing runs here."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action, Kind, backward, forward, input_gradient, weight_gradient
 from fxdp.pipeline.schedule.timeline import Costs, Timeline, run
 
-_LISTED = 16  # faults that are told: a file may have a million
+_LISTED = 16  # most faults shown: a file may have a million
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, complete and each at its place.
+    """The actions of every rank, checked to be complete and on the right rank.
 
-    `placement[stage]` is the pp rank that has the stage; `ranks[rank]` are its actions in order. Each
-    stage runs each micro-batch forward once, then backward once: as one B, or as I and later W. A schedule
-    without any backward is one for evaluation. Anything else is a `ScheduleError` with all faults.
+    `placement[stage]` is the pp rank of a stage; `ranks[rank]` are a rank's actions in order. Each stage
+    runs each micro-batch forward once, then backward once: as one B, or as I and later W. A schedule without
+    any backward is for evaluation. Anything else raises `ScheduleError` with all faults.
 
-    That the ranks do not wait for one another in a circle is shown by `timeline` and `order`, which raise
+    `timeline` and `order` also check that ranks do not wait for one another in a cycle, and raise
     `DeadlockError` otherwise.
     """
 
@@ -43,23 +43,23 @@ class Schedule:
 
     @property
     def trains(self) -> bool:
-        """Whether it has backwards at all."""
+        """True if the schedule has backwards."""
         return any(action.kind is not Kind.FORWARD for row in self.ranks for action in row)
 
     def forward_only(self) -> Schedule:
-        """The same schedule for evaluation: its forwards in their order."""
+        """Return the schedule for evaluation, with only the forwards, in unchanged order."""
         rows = (tuple(a for a in row if a.kind is Kind.FORWARD) for row in self.ranks)
         return Schedule(self.name, self.stages, self.microbatches, self.placement, tuple(rows))
 
     def gradients_first(self, stages: Collection[int], *, holds_more: bool = False) -> Schedule:
-        """The same schedule with each B of these stages as its I and, right after it, its W.
+        """Return the schedule with each B of these stages split into I and, right after, W.
 
-        Between the two the input gradient can leave, so that another rank waits for half of the backward
-        instead of the full value; the order of work and the activations held stay as they are.
+        The input gradient can be sent between I and W, so that the receiving rank waits only for half of the
+        backward; the order of work and the activations in memory do not change.
 
-        With `holds_more` the last W but one of a rank follows its last I, whose gradient so leaves earlier:
-        at the end the ranks before have nothing else to do. In 1F1B the last stage then holds part of two
-        micro-batches for a while, as the first does, instead of one.
+        With `holds_more` a rank's second-to-last W moves after the last I, so that the last input gradient
+        is sent earlier: at the end, earlier ranks have nothing else to do. In 1F1B the last stage then holds
+        part of two micro-batches for a while, as the first stage does, instead of one.
 
             F2 I2 W2 F3 I3 W3    ->    F2 I2 F3 I3 W2 W3
         """
@@ -77,15 +77,15 @@ class Schedule:
         return replace(self, ranks=tuple(rows))
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
-        """When each action runs; without costs, F, I and W take one unit each and B two."""
+        """Return the start and end of each action; by default F, I and W take one unit each and B two."""
         return run(self.ranks, costs or Costs.uniform(self.stages))
 
     def order(self, costs: Costs | None = None) -> tuple[tuple[int, Action], ...]:
-        """All actions with their ranks in one order that agrees with every rank's and with the data."""
+        """Return all actions with their ranks in one order, consistent with every rank and with the data."""
         return tuple((spec.rank, spec.action) for spec in self.timeline(costs).specs)
 
     def in_flight(self) -> tuple[int, ...]:
-        """Per stage, the most micro-batches whose activations it holds at once."""
+        """Return for each stage the largest number of micro-batches whose activations are held at once."""
         held, most = [0] * self.stages, [0] * self.stages
         for row in self.ranks:
             for action in row:
@@ -95,7 +95,7 @@ class Schedule:
 
 
 def _last_gradient_earlier(row: list[Action], halves: Collection[Action]) -> list[Action]:
-    """The row with the last W but one after the last I, of those that are halves of a B."""
+    """Return the row with the second-to-last W of a split B moved after the last I of a split B."""
     kinds = [action.kind if action in halves else None for action in row]
     if kinds.count(Kind.INPUT_GRADIENT) < 2:
         return row
@@ -105,7 +105,7 @@ def _last_gradient_earlier(row: list[Action], halves: Collection[Action]) -> lis
 
 
 def listed(faults: Sequence[str]) -> list[str]:
-    """The first of many faults."""
+    """Return the first of many faults, and the number of the rest."""
     more = [f"and {len(faults) - _LISTED:,} more"] if len(faults) > _LISTED else []
     return [*faults[:_LISTED], *more]
 

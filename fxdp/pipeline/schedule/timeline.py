@@ -1,10 +1,10 @@
-"""When each action of a schedule runs, if every rank does its actions in order and waits for nothing else.
+"""Compute when each action of a schedule runs, if a rank waits only for data and for the previous action.
 
-    0F0 needs                      0B0 and 0I0 need 0F0 and the gradient of stage 1 (1B0 or 1I0)
+    0F0 needs nothing              0B0 and 0I0 need 0F0 and the gradient of stage 1 (1B0 or 1I0)
     1F0 needs 0F0                  0W0 needs 0I0
 
-The chain over neighbours stands for every edge: a skip from stage 0 to 3 is covered by 0F 1F 2F 3F.
-Transfers take no time here.
+The chain over neighboring stages covers every edge: a skip from stage 0 to 3 is implied by 0F 1F 2F 3F.
+Transfers are assumed to take no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxdp.pipeline.schedule.action import Action, Kind, forward
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long each stage takes for one micro-batch, in any one unit; an entire backward is I + W."""
+    """Duration of each stage for one micro-batch, in any one unit; a full backward takes I + W."""
 
     forward: tuple[float, ...]
     input_gradient: tuple[float, ...]
@@ -31,11 +31,11 @@ class Costs:
     def uniform(
         stages: int, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0
     ) -> Costs:
-        """All stages alike; a backward takes twice a forward unless said otherwise."""
+        """Return equal costs for all stages; by default a backward takes twice as long as a forward."""
         return Costs((forward,) * stages, (input_gradient,) * stages, (weight_gradient,) * stages)
 
     def of(self, action: Action) -> float:
-        """The duration of one action."""
+        """Return the duration of one action."""
         stage = action.stage
         match action.kind:
             case Kind.FORWARD:
@@ -50,7 +50,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An action's place on the time axis; `depth` counts the actions it had to wait for in a row."""
+    """An action with start and finish; `depth` is the length of the longest chain of earlier actions."""
 
     rank: int
     action: Action
@@ -61,31 +61,31 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All slots, in the one order that every rank follows: by finish time, then depth, then rank."""
+    """All actions with their times, in the one order that every rank follows: by finish, depth, then rank."""
 
     specs: tuple[InputSpec, ...]
     ranks: int
 
     @cached_property
     def span(self) -> float:
-        """From the start of the first action to the end of the last."""
+        """Time from the start of the first action to the end of the last."""
         return max((spec.finish for spec in self.specs), default=0.0)
 
     @cached_property
     def bubble(self) -> float:
-        """The part of all ranks' time in which they wait: 0 is a full pipeline."""
+        """Idle share of all ranks' time: 0 is a full pipeline."""
         busy = sum(spec.finish - spec.start for spec in self.specs)
         return 1.0 - busy / (self.ranks * self.span) if self.span else 0.0
 
     def of_rank(self, rank: int) -> tuple[InputSpec, ...]:
-        """One rank's slots in its own order."""
+        """Return the actions of one rank, in order."""
         return tuple(spec for spec in self.specs if spec.rank == rank)
 
 
 def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
-    """What must be finished before an action can start.
+    """Return the actions that must be finished before an action can start.
 
-    `backwards[stage, microbatch]` is the action that gives the stage's input gradient: its B or I.
+    `backwards[stage, microbatch]` is the action that computes the stage's input gradient: B or I.
     """
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
@@ -97,7 +97,7 @@ def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[
 
 
 def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
-    """Simulate the clock; `DeadlockError` with the cycle if the ranks wait for one another forever."""
+    """Simulate the clock; raise `DeadlockError` with the cycle if ranks wait for one another forever."""
     backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
     done: dict[Action, InputSpec] = {}
     heads, last = [0] * len(ranks), [(0.0, 0)] * len(ranks)

@@ -1,7 +1,7 @@
-"""Put the transfers of a schedule into the ranks' programs, so that no order of theirs can block.
+"""Insert the transfers of a schedule into the ranks' programs, in an order that cannot deadlock.
 
-The rule: walk all actions in the one global order; right after an action, write for each edge that leaves
-it the `send` into the producer's program and the `recv` into the consumer's, at that same moment.
+The rule: walk all actions in one global order; right after each action, append for every edge that leaves
+this action the `send` to the producer's program and the `recv` to the consumer's.
 
     order   rank 0           rank 1           rank 2
     0F0     0F0
@@ -11,9 +11,9 @@ it the `send` into the producer's program and the `recv` into the consumer's, at
                              send y to 2      recv y from 1
     2F0                                       2F0
 
-Every program is then a projection of one total order of events: the first transfer that is not yet done has
-both of its ends at the head, so even unbuffered, blocking transfers always go on, whatever edges there are.
-A receive starts early and is waited for at its first use, which is the runtime's part.
+Every program is then a projection of one total order of events: both ends of the first unfinished transfer
+are the next events of their programs, so even unbuffered, blocking transfers always continue, for any edges.
+The runtime starts a receive at this point, and waits for the value at the first use.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fxdp.pipeline.schedule.timeline import Costs
 
 @dataclass(frozen=True, order=True, slots=True)
 class Edge:
-    """A value that one stage computes and another uses.
+    """A value that one stage computes and a different stage uses.
 
     A forward edge leaves a forward and goes to a later stage, a backward edge leaves a backward (B or I) and
     goes to an earlier one. With `once` the value belongs to the step, not to a micro-batch: a forward edge
-    then leaves the stage's first forward (a value of parameters only), a backward edge its last action (an
-    accumulated gradient).
+    then leaves the stage's first forward (a value computed from parameters only), a backward edge the
+    stage's last action (an accumulated gradient).
     """
 
     name: str
@@ -49,7 +49,7 @@ class Edge:
 
 
 class End(StrEnum):
-    """Which end of a transfer a program has."""
+    """The end of a transfer that a program has."""
 
     SEND = "send"
     RECV = "recv"
@@ -57,7 +57,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Transfer:
-    """One end of sending an edge's value of one micro-batch (None: of the step) between two ranks."""
+    """One end of a transfer between two ranks: an edge's value of one micro-batch (None: of the step)."""
 
     end: End
     peer: int
@@ -74,11 +74,11 @@ Programs: TypeAlias = tuple[tuple[Event, ...], ...]
 
 
 def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = None) -> Programs:
-    """Each rank's actions and transfers in order; edges within one rank need no transfer.
+    """Return each rank's actions and transfers in order; edges within one rank need no transfer.
 
     Raises
     ------
-    DeadlockError : the schedule's own order goes round in a circle.
+    DeadlockError : the schedule's own order has a cycle.
     """
     rows: list[list[Event]] = [[] for _ in schedule.ranks]
     leaving = _leaving(schedule, edges)
@@ -93,7 +93,7 @@ def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = No
 
 
 def _leaving(schedule: Schedule, edges: Sequence[Edge]) -> dict[Action, list[Edge]]:
-    """The edges that must travel after each action, in the order given."""
+    """Return the edges that need a transfer after each action, in the order given."""
     found: dict[Action, list[Edge]] = {}
     for edge in edges:
         if schedule.placement[edge.source] == schedule.placement[edge.target]:

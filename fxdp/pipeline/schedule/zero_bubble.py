@@ -1,14 +1,14 @@
-"""Zero bubble: the gradient of the inputs first, because others wait for it; that of the weights in the gaps.
+"""Zero bubble: compute input gradients first, which earlier stages await, and weight gradients in the gaps.
 
 Four stages, four micro-batches (F, I and W take one each):
-
     rank 0: F0 F1 F2 F3 .  .  .  I0 W0 I1 W1 I2 W2 I3 W3
     rank 1: .  F0 F1 F2 .  .  I0 F3 I1 W0 I2 W1 I3 W2 W3
     rank 2: .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
     rank 3: .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
 
 With p ranks, m >= p micro-batches and equal F, I and W the bubble is (p - 1) / (3 m + p - 1): a third of
-1F1B's idle time, as in ZB-H1. No stage holds more activations than 1F1B's first, which limits waiting Ws.
+1F1B's idle time, as in ZB-H1. No stage holds more activations than the first stage in 1F1B; this limits the
+number of postponed Ws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "zero-bubble"
 
 
 def zero_bubble(stages: int, ranks: int, microbatches: int) -> Schedule:
-    """The schedule ZB-H1 of Qi et al. (2023), played; later stages of a rank go first."""
+    """Return the schedule ZB-H1 of Qi et al. (2023), by simulation; later stages of a rank go first."""
 
     def choice(rank: int, board: Board) -> Action | None:
         own = range(rank, stages, ranks)[::-1]

@@ -1,1 +1,1 @@
-"""One rank's program of a step: calls, transfers, sums and events in the order of the schedule."""
+"""Write one rank's program of a step: calls, transfers, sums and events in the order of the schedule."""

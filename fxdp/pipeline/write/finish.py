@@ -1,4 +1,4 @@
-"""The end of a step's program: sums of all micro-batches to their stages, epilogues, results to all ranks."""
+"""The end of a step's program: bring sums to their stages, run epilogues, send results to all ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fxdp.pipeline.write.step_graph import Message, StepGraph, ValueType
 
 @dataclass
 class Finish:
-    """Writes what follows the last micro-batch.
+    """Writer of everything after the last micro-batch.
 
     Parameters
     ----------
-    sharded : rows that other pipeline ranks hold.
-    everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
-    parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
+    sharded : writer of transfers of shards between pipeline ranks.
+    everywhere : True if all ranks get the gradients, False if only ranks whose stages read the parameter do.
+    parallel : True if several data ranks share the batch, so that sums go over ranks.
     """
 
     step: StepGraph
@@ -39,8 +39,8 @@ class Finish:
     _brought: set[tuple[str, int]] = field(default_factory=set)
 
     def write(self) -> list[Any]:
-        """The program's results, None for those that another rank has."""
-        # an epilogue stands on the least stage that it reads from, so what it reads is made on later ones
+        """Return the program's results, None for each result that stays on a different rank."""
+        # an epilogue is on the least stage that it reads from, so its operands come from later stages
         for stage in reversed(range(self.partition.stages)):
             part = self.partition.epilogues[stage]
             if part is None:
@@ -61,18 +61,18 @@ class Finish:
 
     @cached_property
     def _sharded(self) -> dict[str, TensorType]:
-        """The gradients whose rows go to the ranks that hold those of their parameters."""
+        """Gradients whose shards go to the ranks that hold the parameter's shards."""
         types = self.sharded.types
         specs = {n: spec.of for spec, n, _ in self.partition.results if isinstance(spec, Gradient)}
         return {n: types[of] for n, of in specs.items() if isinstance(of, Parameter) and of in types}
 
     def _home(self, name: str) -> int | None:
-        """The rank on which a value of the step is made."""
+        """Return the rank on which a value of the step is computed."""
         source = self._source(name)
         return None if source is None else self.schedule.placement[source.stage]
 
     def _source(self, name: str) -> Total | None:
-        """Where a value of the step is made; None for what each rank that reads it has from the start."""
+        """Return where a value of the step is computed; None for a value that each reading rank computes."""
         if any(p is not None and name in p.gives for p in (self.partition.prologue, *self.partition.gathers)):
             return None
         if name in self.partition.totals:
@@ -85,7 +85,7 @@ class Finish:
         return None
 
     def _bring(self, name: str, stage: int) -> None:
-        """Send a value of the step to the rank of the stage that reads it, once."""
+        """Send a value of the step to the rank of the stage that reads the value, once."""
         source = self._source(name)
         if source is None or (name, stage) in self._brought:
             return
@@ -101,7 +101,11 @@ class Finish:
             self.step.expect(name, None, self.step.receive(message, here))
 
     def _deliver(self, rank: int) -> None:
-        """One rank's results for all others, to each in one row of bytes; those alike are packed once."""
+        """Send one rank's results to all ranks that need one.
+
+        Results for one receiver are packed into one buffer of bytes; receivers of equal results share the
+        buffer.
+        """
         receivers: dict[tuple[str, ...], list[int]] = {}
         for peer in range(len(self.schedule.ranks)):
             names = self._delivered(rank, peer)
@@ -118,7 +122,7 @@ class Finish:
         return self.step.shape(source.type, source.placement, None), source.type.dtype
 
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
-        """The names of the results that a rank has and another one gets."""
+        """Return the names of the results that `rank` sends to `peer`."""
         names = []
         for spec, name, _ in self.partition.results:
             source = self._source(name)

@@ -1,9 +1,9 @@
-"""The gathers of a step's program: in it, before the first micro-batch, or as a program of their own.
+"""Write the all-gathers of a step: before the first micro-batch, or as a separate program.
 
-in it      %gather_0 = gather_0(%batch, ..)        at each step
-its own    %gather_0 = gather_0(%batch, ..)        when rows have changed
-           return %w, ..
-the step   %w = %entire[0]                          takes what that gave
+in the step    %gather_0 = gather_0(%batch, ..)        at each step
+separate       %gather_0 = gather_0(%batch, ..)        only when shards have changed
+               return %w, ..
+the step then  %w = %full[0]                           reads the results of the separate program
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxdp.pipeline.write.step_graph import StepGraph
 def write_gathers(
     step: StepGraph, partition: Partition, schedule: Schedule, sharded: StageShards, batch: fx.Node
 ) -> None:
-    """Gather what the stages of this rank read."""
+    """Gather the sharded parameters that the stages of this rank read."""
     sharded.collect()
     for stage, part in _own(partition, schedule, step.rank):
         name = f"gather_{stage}"
@@ -30,11 +30,11 @@ def write_gathers(
 
 
 def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule) -> fx.Graph:
-    """A program that does nothing else; its results are those that `take_gathered` takes.
+    """Write a program of only the all-gathers; the results are the inputs that `take_gathered` expects.
 
     Raises
     ------
-    VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
+    VerifierError : a stream reads a value without a wait; a bug in fxdp.
     """
     batch, sharded = step.input("batch"), StageShards(step, partition, schedule)
     write_gathers(step, partition, schedule, sharded, batch)
@@ -44,14 +44,14 @@ def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule)
 
 
 def take_gathered(step: StepGraph, partition: Partition, schedule: Schedule, sharded: StageShards) -> None:
-    """Take what such a program gave as an input of this one."""
+    """Read the results of the separate gather program from the input `full`."""
     sharded.skip_collecting()
-    # nothing on a rank whose stages read no weights; it is an input there, too
+    # empty on a rank whose stages read no weights, but an input there, too
     step.keep_items(step.input("full"), gathered_names(partition, schedule, step.rank))
 
 
 def gathered_names(partition: Partition, schedule: Schedule, rank: int) -> list[str]:
-    """The names of what a rank gathers; two of its stages may read the same."""
+    """Return the names of the values that a rank gathers; one that two stages read appears once."""
     return list(dict.fromkeys(n for _, part in _own(partition, schedule, rank) for n in part.gives))
 
 

@@ -1,23 +1,24 @@
-"""Prove that a program's streams are ordered: whatever order they run in, no value is read before it is made.
+"""Prove that a program's streams are ordered: in every possible execution, values exist when they are read.
 
     %relu = forward_0(%batch)
     %after = record_event('compute')
-    wait_event('p2p_forward', %after)                          without it: %relu is sent before it is made
+    wait_event('p2p_forward', %after)                          if missing: %relu is sent before computed
     %send = send_forward(%relu, 1, 0, stream='p2p_forward')
-    wait_sent(%send)                                           without it: %relu is freed while it is sent
+    wait_sent(%send)                                           if missing: %relu is freed during the send
 
-For each stream a set, as the bits of a number: the nodes that are done before whatever the stream runs next.
-An event is a copy of that set, a wait for it adds it to another stream's; so does a wait for a transfer, with
-what was done when the transfer began, and the transfer itself, which runs beside the stream that issued it.
-Then four things must hold, which are the rule of `runtime/streams.py`:
+Each stream has a set of nodes, as the bits of an integer: all nodes finished before the stream's next op. An
+event is a copy of this set; waiting for the event adds the copy to the set of the waiting stream. Waiting
+for a transfer adds the transfer, and everything finished when the transfer began; meanwhile the transfer
+runs beside the stream that issued it. Four conditions must hold, which are the rule of `runtime/streams.py`:
 
-1. What compute reads is done.
-2. Another stream begins after all that compute was given so far: that made its operands, and used the memory
-   that it may get.
-3. Values that another stream reads, and buffers that a transfer fills, are let go of when compute has waited.
-4. At the end of the step, everything is done.
+1. Every value that compute reads is finished.
+2. An op on a different stream begins after everything on compute so far, which computed the operands and used
+   the memory that the op may get.
+3. Values that a different stream reads, and buffers that a transfer fills, are freed only after compute has
+   waited for that stream or transfer.
+4. At the end of the step, everything is finished.
 
-Not looked at: whether a call writes into what it was given. Sums do, on the stream that made them.
+Not checked: whether a call writes into an argument. Sums do, on the stream that created the argument.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from fxdp.runtime import p2p
 from fxdp.runtime.streams import COMPUTE
 
 TRANSFERS = ("send_forward", "send_backward", "receive_forward", "receive_backward")
-"""Modules whose call returns before its work is done, on no stream of the program's."""
+"""Modules with calls that return before the transfer is done, which runs on none of the program's streams."""
 
 _LOOKS = (operator.getitem, getattr)
-"""Calls that take a value out of another and run nothing."""
+"""Calls that extract a value and run nothing on the device."""
 
 _SHOWN = 12
 
@@ -48,7 +49,8 @@ def check_order(graph: fx.Graph) -> None:
 
     Raises
     ------
-    VerifierError : all nodes that are not ordered after what they read, or before what may free it.
+    VerifierError : lists all nodes that are not ordered after their operands, or before the operands are
+        freed.
     """
     if faults := _Order(tuple(graph.nodes)).faults():
         shown = "\n".join(f"  {fault}" for fault in faults[:_SHOWN])
@@ -64,16 +66,16 @@ def check_order(graph: fx.Graph) -> None:
 class _Order:
     nodes: Sequence[fx.Node]
     done: dict[str, int] = field(default_factory=dict)
-    """Per stream, what is done before it goes on."""
+    """Per stream, the nodes that are finished before the next op."""
     carried: dict[fx.Node, int] = field(default_factory=dict)
-    """What is done once an event has passed, or a transfer has ended."""
+    """Per event or transfer, the nodes that are finished after a wait for this event or transfer."""
     makers: dict[fx.Node, int] = field(default_factory=dict)
-    """The bit of the node that makes a value; of a value taken out of another, the same."""
+    """The bit of the node that computes each value; an extracted value has the source's bit."""
     elsewhere: int = 0
-    """All nodes on other streams than compute."""
+    """All nodes on any stream except compute."""
 
     def faults(self) -> list[str]:
-        """In the order of the program."""
+        """Return all faults in the order of the program."""
         freed = _freed(self.nodes)
         found: list[str] = []
         for number, node in enumerate(self.nodes):
@@ -105,7 +107,7 @@ class _Order:
             yield from self._begin(node, stream)
 
     def _begin(self, node: fx.Node, stream: str) -> Iterator[str]:
-        """A node on another stream than compute."""
+        """Check a node on any stream except compute."""
         unmade = list(self._unmade(node, stream))
         yield from unmade
         if not unmade and (left := self._done(COMPUTE) & ~self._done(stream)):
@@ -122,7 +124,7 @@ class _Order:
                 yield f"%{node} on {stream} reads %{value}, but nothing orders it after the value is made"
 
     def _free(self, node: fx.Node, values: Sequence[fx.Node]) -> Iterator[str]:
-        """After `node`, the program lets go of `values`."""
+        """Check that `values` may be freed after `node`."""
         for value in values:
             users = (user for user in value.users if user.target not in _LOOKS)
             readers = [user for user in users if self.makers[user] & self.elsewhere]
@@ -143,7 +145,7 @@ class _Order:
 
 
 def _freed(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """The values of which the program lets go after each node: their last user, or the last of their send."""
+    """Map each node to the values freed after it: after the last use, or the end of the last send."""
     position = {node: number for number, node in enumerate(nodes)}
 
     def last(value: fx.Node) -> int:

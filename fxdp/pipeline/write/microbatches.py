@@ -1,4 +1,4 @@
-"""How a step splits one rank's batch in time."""
+"""Split one rank's batch into the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True)
 class MicrobatchSizes:
-    """The size symbols of each micro-batch, and of the entire local batch under None; where each begins."""
+    """Size symbols of each micro-batch (the full local batch under None), and start and size of each."""
 
     sizes: Mapping[int | None, Mapping[str, int]]
     bounds: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, full: Mapping[str, int], microbatches: int) -> MicrobatchSizes:
-        """From the sizes of the rank's global batch (`B`, `b`, `offset`, ...).
+        """Split the sizes of the rank's full batch (`B`, `b`, `offset`, ...).
 
         Raises
         ------
@@ -34,7 +34,7 @@ class MicrobatchSizes:
 
 
 def microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
-    """Start and size of each micro-batch: equal sizes, rounded up, so that the last ones may be smaller.
+    """Return start and size of each micro-batch: equal sizes, rounded up, so the last ones may be smaller.
 
     7 in 4: 2, 2, 2, 1; 2 in 4: 1, 1, 0, 0.
     """

@@ -1,13 +1,13 @@
-"""Rows of parameters that pipeline ranks hold for one another: to the stages that read them, gradients back.
+"""Transfers of parameters sharded over pipeline ranks: shards to the stages that read them, gradients back.
 
-    rows of w on two pipeline ranks of one data rank       rank 0: w0 w1        rank 1: w2
+    shards of w on two pipeline ranks of one data rank     rank 0: w0 w1        rank 1: w2
     %rows = rows()                                         before the first micro-batch
     %rows_to1 = pack([%w, ...]) -> send_forward            rank 1's stage reads w:  rank 0 sends w0 w1
-    %w = cat([%w_of0, %w_of1])                             w0 w1 w2: what a data rank has, which is gathered
+    %w = cat([%w_of0, %w_of1])                             w0 w1 w2: the data rank's shard, to be all-gathered
     ...
-    %dealt_w = piece(%reduce_scatter_shards, 2, 3)        the gradient's rows at the end, each to its holder
+    %dealt_w = piece(%reduce_scatter_shards, 2, 3)         the gradient's rows at the end, each to its holder
 
-So a rank holds as little of a model in a pipeline as on as many data ranks, whichever stages it runs.
+So a rank of a pipeline stores as little of a model as one of equally many data ranks, whatever its stages.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.runtime import p2p
 
 ROWS = "rows"
-"""The module that gives what this rank holds, in the order of `stage_sharded`."""
+"""The module that returns this rank's local shards, in the order of `stage_sharded`."""
 PARAMETERS = "parameters"
-"""The name of a transfer of rows, whose values are parameters."""
+"""The name of a transfer of parameter shards."""
 
 
 def stage_sharded(partition: Partition, sharding: Sequence[tuple[int, int]]) -> dict[Parameter, TensorType]:
-    """The parameters of which pipeline ranks hold rows for one another, in an order of names.
+    """Return the parameters that are sharded over pipeline ranks, sorted by name.
 
-    They are those that any stage gathers, if rows are sharded over pipeline ranks, too.
+    These are all parameters that a stage gathers, if the sharding includes pipeline ranks.
     """
     found: dict[Parameter, TensorType] = {}
     if len(sharding) == 1:
@@ -47,13 +47,13 @@ def stage_sharded(partition: Partition, sharding: Sequence[tuple[int, int]]) -> 
 
 @dataclass
 class StageShards:
-    """Writes the transfers of one rank."""
+    """Writer of one rank's transfers of shards."""
 
     step: StepGraph
     partition: Partition
     schedule: Schedule
     types: dict[Parameter, TensorType] = field(init=False)
-    """The parameters of which pipeline ranks hold rows."""
+    """The parameters that are sharded over pipeline ranks."""
 
     def __post_init__(self) -> None:
         self.types = stage_sharded(self.partition, self.step.sharding)
@@ -61,7 +61,7 @@ class StageShards:
     # ---- before the first micro-batch ----------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Bring the rows of the parameters that each rank's stages read to it."""
+        """Send the shards of each parameter to all ranks with a stage that reads the parameter."""
         if not self.types:
             return
         made = self.step.module(ROWS, (), ROWS)
@@ -79,21 +79,21 @@ class StageShards:
             self.step.keep(_key(spec), None, full)
 
     def skip_collecting(self) -> None:
-        """Another program collects; its transfers have numbers of their own all the same."""
+        """Skip the transfers that a separate program makes, but reserve their tags."""
         self.step.tag += len(self._collected())
 
     def _collected(self) -> list[tuple[int, int, list[Parameter]]]:
-        """Source and target of each transfer, and the parameters in it."""
+        """Return source, target and parameters of each transfer."""
         ranks = range(len(self.schedule.ranks))
         pairs = [(source, target) for source in ranks for target in ranks if source != target]
         return [(source, target, specs) for source, target in pairs if (specs := self._read_by(target))]
 
     def gathered(self, part: Part) -> list[fx.Node]:
-        """What a stage's gather takes besides the batch: the rows of its data rank, by parameter."""
+        """Return a stage's extra arguments for the all-gather: the data rank's shard of each parameter."""
         return [self.step.value(_key(spec), None) for spec in part.parameters] if self.types else []
 
     def _read_by(self, rank: int) -> list[Parameter]:
-        """The parameters that the stages of a rank gather."""
+        """Return the parameters that the stages of a rank gather."""
         placement, gathers = self.schedule.placement, self.partition.gathers
         own = [p for p, home in zip(gathers, placement, strict=True) if p is not None and home == rank]
         read = {spec for part in own for spec in part.parameters}
@@ -102,7 +102,7 @@ class StageShards:
     # ---- after the last one --------------------------------------------------------------------------------
 
     def send_to_owners(self, gradients: Mapping[str, TensorType], source: int) -> None:
-        """Bring rows of gradients to their holders from the pipeline rank that has a data rank's."""
+        """Send rows of reduced gradients from `source` to the ranks that hold these rows of parameters."""
         if not gradients:
             return
         for target in range(len(self.schedule.ranks)):
@@ -119,7 +119,7 @@ class StageShards:
                     self.step.keep(f"rows of {name}", None, value)
 
     def rows_of(self, name: str) -> fx.Node:
-        """This rank's rows of a gradient."""
+        """Return this rank's rows of a gradient."""
         return self.step.value(f"rows of {name}", None)
 
     def _piece(self, name: str, type_: TensorType, rank: int) -> fx.Node:
@@ -131,12 +131,12 @@ class StageShards:
     # ---- both ----------------------------------------------------------------------------------------------
 
     def _shape(self, type_: TensorType, rank: int) -> list[int]:
-        """The shape of a pipeline rank's rows."""
+        """Return the shape of a pipeline rank's shard."""
         first, last = self._range(type_, rank)
         return [last - first, *map(int, type_.shape[1:])]
 
     def _range(self, type_: TensorType, rank: int | None = None) -> tuple[int, int]:
-        """The rows of this rank's data rank, or of one of its pipeline ranks."""
+        """Return the range of rows of this data rank, or of one pipeline rank within."""
         data, (count, _) = self.step.sharding
         sharding = [data] if rank is None else [data, (count, rank)]
         return shard_range(int(type_.shape[0]), sharding)

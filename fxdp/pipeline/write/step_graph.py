@@ -1,4 +1,4 @@
-"""Small words of writing a program: calls, values by name and micro-batch, transfers and their tags."""
+"""Builder of one rank's program: calls, values by name and micro-batch, transfers and their tags."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fxdp.runtime import p2p
 from fxdp.runtime.streams import P2P_BACKWARD, P2P_FORWARD, REDUCE
 
 _WINDOW = 2
-"""Sends to one rank that may be under way before the oldest is waited for."""
+"""Sends to one rank that may be in flight before the program waits for the oldest."""
 
 
 ValueType = tuple[list[int], torch.dtype]
-"""The shape and dtype of a value on a rank."""
+"""Shape and dtype of a value on a rank."""
 Origin = tuple[int, int]
-"""The stage and micro-batch of the forward that made a value."""
+"""Stage and micro-batch of the forward that computed a value."""
 
 
 @dataclass(frozen=True)
@@ -40,38 +40,39 @@ class Sent:
     bytes: int
     backward: bool
     tag: int = 0
-    """The number of the transfer in the step, at both ends."""
+    """Number of the transfer in the step, equal at both ends."""
     values: tuple[str, ...] = ()
-    """The values in it, by name; several where results travel in one row of bytes."""
+    """Names of the values in the transfer; several if results travel in one buffer of bytes."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What travels between two pipeline ranks, known at both ends."""
+    """A message between two pipeline ranks, as known at both ends."""
 
     name: str
     shape: Sequence[int]
     dtype: torch.dtype
     tag: int
-    """The same number at both ends, another for every transfer of the step."""
+    """Number that is equal at both ends, and unique among the transfers of the step."""
     backward: bool
     row: str = ""
-    """What the plan calls it, if not by its name."""
+    """Name in the plan, if different from `name`."""
     values: tuple[str, ...] = ()
-    """What is in it, if not the one value of that name."""
+    """Names of the contained values, if not the single value `name`."""
 
 
 def waits(node: fx.Node) -> bool:
-    """Whether a node of a step waits for a transfer, its first argument."""
+    """Return whether a node of a step waits for a transfer (the first argument)."""
     return node.target is p2p.wait
 
 
 @dataclass
 class StepGraph:
-    """Writes one rank's graph.
+    """Builder of one rank's graph.
 
-    `sizes` are the values of the size symbols in each micro-batch, and in the entire local batch under None;
-    `sharding` says how sharded parameters are sharded, over data ranks and then over pipeline ranks.
+    `sizes` are the values of the size symbols in each micro-batch, and in the full local batch under None;
+    `sharding` are the (ranks, index) pairs of sharded parameters, over data ranks and then over pipeline
+    ranks.
     """
 
     rank: int
@@ -80,7 +81,7 @@ class StepGraph:
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
     tag: int = 0
-    """The number of the last transfer; each takes the next, on all ranks alike."""
+    """Number of the last transfer; each transfer takes the next number, equally on all ranks."""
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _in_flight: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
@@ -90,49 +91,52 @@ class StepGraph:
         self._events = Events(self.graph)
 
     def input(self, name: str) -> fx.Node:
-        """The program's input, there when compute begins."""
+        """Add an input of the program, ready when compute begins."""
         node = self.graph.placeholder(name)
         self._events.given(node)
         return node
 
     def module(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
-        """A call of one of the program's modules."""
+        """Add a call of one of the program's modules."""
         node = self.graph.create_node("call_module", target, args, {}, name=name)
         self._events.given(node)
         return node
 
     def _on(self, target: str, stream: str, args: tuple[Any, ...], name: str) -> fx.Node:
-        """The same on another stream than compute's, after all that compute was given so far."""
+        """Add a call on any stream except compute, after everything on compute so far."""
         self._events.order(stream)
         return self.graph.create_node("call_module", target, args, {"stream": stream}, name=name)
 
     def reduce(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
-        """The same on the reduce stream; `value` and `end` wait for it."""
+        """Add a call on the reduce stream; `value` and `end` wait for the result."""
         node = self._on(target, REDUCE, args, name)
         self._events.reduces(node)
         return node
 
     def function(self, target: Any, args: tuple[Any, ...], name: str) -> fx.Node:
-        """A call of a function, most are those of `runtime/p2p.py`."""
+        """Add a call of a function, usually one of `runtime/p2p.py`."""
         node = self.graph.create_node("call_function", target, args, {}, name=name)
         self._events.given(node)
         return node
 
     def item(self, node: fx.Node, index: int, name: str) -> fx.Node:
-        """One result of a call; nothing runs."""
+        """Add an access to one result of a call, which runs nothing."""
         return self.graph.create_node("call_function", operator.getitem, (node, index), {}, name=name)
 
     def keep(self, name: str, microbatch: int | None, value: fx.Node) -> None:
-        """From here on the value has this name."""
+        """Bind a name to a value from here on."""
         self._values[name, microbatch] = value
 
     def keep_items(self, made: fx.Node, names: Sequence[str]) -> None:
-        """The results of a call are values of the step."""
+        """Bind names to the results of a call, as values of the step."""
         for index, name in enumerate(names):
             self.keep(name, None, self.item(made, index, name))
 
     def value(self, name: str, microbatch: int | None) -> fx.Node:
-        """The value of a name, waited for now if it is under way; the step's if of no micro-batch."""
+        """Return the value with this name, after a wait if the receive is still in flight.
+
+        A name without a value for the micro-batch refers to the value of the step.
+        """
         key = (name, microbatch)
         if key not in self._values and key not in self._pending:
             key = (name, None)
@@ -145,18 +149,21 @@ class StepGraph:
         return found
 
     def waits_for(self, names: Sequence[str], microbatch: int | None) -> bool:
-        """Whether any of these values is under way."""
+        """Return whether a receive of any of these values is in flight."""
         return any((name, which) in self._pending for name in names for which in (microbatch, None))
 
     def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
-        """The shape of this rank's value; of rows with their padding."""
+        """Return the shape of a value on this rank, with padding for a sharded parameter."""
         if isinstance(placement, ParamShard):
             first, *rest = type_.shape
             return [shard_rows(int(first), self.sharding[0][0]), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
     def send(self, message: Message, value: fx.Node, peer: int, origin: Origin | None = None) -> None:
-        """Start a send, after waiting for all but the last few to that rank; it is noted for the plan."""
+        """Start a send, and record the send for the plan.
+
+        Before that, wait for all earlier sends to that rank except the last few.
+        """
         in_flight = self._in_flight.setdefault(peer, [])
         if len(in_flight) >= _WINDOW:
             self.function(p2p.wait_sent, (in_flight.pop(0)[0],), "sent")
@@ -168,7 +175,7 @@ class StepGraph:
         self.sent.append(Sent(row, self.rank, peer, size, message.backward, message.tag, values))
 
     def settle(self, origin: Origin) -> None:
-        """Let go of what a forward sent: its backward begins, so all who needed it have it."""
+        """Wait for the sends of a forward, before the backward: by then all receivers have the values."""
         for in_flight in self._in_flight.values():
             for item in [i for i in in_flight if i[1] == origin]:
                 in_flight.remove(item)
@@ -184,13 +191,13 @@ class StepGraph:
         self, row: str, types: Mapping[str, ValueType], source: int, targets: Sequence[int],
         given: Callable[[str], fx.Node], *, backward: bool, shared: bool = False,
     ) -> dict[str, fx.Node]:  # fmt: skip
-        """Bring values from one rank to others as one row of bytes; at a target, the values.
+        """Send values from one rank to several as one buffer of bytes; return the values at a target.
 
         Parameters
         ----------
-        row : what the plan calls it.
-        given : at the source, a value by its name.
-        shared : several targets get the same.
+        row : name of the transfer in the plan.
+        given : at the source, a value by name.
+        shared : True if several targets get the same values.
         """
         self.tag += 1
         shapes, dtypes = [shape for shape, _ in types.values()], [dtype for _, dtype in types.values()]
@@ -209,11 +216,11 @@ class StepGraph:
         return {name: self.item(made, i, name) for i, name in enumerate(types)}
 
     def expect(self, name: str, microbatch: int | None, pending: fx.Node) -> None:
-        """The value is under way: wait for it at its first use."""
+        """Register a receive in flight, to be waited for at the value's first use."""
         self._pending[name, microbatch] = pending
 
     def end(self, results: tuple[Any, ...]) -> None:
-        """The program's results; nothing is under way when the step ends."""
+        """Set the program's results, after waits for everything in flight."""
         for in_flight in self._in_flight.values():
             for node, _ in in_flight:
                 self.function(p2p.wait_sent, (node,), "sent")
@@ -222,5 +229,5 @@ class StepGraph:
 
 
 def suffix(microbatch: int | None) -> str:
-    """`_mb3`, or nothing for a value of the step."""
+    """Return `_mb3`, or nothing for a value of the step."""
     return "" if microbatch is None else f"_mb{microbatch}"

@@ -15,8 +15,8 @@
     %finish_0 = finish_0(%batch, %mm_7, ..., stream='reduce')
     return results
 
-All ranks walk the same order of events and each writes its own share, so what one sends another receives at
-the same moment of that order.
+All ranks walk the same order of events and each rank writes its own share, so a send and the matching
+receive are written at the same position of that order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fxdp.runtime import p2p
 
 @dataclass(frozen=True)
 class Recompute:
-    """The micro-batches whose forward a stage runs again instead of keeping what it saved."""
+    """The micro-batches for which a stage recomputes the forward instead of saving activations."""
 
     policy: str
     microbatches: int
@@ -58,19 +58,19 @@ class Recompute:
 
 @dataclass
 class Writer:
-    """Writes the program of one rank.
+    """Writer of the program of one rank.
 
     Parameters
     ----------
-    step : knows the rank and the sizes of all micro-batches.
+    step : graph of the rank, with the sizes of all micro-batches.
     partition : the parts.
-    schedule : who does what when.
+    schedule : the actions of all ranks.
     bounds : start and size of each micro-batch within the local batch.
     batch_dims : the batch dim of each input.
-    everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
-    recompute : the micro-batches of which nothing is kept.
-    data_ranks : how many ranks hold parts of the batch.
-    keeps_unsharded : whether gathered parameters stay from step to step, and are an input.
+    everywhere : True if all ranks get the gradients, False for only the stage that owns the parameter.
+    recompute : the micro-batches for which no activations are saved.
+    data_ranks : number of ranks that share the batch.
+    keeps_unsharded : True if gathered parameters stay from step to step, and are an input.
     """
 
     step: StepGraph
@@ -90,12 +90,12 @@ class Writer:
     _batches: dict[int, fx.Node] = field(default_factory=dict)
 
     def write(self) -> fx.Graph:
-        """The program; its one input is the entire local batch, its results are the partition's.
+        """Return the program; the one input is the full local batch, the results are those of the partition.
 
         Raises
         ------
         DeadlockError : ranks that could wait for one another forever.
-        VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
+        VerifierError : a stream reads a value without a wait; a bug in fxdp.
         """
         self.full = self.step.input("batch")
         self.step.tag = self._last_tag
@@ -117,22 +117,24 @@ class Writer:
         return self.step.graph
 
     def write_gathers(self, step: StepGraph) -> fx.Graph:
-        """The program that runs before this one, if rows have changed, where full values are kept.
+        """Return the gather program for full parameters that are kept from step to step.
+
+        This program runs before the step if shards have changed.
 
         Raises
         ------
-        VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
+        VerifierError : a stream reads a value without a wait; a bug in fxdp.
         """
         step.tag = self._last_tag
         return write_gather_step(step, self.partition, self.schedule)
 
     @property
     def _last_tag(self) -> int:
-        """The number of the last transfer between stages."""
+        """Number of the last transfer between stages."""
         return len(self.partition.edges) * self.schedule.microbatches
 
     def _edges(self) -> list[CutEdge]:
-        """The edges between ranks; of several stages on one rank, the first gets the value for all."""
+        """Return the edges between ranks; if several stages of one rank read a value, only the first edge."""
         placement = self.schedule.placement
         found: dict[tuple[str, int, int], CutEdge] = {}
         for edge in self.partition.edges:
@@ -173,7 +175,7 @@ class Writer:
             self._weight_gradient(stage, microbatch)
 
     def _has_backward(self, stage: int) -> bool:
-        """Whether a stage has anything to compute there: not one that is frozen as all before it are."""
+        """Return whether a stage has gradients to compute; not if this and all earlier stages are frozen."""
         return bool(backward_gives(self.partition.parts[stage]))
 
     def _forward(self, stage: int, microbatch: int) -> None:
@@ -187,7 +189,7 @@ class Writer:
         batch = self._batch(microbatch)
         names = [c.name for c in self.partition.parts[stage].reads if not c.backward]
         if self.schedule.trains and self._has_backward(stage) and self.step.waits_for(names, microbatch):
-            self._sums_of(stage)  # while others work
+            self._sums_of(stage)  # while waiting for other ranks
         args = [self.step.value(name, microbatch) for name in names]
         name = f"{word}_{stage}{suffix(microbatch)}"
         return self.step.module(f"forward_{stage}", (batch, *args), name)
@@ -201,7 +203,7 @@ class Writer:
         if microbatch in self.recompute:
             again = self._call_forward("recompute", stage, microbatch)
             self._save(again, len(forward_gives(part)), stage, microbatch)
-        sums = self._sums_of(stage)  # before a gradient is waited for
+        sums = self._sums_of(stage)  # before waiting for a gradient
         args = [self.step.value(c.name, microbatch) for c in part.reads if c.backward]
         self.step.settle((stage, microbatch))
         saved: list[Any] = [self._saved.pop((stage, microbatch))]
@@ -210,7 +212,7 @@ class Writer:
         return self.step.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
 
     def _sums_of(self, stage: int) -> fx.Node | tuple[()]:
-        """The buffers of a stage that every backward adds to, made before the first."""
+        """Return the buffers to which every backward of a stage adds, created before the first."""
         if not self.partition.parts[stage].summed:
             return ()
         if stage not in self._sums:
@@ -256,11 +258,11 @@ class Writer:
             args = (total, value, placement.op, name in self._summed)
             self._summed.add(name)
             found[first] = self.step.function(p2p.accumulate, args, f"total_{name}")
-        else:  # the same in every micro-batch
+        else:  # equal in every micro-batch
             self._totals[name] = {microbatch: value}
 
     def _put_together(self) -> None:
-        """Totals become values of the entire step."""
+        """Turn the totals of micro-batches into values of the step."""
         for stage, sums in self._sums.items():
             part = self.partition.parts[stage]
             self.step.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
@@ -274,14 +276,14 @@ class Writer:
             self.step.keep(name, None, value)
 
     def _first(self, stage: int) -> int:
-        """The micro-batch that a stage runs first, after which values of the step leave it."""
+        """Return the first micro-batch of a stage, after which the stage sends values of the step."""
         row = self.schedule.ranks[self.step.rank]
         return next(a.microbatch for a in row if a.stage == stage and a.kind is Kind.FORWARD)
 
     def _transfer(self, event: Transfer) -> None:
         edge, microbatch = event.edge, event.microbatch
         assert isinstance(edge, CutEdge)
-        # the same number at both ends, another for every transfer of the step
+        # equal at both ends, and unique among the transfers of the step
         tag = self.partition.edges.index(edge) * self.schedule.microbatches + (microbatch or 0)
         shape = self.step.shape(edge.type, edge.placement, microbatch)
         name = f"{edge.name}{suffix(microbatch)}"
