@@ -1,4 +1,4 @@
-"""`fxdp explain module:factory [words]`: why values are placed as they are and collectives exist."""
+"""`fxdp explain module:factory [words]`: explain the placements of values and the reasons for collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxdp.reports.plan_data.details import Details
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
+    """Declare the options of the command."""
     declare_target(parser, mesh="dp=2")
     parser.add_argument(
         "words",
@@ -26,7 +26,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Explain what was asked for; nothing is an error."""
+    """Explain the subject; the exit code is 1 if the subject is unknown."""
     target = load_target(asked)
     mesh, options = mesh_asked(asked), Options.named(target.options)
     with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
@@ -46,7 +46,7 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def _find(details: Details, words: list[str]) -> Explained:
-    """All nodes, those that one word names, or those that have all of several words in their line."""
+    """Return the subject named by one word, or all nodes with each of the words in their line."""
     if len(words) == 1:
         return explained(details, words[0])
     rows = tuple(row for row in details.explanations if row.matches(words))

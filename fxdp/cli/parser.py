@@ -1,6 +1,6 @@
 """The command line: one subcommand, one file.
 
-Exit codes: 0 done, 1 a check failed or a program crashed, 2 a mistake in what was asked for.
+Exit codes: 0 done, 1 a check failed or a program crashed, 2 the arguments have a mistake.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _COMMANDS = {
     "rules": "list what fxdp does with each op of torch",
     "doctor": "what of fxdp works here: versions, shortcuts, a small model on ranks; text for an issue",
 }
-"""Each is a file beside this one, imported if it is asked for: torch alone takes seconds."""
+"""Commands; each is a file beside this one, imported on demand because torch alone takes seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = _parser(arguments).parse_args(arguments)
     if argv is None:
-        atexit.register(gc.unfreeze)  # else nanobind, which binds triton 3.9, reports all of it as leaked
-        gc.freeze()  # this process is the command: what it imported stays, and is not looked through again
+        atexit.register(gc.unfreeze)  # else nanobind, which binds triton 3.9, reports all objects as leaked
+        gc.freeze()  # this process is the command: imported objects stay, so the collector may skip them
     try:
         return _demo(asked) if asked.command == "demo" else int(asked.run(asked))
     except FxdpError as error:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The commands, and the options of the one that the arguments name."""
+    """Build the parser with all commands, and with the options of the command in the arguments."""
     named = next((word for word in arguments if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="fxdp", description="Automatic data parallelism for torch models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="fxdp's release and torch's")
@@ -75,7 +75,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Print which release of fxdp this is, and which torch there is, without importing that."""
+    """Action that prints the releases of fxdp and of torch without importing torch."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         try:
@@ -86,7 +86,7 @@ class _Version(argparse.Action):
 
 
 def _imported(name: str) -> Any:
-    """A module, and torch with it, of whose million new objects none is garbage: looking costs a second."""
+    """Import a module, and torch, without garbage collection, which would cost a second and free nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:

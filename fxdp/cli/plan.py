@@ -1,4 +1,4 @@
-"""`fxdp plan module:factory --mesh pp=2,dp=4`: what a step exchanges, what does not split, and its stages."""
+"""`fxdp plan module:factory --mesh pp=2,dp=4`: show the communication of a step, coverage and stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxdp.reports.plan_summary import Summary
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
+    """Declare the options of the command."""
     declare_target(parser, mesh="dp=2")
     parser.add_argument("--text", action="store_true", help="show the program of a rank, too")
     parser.add_argument("--values", action="store_true", help="value by value, no layers in one row")
@@ -33,7 +33,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Plan and show; the factory's batch is that of one rank."""
+    """Plan and show; the factory's batch is the batch of one rank."""
     for path in (asked.html, asked.svg):
         if path is not None and prints():
             check_file(path)
@@ -45,7 +45,7 @@ def run(asked: argparse.Namespace) -> int:
         with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
             plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
     except CaptureError as error:
-        if isinstance(error.plan, Plan):  # what is known, with the error in its place
+        if isinstance(error.plan, Plan):  # the known part of the plan, with the error
             _write(error.plan, asked)
             if asked.json:
                 _show_as_json(error.plan, asked)
@@ -72,11 +72,11 @@ def _show_as_json(plan: Plan, asked: argparse.Namespace) -> None:
 
 
 def _other(path: Path) -> Plan:
-    """The plan of a file.
+    """Read a plan from a file.
 
     Raises
     ------
-    InputError : there is no such file, or no plan of this version in it.
+    InputError : the file does not exist, or does not contain a plan of this version.
     """
     try:
         return Plan.from_json(path.read_text())
@@ -86,7 +86,7 @@ def _other(path: Path) -> Plan:
 
 
 def _show_differences(found: PlanDiff, asked: argparse.Namespace) -> None:
-    """A line for each, here for this plan and there for that of the file."""
+    """Show one line per difference; `here` is this plan, `there` the plan of the file."""
     if asked.json:
         show_json([asdict(row) for row in found.rows])
         return
@@ -95,7 +95,7 @@ def _show_differences(found: PlanDiff, asked: argparse.Namespace) -> None:
 
 
 def _staging(asked: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of stages and micro-batches; it goes before the factory's options."""
+    """Return the options for stages and micro-batches on the command line, which override the factory's."""
     names = ("microbatches", "schedule", "stages")
     found = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if "stages" in found:

@@ -1,4 +1,4 @@
-"""List what fxdp does with each op of torch: run it on each rank's part of the batch, or full."""
+"""List the rules for torch's ops: which run on each rank's part of the batch, and which run replicated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxdp.rules.op_table import counts, markdown, rule_rows, without_rule
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Declare the options of the command."""
     parser.add_argument("word", nargs="?", default="", help="only ops and families that contain it")
     parser.add_argument(
         "--missing", action="store_true", help="the ops of the installed torch that have no rule instead"

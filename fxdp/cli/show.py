@@ -1,4 +1,4 @@
-"""Printing what a command found: for people, or as JSON; of several ranks the first one alone prints."""
+"""Print results for people or as JSON; of several ranks, only the first prints."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fxdp.settings import Settings
 
 
 def prints() -> bool:
-    """Whether this process is the one that prints: torchrun starts the same command on all ranks."""
+    """Return whether this process prints: torchrun starts the same command on all ranks."""
     launch = Settings.from_environment().launch
     return launch is None or launch.rank == 0
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     if prints():
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def show(*parts: RenderableType) -> None:
-    """Tables and text on standard output; text is not wrapped where it goes to a file."""
+    """Print tables and text to standard output; text in a file is not wrapped."""
     if not prints():
         return
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
@@ -35,13 +35,13 @@ def show(*parts: RenderableType) -> None:
 
 
 def columns() -> int:
-    """The width of the terminal; 80 where there is none."""
+    """Return the width of the terminal; 80 without a terminal."""
     return Console().width
 
 
 @contextlib.contextmanager
 def working(words: str) -> Iterator[None]:
-    """Say what takes its time, on a terminal; gone when it is done."""
+    """Show a status text on the terminal until the block ends."""
     console = Console(stderr=True)
     with console.status(words) if console.is_terminal and prints() else contextlib.nullcontext():
         yield

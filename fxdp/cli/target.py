@@ -1,4 +1,4 @@
-"""The model that a command looks at: `module:factory` or `file.py:factory`, and the mesh it is meant for."""
+"""Load the model for a command from `module:factory` or `file.py:factory`, and parse the mesh."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _RETURNS = (
 
 @dataclass(frozen=True)
 class Target:
-    """A model with an example batch and the options that its factory gave."""
+    """A model with an example batch and the options given by the factory."""
 
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
-    """The factory's line, and the loss function's: what runs no line of the user's is said to be there."""
+    """The lines of the factory and the loss function, named as location of ops without a line of the user."""
 
 
 def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
-    """Declare what all commands ask for."""
+    """Declare the arguments that several commands share."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{_FACTORY}{option_lines()}\n\n--mesh:\n{mesh_grammar(ON_COMMAND_LINE)}"
     parser.add_argument(
@@ -70,7 +70,7 @@ def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
 
 
 def option_lines() -> str:
-    """The options of `fxdp.compile`, each with what its docstring says first."""
+    """Return the options of `fxdp.compile`, each with the first sentence of its documentation."""
     said = inspect.getdoc(fxdp.compile) or ""
     shown = []
     for name, parameter in inspect.signature(fxdp.compile).parameters.items():
@@ -85,11 +85,11 @@ def option_lines() -> str:
 
 
 def load_target(asked: argparse.Namespace) -> Target:
-    """The target that was asked for; options of the command line go before the factory's.
+    """Load the target named by the arguments; options of the command line override the factory's.
 
     Raises
     ------
-    InputError : no such module or function, or one that returns something else.
+    InputError : the module or function does not exist, or the function returns an unexpected value.
     """
     with working(f"loading {asked.target}"):
         factory = _find(asked.target)
@@ -103,11 +103,11 @@ def load_target(asked: argparse.Namespace) -> Target:
 
 
 def mesh_asked(asked: argparse.Namespace) -> dict[str, int]:
-    """The sizes of the mesh that was asked for.
+    """Return the sizes of the mesh in the arguments.
 
     Raises
     ------
-    MeshError : they cannot be read.
+    MeshError : the mesh cannot be parsed.
     """
     return parse_mesh(asked.mesh, ON_COMMAND_LINE)
 
@@ -135,7 +135,7 @@ def _import(where: str, text: str) -> ModuleType:
         if where.endswith(".py"):
             return _import_file(Path(where))
         return importlib.import_module(where)
-    except Exception as error:  # whatever the user's module raises while it is imported
+    except Exception as error:  # the user's module may raise any exception on import
         raise InputError(f"{text}: cannot import {where}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove("")
@@ -156,7 +156,7 @@ def _call(factory: Callable[[], Any], text: str) -> Any:
         return factory()
     except FxdpError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise any exception
         raise InputError(f"{text} raised {type(error).__name__}: {error}. --debug shows where") from error
 
 

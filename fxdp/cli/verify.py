@@ -1,4 +1,4 @@
-"""`fxdp verify module:factory --mesh dp=4`: exit code 0 where the program equals one device, 1 where not."""
+"""`fxdp verify module:factory --mesh dp=4`: exit code 0 if the program equals one device, 1 if not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxdp.errors import InputError
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
+    """Declare the options of the command."""
     declare_target(parser, mesh="dp=4")
     parser.add_argument(
         "--split", action="append", metavar="5,2,0,1", help="samples per rank; repeat for several splits"
@@ -24,7 +24,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Verify, show the report, and say by the exit code whether all is equal."""
+    """Verify, show the report, and return 0 if all values are equal."""
     splits = None if asked.split is None else [_split(text) for text in asked.split]
     target = load_target(asked)
     mesh = mesh_asked(asked)

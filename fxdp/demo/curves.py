@@ -1,4 +1,4 @@
-"""Loss curves as a picture, drawn without a display."""
+"""Draw loss curves to a file, without a display."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there; it comes with `fxdp[demo]`."""
+    """Return whether matplotlib is installed, as by `fxdp[demo]`."""
     return find_spec("matplotlib") is not None
 
 
 def differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """How far each loss is from the reference's, relative to that."""
+    """Return the difference of each loss from the reference, relative to the reference."""
     return [abs(loss - expected) / abs(expected) for loss, expected in zip(losses, reference, strict=True)]
 
 
@@ -25,7 +25,7 @@ def draw_curves(
     title: str,
     floor: float = 1e-9,
 ) -> None:
-    """Write a picture of two runs: both losses above, their relative difference (at least `floor`) below."""
+    """Write a picture of two runs: both losses above, the relative difference (at least `floor`) below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The text of Python's own language reference, in batches that every rank agrees on.
+"""The text of Python's language reference, in batches that are equal on all ranks.
 
 With a global batch of five on two ranks:
 
@@ -18,17 +18,17 @@ VOCABULARY = 256  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Sequences of bytes and, for each byte, the one that follows."""
+    """Sequences of bytes, with the next byte for each byte."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
 
     def to(self, device: torch.device) -> TextBatch:
-        """The same batch on another device."""
+        """Return the batch on a different device."""
         return TextBatch(self.tokens.to(device), self.targets.to(device))
 
     def part(self, rank: int, ranks: int) -> TextBatch:
-        """The rows of one rank."""
+        """Return the rows of one rank."""
         rows = share(len(self.tokens), rank, ranks)
         return TextBatch(self.tokens[rows], self.targets[rows])
 
@@ -41,12 +41,12 @@ class Corpus:
 
     @classmethod
     def from_standard_library(cls) -> Corpus:
-        """The help texts of `pydoc_data.topics`: about 450,000 bytes of English and Python."""
+        """Return the help texts of `pydoc_data.topics`: about 450,000 bytes of English and Python."""
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         return cls(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long())
 
     def batch(self, step: int, size: int, length: int) -> TextBatch:
-        """The global batch of a step: `size` passages drawn from the step number alone."""
+        """Return the global batch of a step: `size` passages drawn from the step number alone."""
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(self.text) - length, (size,), generator=generator)
         passages = self.text[starts[:, None] + torch.arange(length + 1)]
@@ -54,7 +54,7 @@ class Corpus:
 
 
 def share(rows: int, rank: int, ranks: int) -> slice:
-    """The contiguous rows of one rank; the first ranks have one more where it does not divide."""
+    """Return the contiguous rows of one rank; the first ranks have one row more if the rows do not divide."""
     full, more = divmod(rows, ranks)
     start = rank * full + min(rank, more)
     return slice(start, start + full + (rank < more))

@@ -1,4 +1,4 @@
-"""A small GPT in plain PyTorch: nothing in it knows of ranks."""
+"""A small GPT in plain PyTorch, without any knowledge of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mix each position with those before it."""
+        """Mix each position with earlier positions."""
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -52,14 +52,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add what the layer has to say to the residual stream."""
+        """Add the output of the layer to the residual stream."""
         x = x + self.attention(self.norm1(x))
         mlp: torch.Tensor = self.mlp(self.norm2(x))
         return x + mlp
 
 
 class GPT(nn.Module):
-    """A GPT-2-style language model; given targets, it returns its mean cross-entropy."""
+    """A GPT-2-style language model, which returns the mean cross-entropy if targets are given."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

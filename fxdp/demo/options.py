@@ -1,4 +1,4 @@
-"""What the user may ask of `fxdp demo`."""
+"""The options of `fxdp demo`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """One demonstration; `ranks` is None where the launcher's world is taken as it is."""
+    """The options of one demonstration; `ranks` is None for the number of ranks of the launcher."""
 
     ranks: int | None = None
     steps: int = 100
@@ -29,9 +29,9 @@ class DemoOptions:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative difference of two losses that still counts as rounding.
+        """The largest relative difference of two losses that counts as rounding.
 
-        Rounding errors grow with the steps: in float32 to 4e-7 in 100. The mean of two unequal ranks'
+        Rounding errors grow with the steps: in float32 to 4e-7 in 100 steps. The mean of two unequal ranks'
         means, the mildest mistake, shows as 1e-3. Transformers computes its loss in float32.
         """
         if self.dtype is torch.float64:
@@ -62,7 +62,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_options(asked: argparse.Namespace) -> DemoOptions:
-    """The checked options; mistakes are found here, before any process starts."""
+    """Check the arguments and return the options, before any process starts."""
     if asked.steps < 1:
         raise InputError(f"--steps {asked.steps}: at least one step is needed.")
     if asked.batch < 1:
@@ -85,7 +85,7 @@ def demo_options(asked: argparse.Namespace) -> DemoOptions:
 
 
 def data_ranks(mesh: str) -> int:
-    """The ranks in a mesh such as `dp=2`, the only axis that the demonstration knows."""
+    """Return the number of ranks of a mesh such as `dp=2`, the only axis of the demonstration."""
     axis, _, size = mesh.partition("=")
     if axis.strip() != "dp":
         raise MeshError(f"--mesh {mesh}: got axis {axis.strip()!r}, expected dp, as in --mesh dp=2.")

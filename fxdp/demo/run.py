@@ -1,4 +1,4 @@
-"""The demonstration: one device trains the global batch, then all ranks train their parts of it."""
+"""The demonstration: one device trains on the global batch, then all ranks train on their parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands: its rank among all, and its device."""
+    """The position of this process: rank, number of ranks, and device."""
 
     rank: int
     ranks: int
@@ -35,11 +35,11 @@ class Place:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run on the launcher's ranks, or launch them; return the exit code.
+    """Run on the launcher's ranks, or launch ranks; return the exit code.
 
     Raises
     ------
-    MeshError : fewer GPUs than ranks, or the launcher has started another number of ranks.
+    MeshError : fewer GPUs than ranks, or the launcher has started a different number of ranks.
     RankFailedError : a rank that was launched here failed.
     """
     launched = Settings.from_environment().launch
@@ -67,7 +67,7 @@ def _place(options: DemoOptions, launched: Launch) -> tuple[int, int, int]:
 def _check_device(options: DemoOptions, needed: int) -> None:
     if options.device != "cuda":
         return
-    found = torch.cuda.device_count()  # `is_available` would open CUDA, which forks could not use then
+    found = torch.cuda.device_count()  # `is_available` would initialize CUDA, which breaks later forks
     if found < needed:
         raise MeshError(
             f"--device cuda: got {found} GPUs, expected {needed}, one per rank. "
@@ -77,7 +77,7 @@ def _check_device(options: DemoOptions, needed: int) -> None:
 
 @contextmanager
 def _mesh(place: Place) -> Iterator[DeviceMesh | None]:
-    """The mesh of all ranks, while it lasts; none is needed for one rank."""
+    """Yield the mesh of all ranks; None for a single rank."""
     kind = place.device.type
     if kind == "cuda":
         torch.cuda.set_device(place.device)
@@ -105,7 +105,7 @@ def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
 
 
 def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve | None:
-    """Train the plain model on rank 0; the others wait, step by step, so that none waits for long."""
+    """Train the plain model on rank 0; ranks meet at a barrier each step, so that no wait is long."""
     if place.rank != 0:
         for _ in range(options.steps):
             dist.barrier()
@@ -125,7 +125,7 @@ def _waited_for(place: Place, steps: Iterator[TrainingStep]) -> Iterator[Trainin
 def _all_ranks(
     console: Console, options: DemoOptions, place: Place, mesh: DeviceMesh | None
 ) -> tuple[Curve, Plan]:
-    """Train the compiled model on all ranks, each on its part of the same batches."""
+    """Train the compiled model on all ranks, each on its part of the batches."""
     model = make_model(options, place.device)
     compiled = fxdp.compile(model, mesh, compute=options.compute)
     batches = (batch.part(place.rank, place.ranks) for batch in _batches(options, place.device))

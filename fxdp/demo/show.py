@@ -1,4 +1,4 @@
-"""What the user sees of the demonstration."""
+"""The output of the demonstration on the terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NO_PICTURE = "no picture: matplotlib is not installed (pip install 'fxdp[demo]'
 
 
 def count_ranks(ranks: int) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return `1 rank` or `2 ranks`."""
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def announce(console: Console, options: DemoOptions, ranks: int) -> None:
-    """Say what is about to happen."""
+    """Print a description of the two runs."""
     dtype = str(options.dtype).removeprefix("torch.")
     console.print(
         f"A GPT with 4 layers learns the text of pydoc_data.topics, {options.batch} passages of {LENGTH} "
@@ -44,7 +44,7 @@ def announce(console: Console, options: DemoOptions, ranks: int) -> None:
 def watched(
     console: Console, name: str, options: DemoOptions, steps: Iterable[TrainingStep], first: str = ""
 ) -> Curve:
-    """Run the steps under a bar with loss and tokens per second; `first` says what comes before them."""
+    """Run the steps with a progress bar: loss, tokens per second; `first` names the work before step 1."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -69,7 +69,7 @@ def watched(
 def summarize(
     console: Console, options: DemoOptions, ranks: int, reference: Curve, curve: Curve, plan: Plan
 ) -> int:
-    """Show both runs and the communication, draw the picture, and judge the difference."""
+    """Print both runs and the communication, draw the picture, and return 0 if the losses agree."""
     difference = largest_difference(curve, reference)
     console.print(_losses(options, ranks, reference, curve))
     console.print(communication_table(plan.communication))

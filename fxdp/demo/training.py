@@ -1,4 +1,4 @@
-"""The plain training loop: the same lines train one device and all ranks."""
+"""The plain training loop, shared by one device and all ranks."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Curve:
 
     @property
     def step_seconds(self) -> float:
-        """The median step, the first left out where there are others: it may compile."""
+        """The median time of a step; the first step, which may compile, counts only if there is no second."""
         return median(step.seconds for step in self.steps[1:] or self.steps)
 
 
 def largest_difference(curve: Curve, reference: Curve) -> float:
-    """The largest difference of two runs' losses, relative to the reference's."""
+    """Return the largest difference between the losses of two runs, relative to the reference."""
     found = differences(curve.losses, reference.losses)
     return float("inf") if any(map(isnan, found)) else max(found)  # nan is no agreement
 
 
 def make_model(options: DemoOptions, device: torch.device) -> nn.Module:
-    """The model to train; every call makes the same parameters."""
+    """Return the model to train; every call creates equal parameters."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(VOCABULARY, LENGTH)) if options.model == "plain" else _transformers_gpt2()
     return model.to(device, options.dtype)
@@ -73,7 +73,7 @@ def _transformers_gpt2() -> nn.Module:
         n_embd=size.width,
         n_layer=size.layers,
         n_head=size.heads,
-        resid_pdrop=0.0,  # one device draws other masks than several ranks
+        resid_pdrop=0.0,  # dropout masks of one device differ from masks of several ranks
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         bos_token_id=0,
@@ -85,7 +85,7 @@ def _transformers_gpt2() -> nn.Module:
 
 
 def call(options: DemoOptions, model: Callable[..., object], batch: TextBatch) -> torch.Tensor:
-    """The loss of one batch; transformers shifts the targets by itself."""
+    """Return the loss of one batch; transformers shifts the targets by itself."""
     if options.model == "plain":
         loss = model(batch.tokens, batch.targets)
     else:

@@ -1,10 +1,10 @@
-"""Accelerate: `compile_accelerator(Accelerator())`, and `prepare` compiles where it wrapped in DDP.
+"""Accelerate: after `compile_accelerator(Accelerator())`, `prepare` compiles models and uses no DDP.
 
     accelerator = compile_accelerator(Accelerator())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-What is prepared by it is one device's: a loader gives each rank its part of each batch without repeating
-samples, `gather` takes parts of other sizes, and the loss that a model returns is that of the global batch.
+The results are those of one device: a prepared loader gives each rank its part of each batch without repeated
+samples, `gather` accepts parts of different sizes, and a model returns the loss of the global batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 
 
 def compile_accelerator(accelerator: A, **options: Any) -> A:
-    """Let `prepare` compile models with these options of `fxdp.compile`; gives the accelerator itself.
+    """Make `prepare` compile models with these options of `fxdp.compile`; return the accelerator itself.
 
-    A model that is compiled already is taken as it is.
+    A model that is already compiled is not compiled again.
 
     Raises
     ------
-    InputError : the accelerator shards models, or has a plugin that takes the place of this one.
+    InputError : the accelerator shards models, or has a plugin that would replace fxdp.
     """
     found: Any = accelerator
     check_replicated(options)
@@ -54,7 +54,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
 
 @dataclass
 class Compiling:
-    """What an accelerator does with models, loaders and results in the place of its own methods."""
+    """Replacements for the accelerator's methods for models, loaders and results."""
 
     accelerator: Any
     options: dict[str, Any]
@@ -70,15 +70,15 @@ class Compiling:
     def model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> fxdp.CompiledModule:
-        """The compiled model, on its device and with autocast around it where there is mixed precision."""
+        """Return the compiled model on the accelerator's device, with autocast for mixed precision."""
         place = self.accelerator.device_placement if device_placement is None else device_placement
         compiled = self._compiled_of(model, place)
         if vars(compiled).get("_is_accelerate_prepared", False):
             self._model(compiled)
             return compiled
-        # two attributes that Accelerate sets are the compiled module's own, not the model's
+        # two attributes set by Accelerate belong to the compiled module, not to the model
         vars(compiled).update(_original_forward=None, _is_accelerate_prepared=False)
-        self._model(compiled, device_placement=False, evaluation_mode=True)  # that is, without DDP
+        self._model(compiled, device_placement=False, evaluation_mode=True)  # without DDP
         compiled._is_accelerate_prepared = True
         return compiled
 
@@ -91,11 +91,11 @@ class Compiling:
         return self._compiled[id(model)]
 
     def loader(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
-        """The loader of this rank's parts.
+        """Return a loader of this rank's parts.
 
         Raises
         ------
-        InputError : its last batch would be filled up with samples of the first.
+        InputError : the last batch would be filled with samples of the first batch.
         """
         own = self.accelerator
         if own.num_processes > 1:
@@ -108,23 +108,23 @@ class Compiling:
         return parts
 
     def gather(self, tensors: Any) -> Any:
-        """All ranks' rows, in their order, as many as each has."""
+        """Return the rows of all ranks in rank order; ranks may have different numbers of rows."""
         if self.accelerator.num_processes == 1:
             return tensors
         return recursively_apply(_gathered, tensors, error_on_other_type=True)
 
     def unwrapped(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The user's model."""
+        """Return the user's model."""
         found = model.module if isinstance(model, fxdp.CompiledModule) else model
         return self._unwrapped(found, *args, **kwargs)
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
-    """Refuse a loader that Accelerate itself would cut, other than one device's batches are.
+    """Raise for a loader that Accelerate itself would split differently from one device's batches.
 
     Raises
     ------
-    InputError : names what to give instead.
+    InputError : with the loader that is expected instead.
     """
     if isinstance(loader.sampler, BatchSampler):
         raise fxdp.InputError(
@@ -139,7 +139,7 @@ def _check_loader(loader: DataLoader[Any]) -> None:
 
 
 def _loader_of_parts(prepared: Any, rank: int, world: int) -> Any:
-    """A loader as Accelerate prepared it, with this rank's part of one device's batches."""
+    """Return a copy of a prepared loader with this rank's part of one device's batches."""
     shard = prepared.batch_sampler
     return DataLoaderShard(
         prepared.dataset,
@@ -154,7 +154,7 @@ def _loader_of_parts(prepared: Any, rank: int, world: int) -> Any:
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The rows of all ranks, of which each may have another number; a number counts as one row."""
+    """Gather the rows of all ranks, which may differ in number; a scalar counts as one row."""
     rows = tensor if tensor.ndim else tensor[None]
     counts = gather(torch.tensor([len(rows)], device=tensor.device)).tolist()
     most = max(counts)

@@ -1,11 +1,11 @@
-"""One device's batches, cut into the ranks' parts; nothing is repeated, whatever the last batch's size.
+"""Split one device's batches into parts for the ranks, without repeated samples in the last batch.
 
     one device    [0 1 2 3] [4 5 6 7] [8 9 10]     of a loader with batches of 2 on each of 2 ranks
     rank 0        [0 1]     [4 5]     [8 9]
-    rank 1        [2 3]     [6 7]     [10]         a rank may have an empty part: [], of which a batch is made
+    rank 1        [2 3]     [6 7]     [10]         a part may be empty: [], from which a batch is made
 
-Frameworks that reduce gradients by themselves fill up the last batch with samples of the first one, so that
-every rank has as many. A compiled module takes uneven and empty parts.
+Frameworks that reduce gradients by themselves fill the last batch with samples of the first batch, so that
+every rank has equally many. A compiled module takes uneven and empty parts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import fxdp
 
 
 class BatchParts(BatchSampler):
-    """This rank's part of each batch.
+    """Batch sampler that yields this rank's part of each batch.
 
     Parameters
     ----------
-    batches : the indices of all ranks, the same on each of them.
-    rank, world : whose part.
-    split : whether one of these batches is one device's; if not, `world` of them in a row are.
-    agree : makes all ranks' batches of an epoch those of the first rank, where samplers draw by themselves.
+    batches : a batch sampler for all ranks, equal on each rank.
+    rank, world : this rank and the number of ranks.
+    split : True if each given batch is one device's batch; False if `world` consecutive batches are.
+    agree : returns the first rank's batches of an epoch on all ranks, for samplers that draw on each rank.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BatchParts(BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """What chooses the samples."""
+        """The sampler that chooses the samples."""
         return self.batch_sampler.sampler
 
     @sampler.setter
@@ -59,7 +59,7 @@ class BatchParts(BatchSampler):
 
     @property
     def _taken(self) -> int:
-        """How many of the given batches are one of one device."""
+        """The number of given batches that make up one device's batch."""
         return 1 if self.split_batches else self.num_processes
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -74,7 +74,7 @@ class BatchParts(BatchSampler):
 
 
 def part(samples: Sequence[Any], rank: int, world: int) -> list[Any]:
-    """A rank's samples, in the order of the batch; the first ranks have one more if it does not divide."""
+    """Return a rank's samples, in the order of the batch; the first ranks have one more if needed."""
     least, more = divmod(len(samples), world)
     start = rank * least + min(rank, more)
     return list(samples[start : start + least + (rank < more)])
@@ -84,27 +84,27 @@ _MADE_OF = (
     "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
 )  # fmt: skip
-"""What a `DataLoader` is made of, beside dataset, batches and what makes a batch of samples."""
+"""Constructor arguments of a `DataLoader`, except dataset, batches and collate function."""
 
 
 def loader_arguments(loader: Any, batches: BatchParts) -> dict[str, Any]:
-    """The arguments of a loader like this one that gives the ranks' parts."""
+    """Return the arguments of a loader that is configured like `loader` and yields the ranks' parts."""
     found = {name: getattr(loader, name) for name in _MADE_OF if hasattr(loader, name)}
     return found | {"batch_sampler": batches, "collate_fn": PartCollate(loader.collate_fn, loader.dataset)}
 
 
 def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """One device's loader as one that gives this rank its part of each batch, for loops of your own.
+    """Return a loader that yields this rank's part of each batch, for your own training loops.
 
-    The ranks of `torch.distributed` take the order of rank 0. On one rank it is the loader itself.
+    All ranks of `torch.distributed` use the order of rank 0. A single rank gets the loader itself.
 
     Parameters
     ----------
-    loader : makes the batches of all ranks together, of a dataset with indices.
+    loader : makes the batches of all ranks together, from a dataset with indices.
 
     Raises
     ------
-    InputError : the loader reads a stream, of which nobody knows the batches, or its samples have no numbers.
+    InputError : the loader reads a stream, so the batches are unknown, or the samples have no indices.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return loader
@@ -114,11 +114,11 @@ def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def check_batches(loader: DataLoader[Any]) -> None:
-    """Refuse a loader of which nobody knows the batches.
+    """Raise if the batches of a loader are unknown.
 
     Raises
     ------
-    InputError : it reads a stream, or makes no batches.
+    InputError : the loader reads a stream, or makes no batches.
     """
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise fxdp.InputError(
@@ -128,7 +128,7 @@ def check_batches(loader: DataLoader[Any]) -> None:
 
 
 def _of_first_rank(batches: list[list[int]]) -> list[list[int]]:
-    """The batches of rank 0; as numbers, so that nothing of another rank's is unpickled."""
+    """Return the batches of rank 0, sent as numbers, so that no data of a rank is unpickled."""
     indices = [index for batch in batches for index in batch]
     if not all(isinstance(index, int) for index in indices):
         raise fxdp.InputError(
@@ -148,19 +148,19 @@ def _of_first_rank(batches: list[list[int]]) -> list[list[int]]:
 
 
 class PartCollate:
-    """Makes a batch of samples, also of none: then it is that of one sample, cut off."""
+    """Collate function that also makes an empty batch, from one sample that is cut off."""
 
     def __init__(self, collate: Callable[[Any], Any], dataset: Any) -> None:
         self.collate = collate
         self._dataset = dataset
 
     def __call__(self, samples: Any) -> Any:
-        """The batch of this rank's samples."""
+        """Return the batch of this rank's samples."""
         return self.collate(samples) if len(samples) else emptied(self.collate([self._dataset[0]]))
 
 
 def emptied(batch: Any) -> Any:
-    """A batch without its samples."""
+    """Return a batch with all samples removed."""
     if isinstance(batch, Tensor):
         return batch[:0] if batch.ndim else batch
     if isinstance(batch, Mapping):

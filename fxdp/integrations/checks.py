@@ -1,4 +1,4 @@
-"""What no trainer can be given."""
+"""Checks of options that no trainer supports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import fxdp
 
 
 def check_replicated(options: Mapping[str, Any]) -> None:
-    """Refuse options by which parameters become others than those that an optimizer has already.
+    """Raise for options that replace parameters for which an optimizer already exists.
 
     Raises
     ------
-    InputError : `strategy="shard"`.
+    InputError : `strategy` is not `"replicate"`.
     """
     strategy = options.get("strategy", "replicate")
     if strategy != "replicate":

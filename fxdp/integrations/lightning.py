@@ -1,10 +1,11 @@
 """Lightning: `Trainer(strategy=FxdpStrategy())`, and Fabric: `Fabric(strategy=FxdpFabricStrategy())`.
 
-Of a LightningModule each entire step is a program, `training_step` as well as `validation_step`: the loss is
-that of the global batch on every rank, whatever the parts. What a step logs becomes an output of the program,
-and is logged after it. Of a module that Fabric sets up the forward is a program.
+Each full step of a LightningModule (`training_step`, `validation_step`) is a program: on every rank the loss
+is the loss of the global batch, for any sizes of the local batches. Logged values become outputs of the
+program and are logged afterwards. With Fabric, the forward of a module is a program.
 
-Loaders keep their order; batches are cut into the ranks' parts, without repeating samples in the last one.
+Loaders keep their order; batches are split into parts for the ranks, without repeated samples in the last
+batch.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fxdp.integrations.checks import check_replicated
 
 
 class FxdpStrategy(DDPStrategy):
-    """Trains a LightningModule by fxdp; the options are those of `fxdp.compile`.
+    """Strategy that trains a LightningModule with fxdp; the options are those of `fxdp.compile`.
 
-    A module of which a part is compiled already runs as it is; then its loss should be one of `loss_fn=`.
+    A module with a compiled submodule runs unchanged; then the loss should be one of `loss_fn=`.
     """
 
     strategy_name = "fxdp"
@@ -42,39 +43,39 @@ class FxdpStrategy(DDPStrategy):
         self._steps: dict[str, Callable[..., Any]] = {}
 
     def setup(self, trainer: Any) -> None:
-        """Keep the loaders' own samplers: Lightning's would shuffle, and repeat samples."""
+        """Keep the loaders' own samplers: Lightning's sampler would shuffle and repeat samples."""
         trainer._accelerator_connector.use_distributed_sampler = False
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader of this rank's parts."""
+        """Return a loader of this rank's parts."""
         return _parts_of(dataloader, self)
 
     def configure_ddp(self) -> None:
-        """Nothing is wrapped."""
+        """Do not wrap the model."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the global batch."""
+        """Run the module's own step on the global batch."""
         with self.precision_plugin.train_step_context():
             return self._step("training_step")(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the global batch."""
+        """Run the module's own step on the global batch."""
         with self.precision_plugin.val_step_context():
             return self._step("validation_step")(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, of the global batch."""
+        """Run the module's own step on the global batch."""
         with self.precision_plugin.test_step_context():
             return self._step("test_step")(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own; its outputs are this rank's rows."""
+        """Run the module's own step; the outputs are this rank's rows."""
         with self.precision_plugin.predict_step_context():
             return self._step("predict_step")(*args, **kwargs)
 
     def _step(self, name: str) -> Callable[..., Any]:
-        if name not in self._steps:  # made at the first step, when the module has all its attributes
+        if name not in self._steps:  # created at the first step, when the module has all attributes
             module = self.lightning_module
             assert module is not None
             own = getattr(module, name)
@@ -83,13 +84,13 @@ class FxdpStrategy(DDPStrategy):
         return self._steps[name]
 
     def teardown(self) -> None:
-        """Forget the programs of this fit."""
+        """Drop the programs of this fit."""
         self._steps.clear()
         super().teardown()
 
 
 class FxdpFabricStrategy(FabricDDPStrategy):
-    """Lets `fabric.setup` compile modules; the options are those of `fxdp.compile`."""
+    """Strategy for which `fabric.setup` compiles modules; the options are those of `fxdp.compile`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -99,28 +100,28 @@ class FxdpFabricStrategy(FabricDDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
-        """None: keep the loaders' own samplers."""
+        """None, to keep the loaders' own samplers."""
         return None
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader of this rank's parts."""
+        """Return a loader of this rank's parts."""
         return _parts_of(dataloader, self)
 
     def setup_module(self, module: nn.Module) -> Any:
-        """The compiled module."""
+        """Return the compiled module."""
         return module if isinstance(module, fxdp.CompiledModule) else fxdp.compile(module, **self._options)
 
 
 class _NothingToBlock:
-    """Each backward sums its gradients over the ranks: accumulated ones are exact at any time."""
+    """Stand-in for Fabric's control of gradient synchronization; each backward of fxdp sums over ranks."""
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """What `fabric.no_backward_sync` does."""
+        """Return a context for `fabric.no_backward_sync` that does nothing."""
         return contextlib.nullcontext()
 
 
 class LoggingStep(nn.Module):
-    """A step of a LightningModule: what it returns, and what it logs."""
+    """A step of a LightningModule as a module that returns the step's output and logged values."""
 
     def __init__(self, own: Callable[..., Any], module: LightningModule) -> None:
         super().__init__()
@@ -128,9 +129,9 @@ class LoggingStep(nn.Module):
         self._own = own
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's step, with the size of the global batch for what is logged without one."""
+        """Run the module's step, with the size of the global batch for values logged without a batch size."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        size = next((t.shape[0] for t in tensors if t.ndim), 1)  # a symbol: that of the global batch
+        size = next((t.shape[0] for t in tensors if t.ndim), 1)  # a symbol: the size of the global batch
         logged: list[Any] = []
 
         def log(name: str, value: Any, *rest: Any, **how: Any) -> None:
@@ -171,7 +172,7 @@ def _compiled_step(
 
 
 class _Unread:
-    """Stands for what a program of all steps must not read."""
+    """Placeholder for an argument that a program for all steps must not read."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -190,7 +191,7 @@ class _Unread:
 
 
 class _NoTrainer:
-    """The trainer, whose counters would stay as the first step found them."""
+    """Placeholder for the trainer, because a program would keep the counters of the first step."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _unknown(f"self.trainer.{name}")
@@ -205,7 +206,7 @@ def _unknown(name: str) -> fxdp.CaptureError:
 
 @contextlib.contextmanager
 def _unreadable(module: LightningModule, log: Callable[..., None]) -> Iterator[None]:
-    """Inside, `self.log` is the given one, and the trainer with its counters cannot be read."""
+    """Replace `self.log`, and make the trainer and its counters unreadable, inside the block."""
     names = vars(module)
     trainer = names["_trainer"]
     names.update(_trainer=_NoTrainer(), log=log)
@@ -222,11 +223,11 @@ def _is_compiled_inside(module: nn.Module) -> bool:
 
 
 def _parts_of(loader: Any, strategy: Any) -> Any:
-    """A loader of this rank's parts of one device's batches; one whose sampler knows its rank stays as it is.
+    """Return a loader of this rank's parts; a loader whose sampler knows the rank is returned unchanged.
 
     Raises
     ------
-    InputError : it reads a stream, of which nobody knows the batches.
+    InputError : the loader reads a stream, so the batches are unknown.
     """
     done = (DistributedSampler, BatchParts)
     if strategy.world_size == 1 or not isinstance(loader, DataLoader):

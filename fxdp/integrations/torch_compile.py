@@ -2,16 +2,16 @@
 
     frame of the model's forward  --  Dynamo  -->  graph  --  here  -->  TracedModel  --  as by fxdp.compile
 
-Dynamo traces on each rank alone, for the sizes of that rank's part of the batch. So its graph is traced anew
-with symbols as the batch sizes, its own guards on these are dropped, as the program serves all of them, and
-what they asked is asked of the global batch. The ranks compare their graphs at each call.
+Dynamo traces on each rank alone, for the sizes of the local batch. Therefore the graph is traced again with
+symbols as batch sizes, and Dynamo's guards on these sizes are dropped, because the program serves all sizes;
+conditions that the guards checked are checked for the global batch. The ranks compare graphs at each call.
 
-`fullgraph=True` is demanded: without it torch runs what it cannot trace as ordinary code, on one rank's part
-of the batch, and parameters that are used there would get this rank's gradients; no backend is told of it.
-The refusal lists each place where torch breaks off, with its line and reason.
+`fullgraph=True` is required: without it torch runs code that it cannot trace as ordinary Python on the local
+batch. Parameters used there would get local gradients, and torch does not notify the backend.
+The refusal lists each graph break with line and reason.
 
-`options={"graph_breaks": True}` is the user's promise that this code treats samples one by one. Then each
-graph is a program of its own (`module/between_graphs.py`), and what of the promise can be checked is.
+With `options={"graph_breaks": True}` the user promises that this code treats samples one by one. Then each
+graph is a program of its own (`module/between_graphs.py`), and fxdp checks the promise as far as possible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
 from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
 
-# pip tells torch by an entry point; this is for who runs fxdp from a folder
+# pip registers the backend by an entry point; this line is for fxdp used from a folder
 offer_backend("fxdp", f"{__name__}:backend")
 
 
@@ -45,10 +45,11 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """What `torch.compile` calls with each graph.
+    """Compile one graph for `torch.compile`.
 
-    `options` are those of `fxdp.compile`, `mesh` and `graph_breaks`. A graph that is refused becomes a
-    function that raises: an error from here would be torch's, and it may be told to go on without a backend.
+    `options` are the options of `fxdp.compile`, `mesh` and `graph_breaks`. A refused graph becomes a function
+    that raises: an error raised here would be reported as torch's, and torch may be configured to continue
+    without a backend.
     """
     try:
         chosen = _chosen(mode, options)
@@ -59,7 +60,7 @@ def backend(
 
 
 def _full(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
-    """A call that is one graph."""
+    """Compile a call that is one graph."""
     prefix = chosen.options.batch_dims
     read = read_graph(gm, frame, lambda given: batch_dim(given, prefix, frame))
     chosen.check_losses(read.losses)
@@ -67,11 +68,11 @@ def _full(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> Trac
 
 
 def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
-    """A graph of a call that torch may break into several.
+    """Compile one graph of a call that torch may break into several graphs.
 
     Raises
     ------
-    InputError : an option that entire calls have only; a value between graphs that cannot be told.
+    InputError : an option that works only for full calls, or an unsupported value between graphs.
     """
     chosen.check_parts()
     call, end = outer_call(), graph_end(gm)
@@ -93,11 +94,11 @@ def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOption
 
 
 def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
-    """The options, checked.
+    """Check the options.
 
     Raises
     ------
-    InputError : unknown ones, with those that are near; those that need the model itself.
+    InputError : unknown options, with similar names; options that need the model itself.
     """
     named = dict(given or {})
     known = [*list(inspect.signature(fxdp.compile).parameters)[1:], "graph_breaks"]
@@ -125,20 +126,20 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as one writes it; a name for what has no such text."""
+    """Return a value as Python source; a name for values without such a text."""
     plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict))
     return repr(value) if plain else getattr(value, "__name__", "...")
 
 
 class _Refusing:
-    """Raises the error at each call; of a call that torch breaks, with all places where it does."""
+    """Callable that raises the error at each call, with all graph breaks if there are any."""
 
     def __init__(self, error: fxdp.InputError) -> None:
         self._error = error
         self._more: str | None = None
 
     def __call__(self, *_: Any) -> NoReturn:
-        """Torch calls this in the place of the graph.
+        """Raise the error; torch calls this instead of the graph.
 
         Raises
         ------

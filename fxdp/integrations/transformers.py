@@ -1,11 +1,12 @@
-"""Trainer of transformers: `compile_trainer(Trainer(...))`, and it trains with the numbers of one device.
+"""Transformers: `compile_trainer(Trainer(...))` makes the Trainer compute the numbers of one device.
 
     trainer = compile_trainer(Trainer(model, args, train_dataset=data))
     trainer.train()
 
-Left alone, Trainer multiplies a loss by the number of ranks, as DistributedDataParallel divides gradients
-by it. Here all of `compute_loss` is a program of the global batch: label smoothing, `compute_loss_func`
-and losses of subclasses are exact, too. Batches are cut into parts as in `fxdp/integrations/accelerate.py`.
+By default, Trainer multiplies the loss by the number of ranks, because DistributedDataParallel divides
+gradients by this number. Here all of `compute_loss` is a program of the global batch: label smoothing,
+`compute_loss_func` and losses of subclasses are exact, too. Batches are split as in
+`fxdp/integrations/accelerate.py`.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ T = TypeVar("T")
 
 
 def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
-    """Let a Trainer, also of a subclass, compile its model with these options; gives the trainer itself.
+    """Make a Trainer (or a subclass) compile its model with these options; return the trainer itself.
 
-    Call it once, before `train`, `evaluate` or `predict`.
+    Call this function once, before `train`, `evaluate` or `predict`.
 
     Parameters
     ----------
-    trainer : made with the model as it is, neither compiled nor wrapped.
-    pad : the value with which each column of the batch is padded where the ranks' sequences differ in length,
+    trainer : a trainer with a plain model, neither compiled nor wrapped.
+    pad : the value that pads each column of the batch if the ranks' sequences differ in length,
         as {"input_ids": 0, "attention_mask": 0, "labels": -100}.
-    options : the other options of `fxdp.compile`.
+    options : further options of `fxdp.compile`.
 
     Raises
     ------
@@ -65,7 +66,7 @@ def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
 
 
 class LossOfTrainer(nn.Module):
-    """What a trainer computes of a batch: its loss, and the model's outputs if they are asked for."""
+    """The computation of a trainer for a batch: loss, and the model's outputs on request."""
 
     def __init__(self, model: nn.Module, compute_loss: Callable[..., Any], args: Any) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class LossOfTrainer(nn.Module):
         self._args = args
 
     def forward(self, inputs: dict[str, Any], num_items_in_batch: Any, return_outputs: bool) -> Any:
-        """As `Trainer.compute_loss`, without its factor for DistributedDataParallel."""
+        """Run `Trainer.compute_loss`, without the factor for DistributedDataParallel."""
         average, self._args.average_tokens_across_devices = self._args.average_tokens_across_devices, False
         try:
             return self._compute_loss(
@@ -84,14 +85,14 @@ class LossOfTrainer(nn.Module):
             self._args.average_tokens_across_devices = average
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossOfTrainer:
-        """A copy with its own model; the trainer, which holds data, optimizer and this module, stays one."""
+        """Return a copy with a copied model; the trainer, which holds data and optimizer, is shared."""
         twin = LossOfTrainer(copy.deepcopy(self.model, memo), self._compute_loss, self._args)
         return twin.train(self.training) if twin.training != self.training else twin
 
 
 @dataclass
 class _Losses:
-    """`Trainer.compute_loss`, of the global batch."""
+    """Replacement for `Trainer.compute_loss` with the loss of the global batch."""
 
     trainer: Any
     compute_loss: Callable[..., Any]
@@ -106,7 +107,7 @@ class _Losses:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        if self._model is not self.trainer.model:  # also where `model_init=` makes one for each `train`
+        if self._model is not self.trainer.model:  # `model_init=` makes a new one for each `train`
             self._model = self.trainer.model
             loss = LossOfTrainer(self._model, self.compute_loss, self.trainer.args)
             self._compiled = fxdp.compile(loss, **self.options)

@@ -1,4 +1,4 @@
-"""`Skippable`: a module around the user's, which carries out what that stashes and pops."""
+"""`Skippable`: the wrapper of a user's module that carries out stashes and pops."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ S = TypeVar("S", bound="Skippable")
 
 
 class Skippable(nn.Module):
-    """The base class of what `@skippable` makes; it holds an instance of the decorated class in `module`.
+    """Base class of the classes made by `@skippable`; an instance of the decorated class is in `module`.
 
-    Its state-dict keys therefore have `module.` after its own name (`0.module.weight`), as those of
-    torchgpipe do, so that checkpoints go both ways. The wrapping happens where the class is decorated and
-    not where it is compiled: the keys are the same eagerly, compiled and in a pipeline.
+    State-dict keys therefore contain `module.` after the wrapper's name (`0.module.weight`), as in
+    torchgpipe, so checkpoints can be exchanged in both directions. The class is wrapped when it is decorated
+    and not when it is compiled: the keys are equal in eager code, in compiled code and in a pipeline.
     """
 
     module_cls: ClassVar[type[nn.Module]]
@@ -35,23 +35,23 @@ class Skippable(nn.Module):
         return f"@skippable({self.module!r})"
 
     def namespaced(self, name: str) -> tuple[Namespace | None, str]:
-        """The name with the namespace that it was isolated by."""
+        """Return a name with the namespace assigned by `isolate`."""
         return self.namespaces.get(name), name
 
     def stashable(self) -> Iterator[tuple[Namespace | None, str]]:
-        """What it declares to stash, in the order of the names."""
+        """Yield the declared stashes, sorted by name."""
         return map(self.namespaced, sorted(self.stashable_names))
 
     def poppable(self) -> Iterator[tuple[Namespace | None, str]]:
-        """What it declares to pop, in the order of the names."""
+        """Yield the declared pops, sorted by name."""
         return map(self.namespaced, sorted(self.poppable_names))
 
     def isolate(self: S, ns: Namespace | None, only: Iterable[str] | None = None) -> S:
-        """Put all its names, or `only` some, under a namespace; returns itself.
+        """Put all names, or `only` some names, under a namespace; return this module.
 
         Raises
         ------
-        TypeError : `ns` is no Namespace, or `only` is a bare string.
+        TypeError : `ns` is not a Namespace, or `only` is a bare string.
         """
         if not isinstance(ns, Namespace):
             raise TypeError(f"isolate needs a Namespace, got {ns!r}: make one with fxdp.skip.Namespace()")
@@ -60,24 +60,25 @@ class Skippable(nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output; what it stashes and pops goes through this thread's skip tracker.
+        """Run the module; stashes and pops go through the skip tracker of this thread.
 
         Raises
         ------
-        RuntimeError : it stashes or pops other than it declares, or pops what was not stashed.
-        TypeError : it yields something else.
+        RuntimeError : a stash or pop was not declared, a declared stash or pop is missing, or a popped name
+            was never stashed.
+        TypeError : the forward yields a value that is neither `stash` nor `pop`.
         """
         with skips_of_this_call() as tracker:
             return tracker.exchange(self).run(args, kwargs)
 
 
 def names_of(option: str, names: Iterable[str]) -> frozenset[str]:
-    """The names given for an option.
+    """Check the names given for an option, and return the set of names.
 
     Raises
     ------
-    TypeError : no names at all, a bare string, which would be taken letter by letter, or a name that is no
-        string.
+    TypeError : the value is not a list of names; or a bare string, which would count letter by letter; or a
+        name is not a string.
     """
     if isinstance(names, str):
         raise TypeError(f"{option}={names!r} would be the names {list(names)}: write {option}=[{names!r}]")

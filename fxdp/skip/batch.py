@@ -1,4 +1,4 @@
-"""A micro-batch between two modules, whose tensors can be replaced one by one."""
+"""A micro-batch between two modules; single tensors of the batch can be replaced."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch.utils import _pytree as pytree
 
 
 class Tensors(Protocol):
-    """What a tracker needs of a batch: a `Batch`, a list of tensors, torchgpipe's `Batch`."""
+    """Protocol of batches for trackers: `Batch`, a list of tensors, or torchgpipe's `Batch`."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Its tensors."""
+        """Yield the tensors."""
 
     def __getitem__(self, index: int, /) -> Tensor:
-        """One of them."""
+        """Return one tensor."""
 
     def __setitem__(self, index: int, tensor: Tensor, /) -> None:
-        """Put an equal one in its place."""
+        """Replace a tensor by an equal tensor."""
 
 
 class Batch:
-    """A tensor, or any structure of tensors, seen as a list of its tensors.
+    """A tensor, or any structure of tensors, as a list of tensors.
 
-    A tracker exchanges one of the tensors for an equal one to tie a skip to the main path.
+    A tracker replaces one tensor by an equal tensor to tie a skip to the main path.
     """
 
     def __init__(self, value: Any) -> None:
@@ -40,7 +40,7 @@ class Batch:
 
     @property
     def value(self) -> Any:
-        """The structure with its present tensors; the very object given where none was exchanged."""
+        """The structure with the current tensors; the original object if no tensor was replaced."""
         if not self._exchanged:
             return self._given
         return self._leaves[0] if self._spec is None else pytree.tree_unflatten(self._leaves, self._spec)
@@ -66,7 +66,7 @@ class Batch:
 
 
 def lane_of(batch: Tensors) -> int | None:
-    """The index of the first tensor that can carry a gradient; None if there is none."""
+    """Return the index of the first tensor that can carry a gradient; None if no tensor can."""
     if isinstance(batch, Tensor):
-        return None  # nothing in it can be exchanged
+        return None  # a bare tensor has no element to replace
     return next((i for i, x in enumerate(batch) if x.is_floating_point() or x.is_complex()), None)

@@ -1,4 +1,4 @@
-"""What the forward of a skippable module yields."""
+"""The commands that the forward of a skippable module yields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class stash:  # noqa: N801 - reads as a command
-    """`yield stash(name, tensor)` puts a tensor, or None, aside under a declared name."""
+    """`yield stash(name, tensor)` stores a tensor, or None, under a declared name."""
 
     __slots__ = ("name", "tensor")
 
@@ -19,7 +19,7 @@ class stash:  # noqa: N801 - reads as a command
 
 
 class pop:  # noqa: N801 - reads as a command
-    """`tensor = yield pop(name)` takes what an earlier module stashed under a declared name."""
+    """`tensor = yield pop(name)` returns the tensor that an earlier module stashed under a declared name."""
 
     __slots__ = ("name",)
 

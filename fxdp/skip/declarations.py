@@ -1,7 +1,7 @@
-"""What the skippables of a model declare, in the order in which they run, and what is wrong with it.
+"""Collect the skip declarations of a model in execution order, and check that stashes and pops match.
 
-nn.Sequential        its children run one after another
-any other module     its skippables may run in any order: they form one group
+    nn.Sequential        the children run one after another
+    any other module     the skippables inside may run in any order: they form one group
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxdp.skip.namespace import Namespace
 
 @dataclass(frozen=True)
 class Declaration:
-    """A skippable and its name in the model."""
+    """A skippable module and its name in the model."""
 
     path: str
     skippable: Skippable
@@ -25,16 +25,16 @@ class Declaration:
 
 @dataclass(frozen=True)
 class DeclarationFault:
-    """What is wrong with a name that a skippable declares."""
+    """A fault in the declaration of one name."""
 
     name: str
     text: str
 
 
 def skippables_in_order(module: nn.Module, *, repeated: bool = False) -> Iterator[list[Declaration]]:
-    """Groups of skippables, each group running after the one before.
+    """Yield groups of skippables; each group runs after the previous group.
 
-    `repeated`: list a module of an `nn.Sequential` as often as it runs there, not once.
+    `repeated`: list a module of an `nn.Sequential` as often as the module runs there, not once.
     """
     seen: set[int] | None = None if repeated else set()
     return _groups(module, "", seen)
@@ -58,9 +58,9 @@ def _groups(module: nn.Module, path: str, seen: set[int] | None) -> Iterator[lis
 
 
 def find_faults(module: nn.Module) -> list[DeclarationFault]:
-    """All pairs of stash and pop in a model that do not match."""
+    """Return all mismatches between stashes and pops in a model."""
     faults: list[DeclarationFault] = []
-    stashed: dict[tuple[Namespace | None, str], None] = {}  # in order, where a set has none
+    stashed: dict[tuple[Namespace | None, str], None] = {}  # a dict, because a set has no order
     popped: set[tuple[Namespace | None, str]] = set()
     for group in skippables_in_order(module):
         faults += _both(group)
@@ -97,7 +97,7 @@ def _both(group: Sequence[Declaration]) -> Iterator[DeclarationFault]:
 def _only(
     skippable: Skippable, keys: Iterator[tuple[Namespace | None, str]]
 ) -> Iterator[tuple[Namespace | None, str]]:
-    """Without the names that are declared as both, which are a fault of their own."""
+    """Skip names that are declared both as stash and as pop, which `_both` reports."""
     both = skippable.stashable_names & skippable.poppable_names
     return (key for key in keys if key[1] not in both)
 

@@ -1,4 +1,4 @@
-"""One forward of a skippable: its commands, checked against what it declares."""
+"""Run one forward of a skippable module and check the commands against the declaration."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """What a skippable stashes and pops in one forward.
+    """The stashes and pops of a skippable module in one forward.
 
-    It pops before its forward and stashes after it, so that a tracker may tie a skip to its input and to
-    its output.
+    All pops happen before the forward and all stashes after the forward, so a tracker may tie a skip to the
+    module's input and output.
     """
 
     def __init__(self, tracker: SkipTracker, skippable: Skippable) -> None:
@@ -28,14 +28,14 @@ class Exchange:
         self.popped: set[str] = set()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the module."""
+        """Run the module and return the output."""
         args, kwargs = self.load((args, kwargs))
         output = self.follow(self.skippable.module(*args, **kwargs))
         self.check_complete()
         return self.save(output)
 
     def load(self, inputs: Any) -> Any:
-        """Take everything that may be popped; the inputs, maybe tied to it."""
+        """Load all tensors that may be popped; return the inputs, possibly tied to the loaded tensors."""
         if not self.skippable.poppable_names:
             return inputs
         batch = Batch(inputs)
@@ -47,7 +47,7 @@ class Exchange:
         return batch.value
 
     def follow(self, result: Any) -> Any:
-        """Carry out what a generator yields; the output, which is the result itself if it is none."""
+        """Run the commands of a generator and return the final value; return any plain value unchanged."""
         if not isinstance(result, Generator):
             return result
         answer: Any = None
@@ -59,7 +59,7 @@ class Exchange:
             answer = self.obey(command, result)
 
     def obey(self, command: Any, generator: Generator[Any, Any, Any]) -> Any:
-        """Carry out one command; what the `yield` gives back."""
+        """Run one command, and return the value of the `yield` expression."""
         if isinstance(command, stash):
             return self.stash(command.name, command.tensor)
         if isinstance(command, pop):
@@ -67,7 +67,7 @@ class Exchange:
         raise TypeError(f"{command!r} is not a command from @skippable")
 
     def stash(self, name: str, tensor: Any) -> None:
-        """Put a tensor aside."""
+        """Store a tensor."""
         if name not in self.skippable.stashable_names:
             self.fault(name, f"'{name}' has not been declared as stashable")
         elif name in self.stashed:
@@ -75,7 +75,7 @@ class Exchange:
         self.stashed[name] = tensor
 
     def pop(self, name: str) -> Any:
-        """The tensor that was put aside."""
+        """Return the stored tensor."""
         if name not in self.skippable.poppable_names:
             self.fault(name, f"'{name}' has not been declared as poppable")
         elif name in self.popped:
@@ -84,7 +84,7 @@ class Exchange:
         return self.loaded[name]
 
     def check_complete(self) -> None:
-        """Everything declared must have been stashed or popped."""
+        """Check that all declared names were stashed or popped."""
         for names, word in (
             (self.skippable.stashable_names - self.stashed.keys(), "stashed"),
             (self.skippable.poppable_names - self.popped, "popped"),
@@ -93,7 +93,7 @@ class Exchange:
                 self.fault(quoted(names), f"{quoted(names)} must be {word} but have not")
 
     def save(self, output: Any) -> Any:
-        """Hand everything stashed to the tracker; the output, maybe tied to it."""
+        """Give all stashed tensors to the tracker; return the output, possibly tied to the tensors."""
         if not self.stashed:
             return output
         batch = Batch(output)
@@ -102,10 +102,10 @@ class Exchange:
         return batch.value
 
     def fault(self, name: str, message: str) -> None:
-        """Refuse what breaks the declaration."""
+        """Raise because the forward violates the declaration."""
         raise RuntimeError(message)
 
 
 def quoted(names: Iterable[str]) -> str:
-    """`'a', 'b'`, in their order."""
+    """Return names sorted and quoted: `'a', 'b'`."""
     return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,10 +1,10 @@
-"""Order in autograd's graph without data: a lane is forked into a phony, a phony is joined into a lane.
+"""Order in autograd's graph without data: fork a lane into a phony, and join a phony into a lane.
 
     x ──── fork ──── x'          y ──── join ──── y'
              └─ phony          phony ───┘
 
-The backward of whatever made the phony waits for that of `y'`; the backward of whatever uses the forked
-phony comes before that of `x`. A phony has no elements.
+The backward of the op that made the phony waits for the backward of `y'`; the backward of any op that uses
+the forked phony runs before the backward of `x`. A phony has no elements.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 def make_phony(device: torch.device) -> Tensor:
-    """A tensor without elements, which only carries order."""
+    """Return a tensor without elements, which only carries order."""
     return torch.empty(0, device=device)
 
 
 def fork(lane: Tensor) -> tuple[Tensor, Tensor]:
-    """The lane, and a phony whose users' backward precedes that of the lane given."""
+    """Return the lane and a phony; the backward of the phony's users runs before the backward of the lane."""
     if not (torch.is_grad_enabled() and lane.requires_grad):
         return lane, make_phony(lane.device)
     out, phony = _Fork.apply(lane)  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ def fork(lane: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(lane: Tensor, phony: Tensor) -> Tensor:
-    """The lane, whose backward precedes that of the phony's maker."""
+    """Return the lane, whose backward runs before the backward of the op that made the phony."""
     if not (torch.is_grad_enabled() and (lane.requires_grad or phony.requires_grad)):
         return lane
     out: Tensor = _Join.apply(lane, phony)  # type: ignore[no-untyped-call]

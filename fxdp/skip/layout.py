@@ -1,4 +1,4 @@
-"""Which skip goes from which partition to which."""
+"""The routes of skips between partitions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SkipLayout:
 
     Attributes
     ----------
-    by_ns_name : `(namespace, name)` to the partitions `(prev_j, next_j)` that stash and pop it.
-    by_partition : for each partition, what it pops: `(prev_j, namespace, name)`, in ascending order.
+    by_ns_name : `(namespace, name)` to the partitions `(prev_j, next_j)` that stash and pop the skip.
+    by_partition : for each partition the popped skips as `(prev_j, namespace, name)`, in ascending order.
     """
 
     def __init__(
@@ -29,21 +29,21 @@ class SkipLayout:
         ]
 
     def copy_policy(self, next_j: int) -> Iterator[tuple[int, Namespace | None, str]]:
-        """What must be copied to a partition: `(prev_j, namespace, name)`, from the first source on."""
+        """Yield the skips to copy to a partition as `(prev_j, namespace, name)`, from the first source on."""
         return (route for route in self.by_partition[next_j] if route[0] != next_j)
 
     def requires_copy(self, ns: Namespace | None, name: str) -> bool:
-        """Whether a skip leaves its partition; False for one that does not exist."""
+        """Return whether a skip leaves its partition; False for an unknown skip."""
         prev_j, next_j = self.by_ns_name.get((ns, name), (-1, -1))
         return prev_j != next_j
 
 
 def inspect_skip_layout(partitions: Sequence[nn.Module]) -> SkipLayout:
-    """The layout of consecutive partitions, from what the skippables in them declare, at any depth.
+    """Return the skip layout of consecutive partitions, from the declarations of skippables at any depth.
 
     Raises
     ------
-    TypeError : no list of modules; a skip that is popped was not stashed before; all of them are listed.
+    TypeError : `partitions` is not a list of modules, or pops have no earlier stash; the message lists all.
     """
     if not isinstance(partitions, Iterable) or not all(isinstance(p, nn.Module) for p in partitions):
         raise TypeError(f"inspect_skip_layout takes a list of modules, got {partitions!r}")
@@ -68,7 +68,7 @@ def _take(
     stashed: dict[tuple[Namespace | None, str], int],
     routes: dict[tuple[Namespace | None, str], tuple[int, int]],
 ) -> Iterator[str]:
-    """Turn what a skippable pops into routes; a line for each that was not stashed."""
+    """Turn the pops of a skippable into routes; yield a message for each pop without a stash."""
     for key in one.skippable.poppable():
         if key in stashed:
             routes[key] = (stashed.pop(key), j)

@@ -1,4 +1,4 @@
-"""Namespaces keep skip tensors of the same name apart."""
+"""Namespaces separate skip tensors of equal names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _numbers = itertools.count()
 
 @functools.total_ordering
 class Namespace(metaclass=ABCMeta):  # noqa: B024 - abstract only to register None
-    """A unique name that skips can be put under with `isolate`.
+    """A unique scope for the names of skips, assigned with `isolate`.
 
-    Namespaces are hashable and ordered by their making. A copy is equal to its original, in this process or
-    in another one. `None` is the default namespace: it counts as an instance and comes before all others.
+    Namespaces are hashable and ordered by creation. A copy is equal to the original, also in a different
+    process. `None` is the default namespace: it counts as an instance and comes first.
     """
 
     __slots__ = ("id",)
 
     def __init__(self) -> None:
-        # the number orders alike on all ranks, the uuid keeps namespaces of several processes apart
+        # the counter gives all ranks one order; the uuid separates namespaces of different processes
         self.id = (next(_numbers), uuid.uuid4())
 
     def __repr__(self) -> str:

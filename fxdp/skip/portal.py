@@ -1,11 +1,11 @@
-"""Portals carry a skip tensor past the partitions between its stash and its pop, hidden from autograd.
+"""Portals carry a skip tensor past the partitions between stash and pop, hidden from autograd.
 
     forward    x ── blue ···(tensor)···▶ [copy] ···▶ orange ── x'
     backward   dx ◀─ blue ◀···(gradient)··· [copy] ◀··· orange ◀─ dx'
 
-The dotted way is no edge of autograd's graph: tensor and gradient lie in the portal. What orders the backward
-are phonies (`lanes.py`), joined into the main lane by whoever uses the portal; and a phony goes straight from
-blue to orange too, where both run in one forward, so that no gradient is lost if the main lane is cut.
+The dotted path is not an edge of autograd's graph: the portal stores tensor and gradient. Phonies
+(`lanes.py`), which callers join into the main lane, order the backward. If blue and orange run in one
+forward, a phony also connects blue directly with orange, so that no gradient is lost if the main lane is cut.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ Stream: TypeAlias = torch.cuda.Stream | None
 
 
 class Portal:
-    """Holds a tensor for a fixed number of uses, its life, and then lets go of it.
+    """Storage for a tensor that is freed after a fixed number of uses, the life of the portal.
 
-    life 2    blue, orange
-    life 3    blue, orange, orange in the recomputation; then 1 for the recomputed blue
+        life 2    blue, orange
+        life 3    blue, orange, orange in the recomputation; then 1 for the recomputed blue
     """
 
     def __init__(self, tensor: Tensor | None, tensor_life: int) -> None:
         self.grad: Tensor | None = None
         self.hides_grad = False
-        """Whether a gradient was ever to come back through it."""
+        """True if a gradient is expected to return through the portal."""
         self._untied = False
         self.put_tensor(tensor, tensor_life)
 
     def put_tensor(self, tensor: Tensor | None, tensor_life: int) -> None:
-        """Hold a tensor for `tensor_life` uses."""
+        """Store a tensor for `tensor_life` uses."""
         self.tensor = tensor if tensor_life > 0 else None
         self.tensor_life = tensor_life
         self._tie: Tensor | None = None
         self._wants_grad = tensor is not None and _may_want_grad(tensor)
 
     def use_tensor(self) -> Tensor | None:
-        """The tensor, at the cost of one use."""
+        """Return the tensor, at the cost of one use."""
         self.check_tensor_life()
         tensor = self.tensor
         self.tensor_life -= 1
@@ -57,15 +57,15 @@ class Portal:
             raise RuntimeError("tensor in portal has been removed")
 
     def put_grad(self, grad: Tensor) -> None:
-        """Hold a gradient until `use_grad`; several add up."""
+        """Store a gradient until `use_grad`; several gradients add up."""
         self.grad = grad if self.grad is None else self.grad + grad
 
     def use_grad(self) -> Tensor:
-        """The gradient, once.
+        """Return the gradient and remove it from the portal.
 
         Raises
         ------
-        RuntimeError : there is none.
+        RuntimeError : the portal has no gradient.
         """
         if self.grad is None:
             raise RuntimeError("grad in portal has been removed or never set")
@@ -73,7 +73,7 @@ class Portal:
         return grad
 
     def blue(self) -> Tensor:
-        """Hide the tensor from autograd; a phony to join into the main lane."""
+        """Hide the tensor from autograd; return a phony to join into the main lane."""
         tensor = self.use_tensor()
         if tensor is None or not (torch.is_grad_enabled() and tensor.requires_grad):
             return make_phony(torch.device("cpu") if tensor is None else tensor.device)
@@ -84,7 +84,7 @@ class Portal:
         return phony
 
     def orange(self, phony: Tensor) -> Tensor | None:
-        """Show the tensor to autograd again, behind a phony that was forked from the main lane."""
+        """Return the tensor to autograd, ordered by a phony that was forked from the main lane."""
         tie = self._tie
         tensor = self.use_tensor()
         if tensor is None or not (self._wants_grad and torch.is_grad_enabled()):
@@ -96,7 +96,7 @@ class Portal:
         return shown
 
     def copy(self, prev_stream: Stream, next_stream: Stream, phony: Tensor) -> Tensor:
-        """Take the tensor to the device of another stream; a phony to join into the main lane."""
+        """Copy the tensor to the device of `next_stream`; return a phony to join into the main lane."""
         if self.tensor is None:
             return phony
         self.tensor = transfer(self.tensor, prev_stream, next_stream)
@@ -106,7 +106,7 @@ class Portal:
         return done
 
     def _take_grad(self) -> Tensor | None:
-        """The gradient; None where nobody used the popped tensor."""
+        """Return the gradient; None if the popped tensor was not used."""
         if self.grad is None and self._untied:
             raise RuntimeError(
                 "the gradient of a skip has no way back: between its stash and its pop the main path was "
@@ -116,13 +116,13 @@ class Portal:
 
 
 def _may_want_grad(tensor: Tensor) -> bool:
-    """A forward that is to be recomputed runs without gradients, whatever the tensor will want."""
+    """Return whether a tensor may need a gradient, also in a forward without gradients, to be recomputed."""
     differentiable = tensor.is_floating_point() or tensor.is_complex()
     return differentiable and (tensor.requires_grad or not torch.is_grad_enabled())
 
 
 class _Blue(torch.autograd.Function):
-    """Takes the tensor in, gives its gradient out."""
+    """Autograd function that stores the tensor in the portal, and returns the gradient from the portal."""
 
     @staticmethod
     def forward(ctx: Any, portal: Portal, tensor: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class _Blue(torch.autograd.Function):
 
 
 class _Orange(torch.autograd.Function):
-    """Gives the tensor out, takes its gradient in; its phonies get none, only their turn."""
+    """Autograd function that returns the tensor and stores its gradient; the phonies only give the order."""
 
     @staticmethod
     def forward(ctx: Any, portal: Portal, tensor: Tensor, phony: Tensor, tie: Tensor | None) -> Tensor:
@@ -153,7 +153,7 @@ class _Orange(torch.autograd.Function):
 
 
 class _Copy(torch.autograd.Function):
-    """Takes the gradient back to where the tensor came from."""
+    """Autograd function that copies the gradient back to the source device of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, portal: Portal, prev_stream: Stream, next_stream: Stream, phony: Tensor) -> Tensor:
@@ -171,16 +171,16 @@ class _Copy(torch.autograd.Function):
 
 
 def transfer(tensor: Tensor, source: Stream, target: Stream) -> Tensor:
-    """The tensor for work on another stream, on that stream's device; nothing to do on the CPU."""
+    """Return the tensor on the target stream's device, ordered after the source stream."""
     if target is None:
         if source is None:
             return tensor
         with torch.cuda.stream(source):
-            return tensor.cpu()  # waits for the copy, as the host has no stream that could
+            return tensor.cpu()  # waits for the copy, because the host has no stream that could wait
     if source is not None:
         target.wait_stream(source)
     with torch.cuda.stream(target):
         moved = tensor.to(target.device, non_blocking=source is not None)
     if source is not None:
-        tensor.record_stream(target)  # its memory stays until the other stream is done with it
+        tensor.record_stream(target)  # keep the memory until the target stream has finished
     return moved

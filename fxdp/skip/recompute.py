@@ -1,7 +1,7 @@
-"""Whether this thread runs a forward that will be recomputed, or recomputes one.
+"""Thread-local flags: the running forward will be recomputed, or is a recomputation.
 
-Whoever drops activations tells the portals by these two context managers: a skip that is read twice has to
-live longer.
+Code that drops activations sets the flags by the two context managers below, because a portal must keep a
+skip tensor longer if the tensor is read twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _state = _State()
 
 @contextlib.contextmanager
 def enable_checkpointing() -> Iterator[None]:
-    """Inside, a forward runs whose activations are dropped."""
+    """Mark the forward inside the block as one whose activations are dropped."""
     before, _state.checkpointing = _state.checkpointing, True
     try:
         yield
@@ -31,7 +31,7 @@ def enable_checkpointing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def enable_recomputing() -> Iterator[None]:
-    """Inside, a forward runs once more, for its backward."""
+    """Mark the forward inside the block as a recomputation for the backward."""
     before, _state.recomputing = _state.recomputing, True
     try:
         yield
@@ -40,10 +40,10 @@ def enable_recomputing() -> Iterator[None]:
 
 
 def is_checkpointing() -> bool:
-    """Whether the activations of the running forward are dropped."""
+    """Return whether the activations of the running forward are dropped."""
     return _state.checkpointing
 
 
 def is_recomputing() -> bool:
-    """Whether the running forward is a recomputation."""
+    """Return whether the running forward is a recomputation."""
     return _state.recomputing

@@ -1,16 +1,16 @@
-"""`@skippable`: modules that stash tensors for later modules, and pop those of earlier ones.
+"""`@skippable`: modules that stash tensors for later modules and pop tensors of earlier modules.
 
-@skippable(stash=["skip"])
-class Down(nn.Module):
-    def forward(self, x):
-        yield stash("skip", x)
-        return self.pool(x)
+    @skippable(stash=["skip"])
+    class Down(nn.Module):
+        def forward(self, x):
+            yield stash("skip", x)
+            return self.pool(x)
 
-@skippable(pop=["skip"])
-class Up(nn.Module):
-    def forward(self, x):
-        skip = yield pop("skip")
-        return self.grow(x) + skip
+    @skippable(pop=["skip"])
+    class Up(nn.Module):
+        def forward(self, x):
+            skip = yield pop("skip")
+            return self.grow(x) + skip
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def skippable(
     Parameters
     ----------
     stash : the names that the forward yields in `stash(name, tensor)`, each once.
-    pop : the names that it yields in `pop(name)`, each once; an earlier module must have stashed them.
+    pop : the names that the forward yields in `pop(name)`, each once; an earlier module must stash each name.
 
     Raises
     ------
-    TypeError : a bare string instead of a list of names, or a class that is no `nn.Module`.
+    TypeError : a bare string instead of a list of names, or a class that is not an `nn.Module`.
     """
     stashable, poppable = names_of("stash", stash), names_of("pop", pop)
 
@@ -56,14 +56,14 @@ def skippable(
 
 
 def verify_skippables(module: nn.Module) -> None:
-    """Check that every stash of a model has its pop, at any depth.
+    """Check that every stash of a model has a pop, at any depth.
 
-    Modules run in order where an `nn.Sequential` holds them; of other containers the order is not known,
-    so there a pop is only asked to have a stash.
+    Modules in an `nn.Sequential` run in order. For any other container the order is unknown, so a pop only
+    needs a stash anywhere.
 
     Raises
     ------
-    TypeError : listing all pairs that do not match.
+    TypeError : some stashes and pops do not match; the message lists all mismatches.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"verify_skippables takes a model, which is a module, got a {type(module).__name__}")

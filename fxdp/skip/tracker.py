@@ -1,4 +1,4 @@
-"""Where skip tensors wait between their stash and their pop: the tracker of the running thread."""
+"""Skip trackers, which hold skip tensors between stash and pop; each thread has a current tracker."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MODULE_CALL = nn.Module.__call__.__code__
 
 
 class SkipTracker:
-    """Keeps skip tensors as they are. Each thread has one, so skippables work in a plain `nn.Sequential`.
+    """A tracker that keeps skip tensors unchanged; the default of each thread, for a plain `nn.Sequential`.
 
     Attributes
     ----------
-    tensors : what was stashed and not popped yet, by `(namespace, name)`.
+    tensors : tensors that were stashed and not yet popped, by `(namespace, name)`.
     """
 
     def __init__(self) -> None:
@@ -40,30 +40,32 @@ class SkipTracker:
         self._call: FrameType | None = None
 
     def save(self, batch: Tensors, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
-        """Keep what the maker of `batch` stashed."""
+        """Store a tensor stashed by the module that returns `batch`."""
         self.tensors[ns, name] = tensor
 
     def forget_other_calls(self) -> None:
-        """Drop what an earlier call of a model has stashed and not popped: it is no other model's."""
+        """Drop tensors that an earlier call of a model stashed and did not pop.
+        a stash outside of any model's call, by hand, is available to every pop
+        """
         call = _outermost_call()
         if self._call is not call:
             # made outside of any model, by hand, a stash is for whoever pops it
             if self._call is not None:
                 self.tensors.clear()
-            # the frame itself, as another may get its address; it is let go of with the last tensor
+            # the frame itself, because a new frame may reuse an address; freed with the last tensor
             self._call = call
 
     def close_call(self) -> None:
-        """Hold on to a call only while something of it waits."""
+        """Release the frame of the call if no tensor is stored."""
         if not self.tensors:
             self._call = None
 
     def load(self, batch: Tensors, ns: Namespace | None, name: str) -> Tensor | None:
-        """Give back, once, what the reader of `batch` pops.
+        """Return and remove the tensor that the module with input `batch` pops.
 
         Raises
         ------
-        KeyError : it was not stashed.
+        KeyError : no tensor is stashed under this name.
         """
         tensor: Tensor | None = self.tensors.pop((ns, name))
         return tensor
@@ -71,16 +73,16 @@ class SkipTracker:
     def copy(
         self, batch: Tensors, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
     ) -> None:
-        """Only portals can copy: raises TypeError."""
+        """Raise TypeError: only portals can copy."""
         raise TypeError("copy is not supported for non-portal skip tensors")
 
     def exchange(self, skippable: Skippable) -> Exchange:
-        """What carries out one forward of a skippable."""
+        """Return an `Exchange` for one forward of a skippable."""
         return Exchange(self, skippable)
 
 
 class SkipTrackerThroughPortals(SkipTracker):
-    """Hides the tensors that leave their partition from autograd in portals. For one micro-batch."""
+    """A tracker for one micro-batch that hides tensors which leave their partition in portals."""
 
     def __init__(self, skip_layout: SkipLayout) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class SkipTrackerThroughPortals(SkipTracker):
         self.portals: dict[tuple[Namespace | None, str], Portal] = {}
 
     def save(self, batch: Tensors, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
-        """Put the tensor into a portal, if it leaves its partition, and tie that to `batch`."""
+        """Put a tensor that leaves its partition into a portal, and tie the portal to `batch`."""
         if not isinstance(tensor, Tensor) or not self.skip_layout.requires_copy(ns, name):
             self._keep(ns, name, tensor)
             return
@@ -104,7 +106,7 @@ class SkipTrackerThroughPortals(SkipTracker):
             batch[lane] = join(batch[lane], phony)
 
     def _keep(self, ns: Namespace | None, name: str, tensor: Any) -> None:
-        """Keep what needs no portal; a portal of an earlier forward is out of date then."""
+        """Keep a tensor without a portal, and drop the outdated portal of an earlier forward."""
         if not is_recomputing() or not self.skip_layout.requires_copy(ns, name):
             self.portals.pop((ns, name), None)
             super().save(Batch(None), ns, name, tensor)
@@ -115,7 +117,7 @@ class SkipTrackerThroughPortals(SkipTracker):
         if portal is None:
             if is_checkpointing() and self.skip_layout.requires_copy(ns, name):
                 kept: Tensor | None = self.tensors[ns, name]
-                return kept  # None, which the recomputation reads once more
+                return kept  # None, which the recomputation reads a second time
             return super().load(batch, ns, name)
         portal.check_tensor_life()
         lane = _lane(batch, portal.tensor, name)
@@ -127,7 +129,7 @@ class SkipTrackerThroughPortals(SkipTracker):
     def copy(
         self, batch: Tensors, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
     ) -> None:
-        """Take the tensor to the device of `next_stream`, between two forks of `batch`."""
+        """Copy the tensor to the device of `next_stream`, between two forks of `batch`."""
         if (ns, name) not in self.portals:
             if (ns, name) in self.tensors and self.skip_layout.requires_copy(ns, name):
                 return  # None
@@ -146,9 +148,9 @@ SkipTrackerThroughPotals = SkipTrackerThroughPortals
 
 
 def _lane(batch: Tensors, tensor: Tensor | None, name: str) -> int | None:
-    """Which tensor of the batch to tie a portal to.
+    """Return the index of the tensor in the batch to which a portal is tied.
 
-    Without recomputation a portal may do without; a recomputed partition has no other link to its past.
+    Without recomputation a portal works without a tie; a recomputed partition has no other link to its past.
     """
     lane = lane_of(batch)
     if lane is None and is_checkpointing() and tensor is not None and tensor.is_floating_point():
@@ -164,7 +166,7 @@ def _device(portal: Portal) -> torch.device:
 
 
 def _outermost_call() -> FrameType | None:
-    """The outermost call of a module on this thread; None if that is of the skippable itself, or of none."""
+    """Return the frame of this thread's outermost module call; None if the skippable itself is outermost."""
     found, inner, frame = None, 0, sys._getframe()
     here: FrameType | None = frame
     while here is not None:
@@ -184,9 +186,9 @@ _current = _Current()
 
 @contextlib.contextmanager
 def skips_of_this_call() -> Iterator[SkipTracker]:
-    """The tracker of this thread, for one forward of a skippable.
+    """Yield the tracker of this thread, for one forward of a skippable.
 
-    The thread's own holds what belongs to one call of a model; others live as long as who made them wants.
+    The thread's own tracker holds tensors of one call of a model; an installed tracker lives longer.
     """
     tracker = _current.tracker
     if tracker is not _current.own:
@@ -200,13 +202,13 @@ def skips_of_this_call() -> Iterator[SkipTracker]:
 
 
 def current_skip_tracker() -> SkipTracker:
-    """The tracker of this thread."""
+    """Return the tracker of this thread."""
     return _current.tracker
 
 
 @contextlib.contextmanager
 def use_skip_tracker(skip_tracker: SkipTracker) -> Iterator[None]:
-    """Inside, this thread's skips go through another tracker."""
+    """Use a different tracker for the skips of this thread inside the block."""
     before, _current.tracker = _current.tracker, skip_tracker
     try:
         yield

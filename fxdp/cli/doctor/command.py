@@ -1,4 +1,4 @@
-"""The sections of `fxdp doctor`, in their order."""
+"""Print the sections of `fxdp doctor`, in order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fxdp.errors import UntestedTorchWarning
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
+    """Declare the options of the command."""
     parser.add_argument("--quick", action="store_true", help="run nothing: versions, settings, caches")
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Print what is found, section by section, as soon as it is known."""
-    warnings.simplefilter("ignore", UntestedTorchWarning)  # said in words of its own
+    """Print each section as soon as its contents are known."""
+    warnings.simplefilter("ignore", UntestedTorchWarning)  # the doctor reports an unproven torch by itself
     began, ok = time.perf_counter(), True
     for make in (found.versions, found.settings, found.shortcuts):
         ok &= _show(make())

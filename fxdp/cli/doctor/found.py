@@ -1,4 +1,4 @@
-"""What fxdp finds in this environment: versions, settings, shortcuts, mends, caches."""
+"""Describe this environment for `fxdp doctor`: versions, settings, shortcuts, workarounds, caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPILER_S = 10.0
 
 
 def versions() -> Section:
-    """fxdp's, torch's and those of what they stand on."""
+    """Return the versions of fxdp, torch, and the libraries that they build on."""
     return Section("versions", tuple(_versions()))
 
 
@@ -44,7 +44,7 @@ def _versions() -> Iterator[Row]:
 
 
 def _compiler() -> str:
-    """The C++ compiler that Inductor would take, by its own words."""
+    """Return the version line of the C++ compiler that Inductor would use."""
     asked = compiler_asked()
     path = shutil.which(asked)
     if path is None:
@@ -57,12 +57,12 @@ def _compiler() -> str:
 
 
 def settings() -> Section:
-    """The variables of fxdp's own that the environment sets."""
+    """Return the environment variables that configure fxdp."""
     return Section("settings", tuple(Row(name, value) for name, value in settings_given().items()))
 
 
 def shortcuts() -> Section:
-    """Which shortcuts are left out, and why."""
+    """Return the shortcuts that are off, with the reasons."""
     known = torch_compat.shortcuts()
     off = [(one.name, why) for one in known if (why := torch_compat.why_off(one)) is not None]
     count = f"{len(known) - len(off)} of {len(known)} on"
@@ -70,7 +70,7 @@ def shortcuts() -> Section:
 
 
 def caches() -> Section:
-    """Where caches lie, and how large they are."""
+    """Return the folders and sizes of the caches."""
     chosen = CacheSettings.from_environment()
     inductor = Path(inductor_cache_asked() or torch_compat.inductor_folder())
     own = Path(chosen.folder) if chosen.folder else inductor / "fxdp"
@@ -92,10 +92,10 @@ def _folder(path: Path, megabytes: float | None) -> str:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size if file.is_file() else 0
-    except OSError:  # another process has removed it
+    except OSError:  # a different process has removed the file
         return 0
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the one in which it would be made."""
+    """Return the folder itself, or the nearest existing parent."""
     return next((one for one in (path, *path.parents) if one.exists()), Path("/"))

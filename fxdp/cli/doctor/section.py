@@ -10,28 +10,28 @@ _WIDTH, _NAME = 80, 20
 
 @dataclass(frozen=True)
 class Row:
-    """A name and what is said of it."""
+    """A name with a text."""
 
     name: str
     text: str
     ok: bool = True
-    """Whether all is well."""
+    """True if no fault was found."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A title and its rows."""
+    """A title with rows."""
 
     title: str
     rows: tuple[Row, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether all of its rows are well."""
+        """True if all rows are ok."""
         return all(row.ok for row in self.rows)
 
     def lines(self) -> list[str]:
-        """The section as text, each line at most 80 columns wide."""
+        """Return the section as text, each line at most 80 columns wide."""
         found = [self.title]
         for row in self.rows:
             name = f"  {row.name}".ljust(_NAME) if len(row.name) < _NAME - 2 else f"  {row.name} "

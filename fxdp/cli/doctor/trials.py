@@ -1,4 +1,4 @@
-"""What the doctor runs: a small model on virtual and on real ranks, and torch's faults that fxdp mends."""
+"""The doctor's checks: a small model on virtual and real ranks, and faults of torch with workarounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANKS_S = 240.0
 
 
 class _Small(nn.Module):
-    """A layer, a norm over the batch, and a mean over what counts: all three need other ranks."""
+    """A layer, a norm over the batch, and a mean over valid targets: each of the three needs other ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ def _subject(samples: int) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def checks() -> Iterator[Row]:
-    """Run all of them one after the other; each is timed, and a failure ends none of the others."""
-    # ranks are forks: they come first, as a process that has compiled has threads
+    """Run all checks one after another; each is timed, and a failure does not stop later checks."""
+    # ranks are forks: these run first, because a process that has compiled has threads
     yield _checked("2 ranks, eager", partial(_on_ranks, "eager", "replicate"))
     yield _checked("2 ranks, Inductor", partial(_on_ranks, "inductor", "replicate"))
     yield _checked("2 ranks, sharded", partial(_on_ranks, "eager", "shard"))
@@ -86,7 +86,7 @@ def _on_ranks(compute: str, strategy: str) -> float:
 
 
 def _one_rank(compute: str, strategy: str) -> float:
-    """How far the loss and the gradients of one step are from one device's, on this rank."""
+    """Return the difference of loss and gradients of one step from one device, on this rank."""
     logging.getLogger("torch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     model, x, y = _subject(sum(_SPLIT))
@@ -95,7 +95,7 @@ def _one_rank(compute: str, strategy: str) -> float:
     begin = sum(_SPLIT[: dist.get_rank()])
     part = slice(begin, begin + _SPLIT[dist.get_rank()])
     said = _Warned()
-    logging.getLogger("fxdp").addHandler(said)  # what Inductor cannot compile runs op by op, with a warning
+    logging.getLogger("fxdp").addHandler(said)  # fxdp warns if Inductor cannot compile the program
     loss, expected = compiled(x[part], y[part]), single(x, y)
     loss.backward()
     expected.backward()
@@ -111,7 +111,7 @@ def _one_rank(compute: str, strategy: str) -> float:
 
 
 class _Warned(logging.Handler):
-    """What fxdp warns of."""
+    """Log handler that collects the warnings of fxdp."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -122,12 +122,12 @@ class _Warned(logging.Handler):
 
 
 def mends() -> Section:
-    """Which of torch's faults that fxdp mends the installed torch has."""
+    """Return the faults of torch that fxdp works around, and whether the installed torch has each."""
     return Section("torch's faults that fxdp mends", tuple(map(_mended, mends_known())))
 
 
 def _mended(mend: Mend) -> Row:
-    """Whether a mend is needed here; what needs Inductor is run where no test has told it of this release."""
+    """Report whether a workaround is needed here; on proven releases programs with Inductor are not run."""
     if mend.compiles and releases.is_proven():
         needed = releases.release(releases.installed()) in mend.releases
         return Row(mend.name, f"{_needed(needed)} (known of this release): {mend.fault}")
