@@ -1,4 +1,4 @@
-"""`batch_dims=`: which dim of which input is the batch, and how many of its rows are one sample."""
+"""`batch_dims=`: the batch dim of each input, and the number of rows that form one sample."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class RowsPerSample:
-    """In `batch_dims=`: so many rows of an input are one sample, and stay together on a rank.
+    """A leaf of `batch_dims`: `count` consecutive rows of an input form one sample and stay on one rank.
 
-    `RowsPerSample(4)` for four answers to a prompt or four views of an image, which `x.view(-1, 4)` puts
-    together: each rank's rows are a multiple of 4. Inputs with one row per sample may stand beside it.
+    `RowsPerSample(4)` is for four answers to a prompt or four views of an image, which `x.view(-1, 4)` puts
+    together: the number of rows on each rank is a multiple of 4. Inputs with one row per sample may be mixed
+    with inputs with several.
 
     Raises
     ------
-    InputError : no number of rows, or no dim.
+    InputError : `count` is not a positive integer, or `dim` is not an integer.
     """
 
     count: int
     dim: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of rows."""
+        """Raise if `count` or `dim` is out of range."""
         for name, value, least in (("count", self.count, 1), ("dim", self.dim, -64)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(
@@ -37,22 +38,23 @@ class RowsPerSample:
 
 
 LEFT_OUT = object()
-"""Stands for the value of a key that a prefix leaves out."""
+"""Placeholder for the value of a key that a prefix omits."""
 
 
 def spread_prefix(
     prefix: Any, tree: Any, name: str, kinds: type | tuple[type, ...], words: str, path: str = ""
 ) -> Iterator[tuple[str, Any, torch.Tensor]]:
-    """For each tensor of a tree the value that a pytree prefix has for it, and the part where it stands.
+    """Yield for each tensor of a tree the value from a pytree prefix, with the path of the value.
 
-    prefix ((0, None), {"mask": 1})     tree ((x, [y, z]), {"mask": m})     0 of x, None of y and z, 1 of m
+      prefix ((0, None), {"mask": 1})     tree ((x, [y, z]), {"mask": m})     0 of x, None of y and z, 1 of m
 
-    `name` is the prefix's own in errors; its leaves are None or of these `kinds`, which `words` tell. A dict
-    in it may leave keys out: their tensors get `LEFT_OUT`.
+    `name` is the prefix's name in errors. Leaves of the prefix are None or of one of the classes `kinds`,
+    which `words` describes in errors. A dict in the prefix may omit keys: tensors below omitted keys get
+    `LEFT_OUT`.
 
     Raises
     ------
-    InputError : a prefix that does not fit the inputs.
+    InputError : the prefix does not fit the inputs.
     """
     if prefix is None or prefix is LEFT_OUT or isinstance(prefix, kinds):
         leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
@@ -77,29 +79,29 @@ def spread_prefix(
 def resolve_batch_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> list[int | None]:
-    """The batch dim of each tensor leaf of `(args, kwargs)`, in order; None where it has none.
+    """Return the batch dim of each tensor leaf of `(args, kwargs)`, in order; None for a leaf without one.
 
-    `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix
-    of `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may leave keys
-    out: they keep the default.
+    `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix of
+    `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may omit keys,
+    which keep the default.
     """
     prefix = LEFT_OUT if batch_dims is None else batch_dims
     return [_leaf_dim(*row) for row in _spread(args, kwargs, prefix)]
 
 
 def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> tuple[int, ...]:
-    """How many rows of the batch dim of each tensor leaf are one sample."""
+    """Return for each tensor leaf the number of rows in the batch dim that form one sample."""
     prefix = LEFT_OUT if batch_dims is None else batch_dims
     given = (value for _, value, leaf in _spread(args, kwargs, prefix))
     return tuple(value.count if isinstance(value, RowsPerSample) else 1 for value in given)
 
 
 def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> torch.Tensor:
-    """The same tensor with its rows by sample, `[12, ...]` as `[3, 4, ...]`.
+    """Return a view of the tensor with rows grouped by sample: `[12, ...]` becomes `[3, 4, ...]`.
 
     Raises
     ------
-    InputError : the number of rows is no multiple.
+    InputError : the number of rows is not a multiple of `rows`.
     """
     if dim is None or rows == 1:
         return tensor
@@ -120,8 +122,8 @@ def _spread(
 
 
 def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
-    """The batch dim of one tensor, counted from the front."""
-    if given is None or leaf.dim() == 0:  # a prefix over several tensors may name a dim that numbers lack
+    """Return the batch dim of one tensor, counted from the front; None for a tensor without a batch dim."""
+    if given is None or leaf.dim() == 0:  # a prefix over several tensors also covers scalar tensors
         return None
     if given is LEFT_OUT:
         return 0

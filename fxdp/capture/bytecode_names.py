@@ -1,4 +1,4 @@
-"""What Python code names: attributes, globals and texts, and the lines at which it changes them."""
+"""Names in Python bytecode: attributes, globals and strings that code reads, and lines that assign names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _CHANGES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELET
 
 @dataclass(frozen=True)
 class CodeNames:
-    """What code names: attributes and texts, globals, and attributes that it may ask for in vain."""
+    """Names that occur in a code object.
+
+    `read`: attributes and strings that are identifiers; `globals`: global variables; `asked`: attributes that
+    the code may look up although they do not exist.
+    """
 
     read: frozenset[str]
     globals: tuple[str, ...]
@@ -27,7 +31,7 @@ class CodeNames:
 
 @functools.lru_cache(maxsize=65536)
 def names_of(code: types.CodeType) -> CodeNames:
-    """What code names, and the functions in it."""
+    """Return the names in a code object, including the functions nested in the code."""
     read, found, texts = set(code.co_names), dict[str, None](), set[str]()
     asked = set[str]()
     for one in dis.get_instructions(code):
@@ -48,13 +52,13 @@ def names_of(code: types.CodeType) -> CodeNames:
 
 
 def texts_of(code: types.CodeType) -> list[str]:
-    """The texts in code that may name variables of the environment."""
+    """Return the strings in a code object that may be names of environment variables."""
     found = [value for value in code.co_consts if isinstance(value, str) and value.isidentifier()]
     return [*found, *(text for inner in _inner(code) for text in texts_of(inner))]
 
 
 def location_of_change(codes: Iterable[types.CodeType], name: str) -> Location:
-    """The first line that gives this name another value, else the first that names it."""
+    """Return the first line that assigns or deletes `name`; without one, the first line that reads `name`."""
     named = [(one.opname not in _CHANGES, at) for one, at in _instructions(codes) if one.argval == name]
     if not named:
         return Location()

@@ -1,4 +1,4 @@
-"""What capture hands on: the joint graph and how its results become the model's own output."""
+"""Results of capture: the joint graph, and the way from the graph's results to the model's output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from fxdp.capture.locations import Origin
 from fxdp.ir.metadata import Location
 
 Otherwise: TypeAlias = Literal["raises", "branches", "not finite", "other number"]
-"""What the code does where a check fails: it raises, goes a way that is a program of its own or one for
-values that are not finite, or goes on with another number than the program has."""
+"""How the user's code continues after a failed check.
+
+`raises`: the code raises; `branches`: the code takes a branch that is compiled as a separate program;
+`not finite`: the code takes a branch for values that are not finite; `other number`: the code reads a number
+that differs from the number in the program.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,70 +39,71 @@ class SizeLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the model's Python code asked of the sizes and the program therefore relies on."""
+    """A condition on sizes that the model's Python code evaluated and that the program relies on."""
 
     expr: sympy.Basic
     location: Location
     refusal: str = ""
-    """What eager code says where it does not hold; empty where it would go another way."""
+    """The error of eager code if the condition is false; empty if eager code would take another branch."""
 
     def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
-        """Whether it holds at these sizes; unknown symbols count as fulfilled."""
+        """Return whether the condition holds at these sizes; symbols without a size count as fulfilled."""
         value = self.expr.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
         return bool(value != sympy.false)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A skip connection: where its tensor is stashed and where it is popped, each with the module's path.
+    """A skip connection: the locations at which a tensor is stashed and popped, with their module paths.
 
-    In the joint graph it is an ordinary edge; the note of the node that makes its value has `key` as `skip`.
+    In the joint graph a skip connection is an ordinary edge; the metadata of the node that computes the
+    tensor has `key` as `skip`.
     """
 
     namespace: int | None
-    """Which of the model's namespaces, counted from 1 as they appear; None is the default one."""
+    """Number of the namespace, counted from 1 in the order of appearance; None for the default namespace."""
     name: str
     stash: Location
     pop: Location
 
     @property
     def key(self) -> str:
-        """`name` in the default namespace, `name@1` in another."""
+        """Return `name` in the default namespace, and for example `name@1` in another one."""
         return self.name if self.namespace is None else f"{self.name}@{self.namespace}"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of data in the user's code: tensor output `output` of the program must be `passes`."""
+    """A check of data in the user's code: tensor output `output` of the program must equal `passes`."""
 
     output: int
     passes: bool
     otherwise: Otherwise
-    """What the user's code does otherwise."""
+    """How the user's code continues if the check fails."""
     location: Location
 
     @property
     def branch(self) -> bool:
-        """Whether the other way is a program of its own."""
+        """Return whether the failing branch is compiled as a separate program."""
         return self.otherwise == "branches"
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRead:
-    """A place at which the user's code reads how a tensor lies in memory."""
+    """A location at which the user's code reads the memory layout of a tensor."""
 
     how: str
-    """The function that reads it."""
+    """Name of the function that reads the layout."""
     location: Location
     offset: bool = False
-    """Whether it tells where in its storage the tensor begins."""
+    """True if the function reads the tensor's storage offset."""
     of: int | None = None
-    """The input that is read; None: what may be computed of any."""
+    """Index of the input that is read; None for a tensor that may be computed from any input."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadValue:
-    """A tensor outside of inputs, parameters and buffers whose value the user's code reads into Python."""
+    """A tensor that is no input, parameter or buffer, and that the user's code reads into Python by value."""
 
     tensor: torch.Tensor
     location: Location
@@ -110,42 +115,42 @@ class Captured:
 
     gm: fx.GraphModule
     leaves: tuple[Any, ...]
-    """One per leaf of the model's output: `OutputLeaf`, `SizeLeaf`, or the plain Python value."""
+    """For each leaf of the model's output: `OutputLeaf`, `SizeLeaf`, or the plain Python value."""
     out_spec: TreeSpec
     detached: tuple[int, ...] = ()
-    """Outputs that got no tangent although they depend on parameters."""
+    """Indices of outputs that got no tangent although they depend on parameters."""
     symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Where the value of a further dynamic size (`s0`, ...) is read: input index, dim."""
+    """For each further dynamic size (`s0`, ...), where to read the value: index of an input, dim."""
     batch: tuple[int | None, ...] = ()
     """The batch dim of each tensor input."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The tensors of the `Constant` slots."""
+    """The tensors of the graph's `Constant` inputs."""
     conditions: tuple[Condition, ...] = ()
     """Conditions on the sizes that do not hold for every batch of at least 2."""
     routes: tuple[Route, ...] = ()
     """The skip connections, in the order of their stashes."""
     checks: tuple[Check, ...] = ()
-    """Outputs beyond the model's own: what its code raises on."""
+    """Checks on outputs beyond the model's own, at which the model's code raises or branches."""
     static: bool = False
-    """Whether the model fixed its batch size and the graph was fitted from several static traces."""
+    """True if the model fixed the batch size and the graph was fitted from several static traces."""
     numbers: tuple[str, ...] = ()
-    """The buffers whose values the program was made for."""
+    """Names of the buffers to whose values the program is specialized."""
     read_values: tuple[ReadValue, ...] = ()
-    """The tensors beside these for whose values it was made, too."""
+    """Further tensors to whose values the program is specialized."""
     layout_reads: tuple[LayoutRead, ...] = ()
-    """Where the model's code reads how its tensors lie."""
+    """Locations at which the model's code reads memory layouts of tensors."""
     origin: Origin = field(default_factory=Origin)
-    """The user's lines that stand behind nodes without one of their own."""
+    """The user's lines behind nodes that have no user line of their own."""
     model: str = ""
-    """The class of the model."""
+    """Name of the model's class."""
     read: ReadState = field(default_factory=ReadState)
-    """What the model's code may read of Python beside its modules' attributes."""
+    """External Python state that the model's code may read, beside attributes of the modules."""
     written: tuple[tuple[int, Any], ...] = ()
-    """The places of these that it changes itself, by what they are known by."""
+    """Keys (`ExternalPlace.known_by`) of the places in `read` that the model's code itself changes."""
     words: tuple[tuple[ExternalPlace, str], ...] = ()
-    """The words that its first call leaves in some of them, as each later one does."""
+    """Places in which each call leaves a constant string of the code, with the string."""
 
     @property
     def branches(self) -> tuple[bool, ...]:
-        """Which way the program goes at each flag of the batch that the code branches on."""
+        """Return which branch the program takes at each flag of the batch that the code branches on."""
         return tuple(check.passes for check in self.checks if check.branch)

@@ -1,4 +1,4 @@
-"""Objects that carry tensors: torch's pytree learns to look into them, as eager code does."""
+"""Objects that carry tensors: registration with torch's pytree, so that their tensors are inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 
 def register_containers(tree: Any) -> bool:
-    """Teach torch's pytree the classes in `tree` that carry tensors and that it takes for leaves.
+    """Register with torch's pytree the classes in `tree` that carry tensors but that pytree treats as leaves.
 
-    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors. Returns
-    whether there were any.
+    Examples are plain dataclasses, and objects with tensors among their attributes, as transformers' caches.
+    Returns whether any class was registered.
     """
     found = False
     while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
@@ -28,7 +28,7 @@ def register_containers(tree: Any) -> bool:
 
 
 def _carries_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether an object that pytree takes for a leaf has tensors among its attributes."""
+    """Return whether an object that pytree treats as a leaf has tensors among its attributes."""
     if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or depth == 0:
         return False
     held = pytree.tree_leaves(list(vars(value).values()))

@@ -1,4 +1,4 @@
-"""The places of Python that a model's code may read, as values: what is there, and putting it back."""
+"""Places of external Python state that a model's code may read, as values that can be read and restored."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from fxdp.ir.metadata import Location
 
 @dataclass(frozen=True, slots=True)
 class ExternalPlace:
-    """Where a value is read: `owner.get(key, ABSENT)`."""
+    """A place from which a value is read, as `owner.get(key, ABSENT)`."""
 
     name: str
     owner: Any
     key: Any
     holder: Any
-    """What has it: the owner itself, or what the owner stands for."""
+    """The object that has the value: the owner itself, or the object that the owner stands for."""
 
     @property
     def label(self) -> str:
-        """How the code calls it."""
+        """Return the name by which the code refers to the place."""
         return self.name.removeprefix("the global ").partition(" ")[0]
 
     @property
     def known_by(self) -> tuple[int, Any]:
-        """What is equal for the same place alone."""
+        """Return a key that identifies the place."""
         return id(self.holder), self.key
 
     def value(self) -> Any:
-        """What is there."""
+        """Return the current value of the place, or `ABSENT`."""
         return self.owner.get(self.key, ABSENT)
 
     def put(self, value: Any) -> None:
-        """Put something there."""
+        """Set the value of the place; `ABSENT` deletes the value."""
         if self.holder is not self.owner:
             delattr(self.holder, self.key) if value is ABSENT else setattr(self.holder, self.key, value)
         elif value is ABSENT:
@@ -46,7 +46,7 @@ class ExternalPlace:
 
 
 class Fields:
-    """The attributes of something without a dict of them, to be read like one."""
+    """A dict-like view of the attributes of an object that has no `__dict__`."""
 
     __slots__ = ("of",)
 
@@ -54,31 +54,31 @@ class Fields:
         self.of = of
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The attribute."""
+        """Return the attribute, or `default`."""
         try:
             return getattr(self.of, key, default)
-        except ValueError:  # of an empty cell
+        except ValueError:  # the cell of a closure variable without a value
             return default
 
 
 @dataclass(frozen=True, repr=False)
 class ReadState:
-    """What a model's code may read of Python beside its modules' attributes."""
+    """External Python state that a model's code may read, beside attributes of the modules."""
 
     places: tuple[ExternalPlace, ...] = ()
     names: frozenset[str] = frozenset()
-    """The names of all that it reads."""
+    """Names of everything that the code reads."""
     objects: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """The attributes of the objects among it, by the objects' names."""
+    """Objects that the code may read, as pairs of name and attributes."""
     codes: tuple[types.CodeType, ...] = ()
-    """The code itself."""
+    """Code objects that can be reached from the model's forward."""
     caches: tuple[Any, ...] = ()
-    """The functions among it whose results Python keeps."""
+    """Functions with cached results (`functools.lru_cache`, `cache`) that the code may call."""
 
     def has_constant(self, value: str) -> bool:
-        """Whether the code spells this value out."""
+        """Return whether the code contains `value` as a constant."""
         return any(value in code.co_consts for code in self.codes)
 
     def location_of_change(self, name: str) -> Location:
-        """Where the code gives something of this name another value."""
+        """Return the line at which the code assigns the attribute or variable `name`."""
         return location_of_change(self.codes, name)

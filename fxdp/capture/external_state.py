@@ -1,13 +1,14 @@
-"""The Python values beside attributes of modules that a model's code may read.
+"""External Python state that a model's code may read, beside attributes of modules.
 
     self.config.scale        forward -> "config", "scale"    the fields of objects that modules hold
     SCALE, helper(z)         forward -> globals              of the user's code, and what functions there read
     nonlocal_scale           forward -> cells, defaults      of closures, methods, partials, hooks and losses
     type(self).scale         forward -> its class            methods and attributes of the user's classes
 
-Nobody sees what Python reads while a model is captured. So the code itself is read: an attribute counts if
-its name stands in code that can be reached from a forward. Code of torch, of Python and of trainers is not
-read; that of other installed packages is, but counts as unchangeable: only the fields of its objects change.
+Reads of Python values cannot be observed while a model is captured. So the bytecode is scanned: an attribute
+counts if the name occurs in code that can be reached from a forward. Code of torch, of Python and of trainers
+is not scanned. Code of further installed packages is scanned but counts as constant: only the fields of
+objects of these packages may change.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ _TRAINERS = ("transformers.trainer", "transformers.training_args")  # their obje
 _NEVER = frozenset({"__init__", "__new__", "__init_subclass__", "__repr__", "__reduce__", "__setstate__"})
 _ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor)
 _ROUNDS = 6
-"""Names make more code known, and code more names; after so many rounds all that matter are."""
+"""Limit of the fixed-point iteration: names lead to more code, and code to more names.
+
+In practice no names that matter are missing after this number of rounds.
+"""
 
 
 def external_state(model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> ReadState:
-    """What the model's code may read, and that of a loss or of inputs."""
+    """Return the external state that the model's code may read, and the code of a loss or of inputs."""
     known = _Reached(frozenset(), frozenset())
     for _ in range(_ROUNDS):
         reached = _Reached(known.found, known.asked)
@@ -56,12 +60,15 @@ def external_state(model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> 
 
 
 def is_cache(value: Any) -> bool:
-    """Whether it is a function of Python's `lru_cache` or `cache`."""
+    """Return whether a value is a function wrapped by `functools.lru_cache` or `cache`."""
     return isinstance(value, functools._lru_cache_wrapper)
 
 
 def is_foreign(module: str | None) -> bool:
-    """Whether code or a class of this module of Python is nobody's to change."""
+    """Return whether code and classes of a Python module are library code, which counts as constant.
+
+    Libraries here are torch, fxdp, the standard library, and trainers.
+    """
     if module is None or module.startswith(_TRAINERS):
         return True
     return module != "__main__" and module.partition(".")[0] in _FOREIGN
@@ -72,14 +79,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @functools.lru_cache(maxsize=65536)
 def is_installed(module: str | None) -> bool:
-    """Whether a module of Python was installed: a program does not change its code and globals."""
+    """Return whether a Python module is an installed package, with code and globals that never change."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return any(folder in file for folder in _INSTALLED)
 
 
 @dataclass
 class _Reached:
-    """One walk from the model over all that its code reaches by these names."""
+    """One walk from the model over all objects that its code can reach by the attributes in `names`."""
 
     names: frozenset[str]
     asks: frozenset[str]
@@ -99,7 +106,7 @@ class _Reached:
         self._own = frozenset(id(module) for _, module in modules)
         for path, module in modules:
             self._module(path or "the model", module)
-        for key in sorted(self.names & vars(nn.functional).keys()):  # which people replace
+        for key in sorted(self.names & vars(nn.functional).keys()):  # users replace these functions
             self._place(f"{key} of torch.nn.functional", vars(nn.functional), key)
         self._todo.extend(others)
         while self._todo:
@@ -115,7 +122,7 @@ class _Reached:
                 self._todo.append((f"{name} of {path}", value))
 
     def _place(self, name: str, owner: Any, key: Any, holder: Any = None, *, fixed: bool = False) -> None:
-        """Watch a place, and what is there; of what is fixed only the code is read."""
+        """Record a place and follow the value there; if the place is `fixed`, only follow code."""
         if fixed:
             value = owner.get(key, ABSENT)
             if isinstance(value, _CODE) or is_cache(value):
@@ -158,7 +165,7 @@ class _Reached:
             self._object(name, value)
 
     def _wrapped(self, name: str, function: Any) -> None:
-        """What a decorator of torch's or Python's has made it of."""
+        """Follow the original of a function that torch's or Python's decorators have wrapped."""
         if "__wrapped__" in vars(function):
             self._todo.append((name, function.__wrapped__))
 
@@ -201,7 +208,7 @@ class _Reached:
             return
         self._seen[id(kind)] = ABSENT
         inherited: dict[str, None] = {}
-        for base in reversed(kind.__mro__):  # a class may be given what it inherits, too
+        for base in reversed(kind.__mro__):  # assigning to a class may also override an inherited attribute
             own, fixed = vars(base), is_installed(base.__module__)
             for key in own:
                 implied = key.startswith("__") and callable(own[key]) and not isinstance(own[key], type)
@@ -234,7 +241,7 @@ class _Reached:
                 self._place(f"{key} of {name}", Fields(value), key, value)
 
     def _hidden(self, name: str, module: nn.Module) -> None:
-        """A module that is held in a list or an object, not as a part of the model."""
+        """Follow a module that a list or an object holds, and that is not a submodule of the model."""
         self._class(type(module))
         for key in vars(module):
             if key in _REGISTRIES or key == "training" or key in _HOOKS or key not in _TORCHS:
@@ -245,7 +252,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _TORCHS = frozenset(vars(nn.Module()))
 _CODE = (types.FunctionType, types.MethodType, functools.partial, type, property, staticmethod, classmethod)
-"""What has code."""
+"""Classes of values that contain code."""
 _PLAIN_OBJECTS = (types.SimpleNamespace,)
 
 

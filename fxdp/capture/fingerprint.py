@@ -1,7 +1,8 @@
-"""What a captured graph computes, as a value that two captures of one model can be compared by.
+"""Fingerprints of captured graphs, to compare two captures of one model.
 
-A capture with a number as an input must be, at this number, the capture that has it as a constant. Code may
-ask for more than a value (`isinstance(beta, float)`), and go another way without an error.
+A capture with a dynamic scalar input must equal, at the value of the scalar, the capture with the value as a
+constant. The two may differ, because code may read more than the value (`isinstance(beta, float)`) and take
+another branch without an error.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from fxdp.ir.types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
 
 _SIZE = 7  # any number for the sizes: both captures have the same symbols
-_PLACES = 9  # expressions are computed in another order than Python does
+_PLACES = 9  # significant digits: expressions are evaluated in another order than in Python
 
 
 @dataclass(frozen=True)
 class GraphFingerprint:
-    """What a capture computes, as a digest, at the numbers that it had."""
+    """Digest of a captured graph, and the values of the dynamic scalars for which the digest was computed."""
 
     digest: str
     numbers: Mapping[str, float]
 
     @classmethod
     def of(cls, captured: Captured, inputs: Inputs) -> GraphFingerprint:
-        """The outline of a capture for these inputs."""
+        """Return the fingerprint of a capture for these inputs."""
         own = {name: value for name, _, value in numbers_of(inputs)}
         return cls(digest(captured, inputs, own), own)
 
 
 def capture_open(request: Request, expected: GraphFingerprint | None) -> Captured | SpecializationError:
-    """The capture of a request with Python values that are no constants; or which of them must be.
+    """Capture a request with dynamic scalar inputs, or return an error that names scalars to be specialized.
 
-    `expected` is what another capture computes, and the values that the numbers had there.
+    `expected` is the fingerprint of a capture of the model with constants in place of the scalars.
     """
     inputs = request.inputs
     try:
@@ -65,7 +66,7 @@ def capture_open(request: Request, expected: GraphFingerprint | None) -> Capture
 
 
 def numbers_of(inputs: Inputs) -> list[tuple[str, int, float]]:
-    """The name of each number that is an input, the index of its tensor, and its value."""
+    """Return the name of each dynamic scalar, the index of the scalar's input tensor, and the value."""
     names = inputs.number_names
     first = len(inputs.tensors) - len(names)
     values = [*(inputs.leaves[i] for i in inputs.dynamic_inputs), *(a.value for a in inputs.attributes)]
@@ -73,13 +74,13 @@ def numbers_of(inputs: Inputs) -> list[tuple[str, int, float]]:
 
 
 def digest(captured: Captured, inputs: Inputs, numbers: Mapping[str, float]) -> str:
-    """The outline of a capture at these numbers."""
+    """Return the digest of a capture at these values of the dynamic scalars."""
     at = {index: numbers[name] for name, index, _ in numbers_of(inputs)}
     return hashlib.sha256(repr(fingerprint(captured, at)).encode()).hexdigest()
 
 
 def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
-    """The symbols of numbers that are read off these inputs, and of which."""
+    """Return the symbols of numbers that are read from these inputs, each with the index of the input."""
     found: dict[str, int] = {}
     for spec, node in inputs_of(gm.graph, Input):
         if spec.index in inputs:
@@ -89,7 +90,7 @@ def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
 
 
 def shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
-    """Whether the size of any value depends on one of these numbers."""
+    """Return whether the size of any value depends on one of these symbols."""
     for node in gm.graph.nodes:
         for type_ in meta(node).types:
             sizes = type_.shape if isinstance(type_, TensorType) else ()
@@ -99,9 +100,9 @@ def shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
 
 
 def fingerprint(captured: Captured, numbers: Mapping[int, float]) -> tuple[tuple[Any, ...], ...]:
-    """Each op with its operands and floats; `numbers` are the values of inputs that are numbers, by index.
+    """Return each op with operands and floats; `numbers` maps indices of scalar inputs to values.
 
-    Entire numbers are left out: most are sizes, in which the two calls may differ.
+    Integers are left out: most are sizes, in which the two calls may differ.
     """
     symbols = number_symbols(captured.gm, list(numbers))
     values = {name: numbers[index] for name, index in symbols.items()}

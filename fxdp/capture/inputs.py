@@ -1,4 +1,4 @@
-"""The inputs of a call: its tensors, what errors call them, and which dim of which is the batch."""
+"""The inputs of a call: the tensors, their names in errors, and their batch dims."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The leaves of `(args, kwargs)`: tensors by index, everything else a constant of the program."""
+    """The leaves of `(args, kwargs)`: tensors by index, all further leaves constants of the program."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
     tensors: tuple[torch.Tensor, ...]
     names: tuple[str, ...]
-    """What errors call each leaf: `x`, `batch['image']`."""
+    """Name of each leaf in errors: `x`, `batch['image']`."""
     batch_dims: tuple[int | None, ...]
     """The batch dim of each tensor."""
     dynamic_inputs: tuple[int, ...] = ()
-    """The leaves that are numbers and inputs of the program: after the caller's, each has a tensor."""
+    """Indices of leaves that are dynamic scalar inputs; each has a tensor after the caller's tensors."""
     attributes: tuple[AttributeNumber, ...] = ()
-    """The model's attributes that are so, too: theirs are the last tensors."""
+    """Attributes of the model that are dynamic scalar inputs; their tensors come last."""
     unread: tuple[int, ...] = ()
-    """The leaves that the model should not read."""
+    """Indices of leaves that the model should not read."""
     rows: tuple[int, ...] = ()
-    """How many rows of the model's own tensor are a sample: more than 1 are a dim behind the batch's here."""
+    """Rows per sample, for each of the model's tensors.
+
+    Tensors with more than 1 have here a dim of this size behind the batch dim.
+    """
 
     @classmethod
     def of_leaves(
@@ -47,11 +50,11 @@ class Inputs:
         batch_dims: tuple[int | None, ...],
         rows: tuple[int, ...],
     ) -> Inputs:
-        """The inputs as they are given; rows that belong together get a dim.
+        """Return the inputs for these leaves; rows that form one sample get a dim of their own.
 
         Raises
         ------
-        InputError : a number of rows that is no multiple of those of a sample.
+        InputError : a number of rows is not a multiple of the rows per sample.
         """
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         found = cls(tuple(leaves), spec, tensors, names, batch_dims, rows=rows)
@@ -62,33 +65,33 @@ class Inputs:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The names of the tensors."""
+        """Return the names of the tensors."""
         pairs = zip(self.names, self.leaves, strict=True)
         own = (name for name, leaf in pairs if isinstance(leaf, torch.Tensor))
         return (*own, *self.number_names)
 
     @property
     def open(self) -> bool:
-        """Whether some of the Python values are no constants of the program."""
+        """Return whether some of the Python values are not constants of the program."""
         return bool(self.dynamic_inputs or self.attributes or self.unread)
 
     @property
     def number_names(self) -> tuple[str, ...]:
-        """The names of the numbers that are inputs."""
+        """Return the names of the dynamic scalar inputs."""
         return (*(self.names[i] for i in self.dynamic_inputs), *(a.name for a in self.attributes))
 
     def numbers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """The numbers that are inputs, read off the last tensors."""
+        """Read the values of the dynamic scalar inputs from the last tensors."""
         count = len(self.dynamic_inputs) + len(self.attributes)
         return [tensor.item() for tensor in tensors[len(tensors) - count :]] if count else []
 
     @property
     def batch(self) -> int | None:
-        """The batch size that all tensors agree on; None where none has a batch dim.
+        """Return the batch size that all tensors share; None if no tensor has a batch dim.
 
         Raises
         ------
-        InputError : they do not.
+        InputError : the batch sizes differ.
         """
         pairs = zip(self.tensors, self.batch_dims, strict=True)
         sizes = {tensor.shape[dim] for tensor, dim in pairs if dim is not None}
@@ -112,9 +115,10 @@ class Inputs:
     def rebuild(
         self, tensors: Iterable[torch.Tensor], numbers: Sequence[Any] = (), touched: list[str] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` with these tensors in place of the given ones, and these in place of numbers.
+        """Return `(args, kwargs)` with `tensors` and `numbers` in place of the tensors and dynamic scalars.
 
-        With `touched` it is a list that learns the names of leaves that should not be read but are.
+        If `touched` is a list, leaves that should not be read are replaced by objects that append their names
+        to the list when they are read.
         """
         dims = zip(self.batch_dims, self.rows, strict=False)
         rest = (
@@ -131,13 +135,13 @@ class Inputs:
         return args, kwargs
 
     def copies(self, tensors: Iterable[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` with copies of the tensors, or of others in their place."""
+        """Return `(args, kwargs)` with copies of the given tensors, by default of the inputs' own."""
         given = self.tensors if tensors is None else tensors
         return self.rebuild(tensor.clone() for tensor in given)
 
 
 def samples(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
-    """The tensors of a batch of so many of the given samples, which begin again after the last one."""
+    """Return the tensors of a batch of `count` samples, which repeats the given samples in order."""
     made = []
     for tensor, dim in zip(inputs.tensors, inputs.batch_dims, strict=True):
         rows = torch.arange(count, device=tensor.device) % (1 if dim is None else tensor.shape[dim])
@@ -148,7 +152,7 @@ def samples(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
 def read_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> Inputs:
-    """The inputs of a call of the module; `batch_dims` as of `resolve_batch_dims`.
+    """Return the inputs of a call of the module; `batch_dims` is as in `resolve_batch_dims`.
 
     Raises
     ------
@@ -164,15 +168,15 @@ def read_inputs(
 
 
 _PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
-"""Leaves of which it is known that they carry no tensors inside."""
+"""Classes of leaves that are known to contain no further tensors."""
 
 
 def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves of `(args, kwargs)`, tensors inside of objects among them; called at each step.
+    """Return the leaves of `(args, kwargs)`, including tensors inside of objects; called at each step.
 
     Raises
     ------
-    InputError : an input that contains itself.
+    InputError : an input contains itself.
     """
     try:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
@@ -182,7 +186,7 @@ def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any
     except RecursionError as error:
         named = {**{f"args[{i}]": value for i, value in enumerate(args)}, **kwargs}
         endless = ", ".join(name for name, value in named.items() if _is_endless(value))
-        if not endless:  # the caller itself is that deep
+        if not endless:  # the caller's stack is already that deep
             raise
         raise InputError(
             f"the input {endless} contains itself, or is nested too deeply; expected lists, dicts and "
@@ -200,23 +204,23 @@ def _is_endless(value: Any) -> bool:
 
 
 def _is_names(node: Any) -> bool:
-    """A list of strings is one value: it may be longer on another rank, which matters to who reads it."""
+    """Return whether a node is a list of strings, which is one leaf: the length may differ between ranks."""
     return type(node) is list and all(type(item) is str for item in node)
 
 
 def leaf_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """What errors call each leaf: by the parameters of the model's forward, else `args[0]`."""
+    """Return the name of each leaf in errors, from the parameters of the model's forward, or as `args[0]`."""
     heads = _argument_names(module, len(args))
     leaves, _ = pytree.tree_flatten_with_path((args, kwargs), _is_names)
     return tuple(_path_text(path, heads) for path, _ in leaves)
 
 
 def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
-    """Refuse tensors that have no sizes which ranks could divide.
+    """Raise on tensors without plain sizes, which ranks cannot divide.
 
     Raises
     ------
-    InputError : nested, sparse or quantized tensors, all of them by name.
+    InputError : nested, sparse or quantized tensors, all named.
     """
     pairs = zip(names, leaves, strict=True)
     tensors = [(name, leaf) for name, leaf in pairs if isinstance(leaf, torch.Tensor)]
@@ -241,7 +245,7 @@ _NOT_PLAIN: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
         "x.dequantize()",
     ),
 )
-"""What a tensor is that no rank could have a part of, and what to pass instead; the first that some are."""
+"""Kinds of tensors that ranks cannot divide, each with the explanation and the remedy."""
 
 
 def run_model(
@@ -251,7 +255,7 @@ def run_model(
     loss_fn: Callable[..., Any] | None,
     precision: MixedPrecision | None = None,
 ) -> Any:
-    """`module(*args, **kwargs)`, or what a loss function makes of that and the keyword `target`, if given."""
+    """Return `module(*args, **kwargs)`, or the loss of that output and the keyword `target`, if given."""
     rest = dict(kwargs)
     target = rest.pop("target") if loss_fn is not None and "target" in kwargs else None
     output = module(*args, **rest) if precision is None else precision.run(module, args, rest)
@@ -259,9 +263,9 @@ def run_model(
 
 
 def _several_rows(sizes: Iterable[int]) -> str:
-    """What to do with inputs of several rows for each sample, as many for each or not."""
+    """Return the hint of an error for inputs with several rows per sample, at a fixed or a varying number."""
     least, *others = sorted(set(sizes))
-    # one of several sizes that is 1 divides them all and says nothing: so few boxes has one image of many
+    # a batch size of 1 divides all sizes and proves nothing: a few boxes may belong to one image among many
     if least and all(size % least == 0 for size in others) and (least > 1 or len(others) == 1):
         return (
             ". For an input with several rows for each sample (its queries, its patches) say how many, as in "
@@ -275,7 +279,7 @@ def _several_rows(sizes: Iterable[int]) -> str:
 
 
 def _argument_names(module: nn.Module, count: int) -> list[str]:
-    """The names of the positional arguments of the module's forward: `x`, `others[1]` of `*others`."""
+    """Return the names of the positional arguments of the module's forward: `x`, `others[1]` of `*others`."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin
@@ -287,7 +291,7 @@ def _argument_names(module: nn.Module, count: int) -> list[str]:
 
 
 def _path_text(path: tuple[Any, ...], heads: list[str]) -> str:
-    """`x`, `batch['image']`, `pair[1]` of a pytree path into `(args, kwargs)`."""
+    """Return `x`, `batch['image']` or `pair[1]` for a pytree path into `(args, kwargs)`."""
     positional = path[0].idx == 0
     head = heads[path[1].idx] if positional else str(path[1].key)
     return head + "".join(str(key) for key in path[2:])

@@ -1,4 +1,4 @@
-"""Where in the user's code a node comes from: read from the stack traces that export keeps."""
+"""Locations in the user's code from which nodes come, read from the stack traces that export records."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
-_DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
+_DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that is part of this package
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = re.compile(r"(site|dist)-packages")
-_PROMPTS = ("<stdin>", "<string>")  # files of code that has none, but is somebody's
+_PROMPTS = ("<stdin>", "<string>")  # code typed at a prompt or passed by `-c`: user code without a file
 _PREFIXES = ("exported.", "module.")
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a source file is the user's: neither torch's nor fxdp's, nor generated code."""
+    """Return whether a source file is user code: neither torch's nor fxdp's, nor generated."""
     return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
 
 
 def _is_pythons(file: str) -> bool:
-    """Whether it is of Python's own library, whose lines tell a user less than those that call it."""
+    """Return whether a file is of Python's standard library; lines of the callers tell a user more."""
     return file.startswith(_PYTHON) and _PACKAGES.match(file, len(_PYTHON)) is None
 
 
 @lru_cache(maxsize=65536)
 def location_of_trace(trace: str) -> Location:
-    """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
+    """Return the innermost frame of user code, or without one, the innermost frame that is not fxdp's."""
     frames = [
         Location(match["file"], int(match["line"]), _code(match["code"])) for match in _FRAME.finditer(trace)
     ]
@@ -56,7 +56,7 @@ def location_of_trace(trace: str) -> Location:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """An exception and what led to it."""
+    """Return an exception, and the causes and contexts that led to the exception."""
     found: list[BaseException] = []
     seen: BaseException | None = error
     while seen is not None and seen not in found:
@@ -66,7 +66,7 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def location_of_exception(error: BaseException) -> Location:
-    """The innermost frame of the user's code that an exception passed through."""
+    """Return the innermost frame of user code that an exception passed through."""
     for link in chain(error):
         frames = traceback.extract_tb(link.__traceback__)
         users = [frame for frame in frames if is_user_file(frame.filename)]
@@ -77,7 +77,7 @@ def location_of_exception(error: BaseException) -> Location:
 
 
 def location_of_call() -> Location:
-    """The innermost line of the user's code that is running now, of a prompt or `python -c`, too."""
+    """Return the innermost line of user code that is running now, also at a prompt or in `python -c`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -88,39 +88,39 @@ def location_of_call() -> Location:
 
 
 def outside_python(frame: FrameType) -> FrameType:
-    """Who has called Python's own library there; the frame itself where it is none of that."""
+    """Return the nearest frame, from `frame` outwards, that is not in Python's standard library."""
     while _is_pythons(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 def location_of_frame(frame: FrameType) -> Location:
-    """The line that a frame is at."""
+    """Return the line that a frame is executing."""
     file = frame.f_code.co_filename
     return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The user's lines behind ops that no line of his runs: torch's own modules, torch's own losses.
+    """The user's lines behind ops that run inside torch's own modules or losses, without a line of user code.
 
-    nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
-    loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
+        nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
+        loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
     """
 
     call: Location = field(default_factory=Location)
-    """The line that calls the compiled model, or plans it."""
+    """The line that calls the compiled model, or plans the model."""
     loss: Location = field(default_factory=Location)
-    """Where the user's loss function is; the call, if the loss function is torch's."""
+    """The definition of the user's loss function; `call` if the loss function is torch's."""
 
     @classmethod
     def here(cls, loss_fn: Any = None) -> Origin:
-        """As seen from the line that is running now."""
+        """Return the origin for the line that is running now."""
         call = location_of_call()
         return cls(call, location_of_function(loss_fn) or call)
 
     def of(self, location: Location) -> Location:
-        """The user's line for a node's own one; its module stays."""
+        """Return the user's line for the location of a node; the module path is kept."""
         if location.file and is_user_file(location.file):
             return location
         behind = self.call if location.file else self.loss
@@ -128,7 +128,7 @@ class Origin:
 
 
 def location_of_function(function: Any) -> Location | None:
-    """The first line of a Python function or module of the user's; None of others."""
+    """Return the first line of a function or module of the user in Python; None if `function` is none."""
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(getattr(function, "forward", function), "__code__", None)
     if code is None or not is_user_file(code.co_filename):
@@ -138,7 +138,7 @@ def location_of_function(function: Any) -> Location | None:
 
 
 def module_path(name: str) -> str:
-    """The user's name of a module or parameter, without the modules that capture puts around it."""
+    """Return the user's name of a module or parameter, without the modules that capture wraps around."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name[len(prefix) :]
@@ -148,7 +148,7 @@ def module_path(name: str) -> str:
 
 
 class LocationIndex:
-    """Sites of the nodes of a joint graph; a backward node has the site of its forward node."""
+    """Locations of the nodes of a joint graph; a backward node has the location of the forward node."""
 
     def __init__(self, nodes: Iterable[fx.Node]) -> None:
         self._forward: dict[int, Location] = {}
@@ -158,7 +158,7 @@ class LocationIndex:
                 self._forward.setdefault(sequence, self._own(node))
 
     def location(self, node: fx.Node) -> Location:
-        """The site of a node."""
+        """Return the location of a node."""
         own = self._own(node)
         if own.file:
             return own
@@ -173,7 +173,7 @@ class LocationIndex:
 
 
 def _code(line: str | None) -> str:
-    """The source line, without what autograd appends to its traces."""
+    """Return the source line, without the text that autograd appends to traces."""
     return (line or "").split("Gradient addition node", 1)[0].strip()
 
 

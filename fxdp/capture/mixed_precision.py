@@ -1,10 +1,10 @@
-"""Mixed precision: the model runs on casts of its parameters and inputs; their own values stay as they are.
+"""Mixed precision: the model runs on casts of parameters and inputs; the originals are not changed.
 
     parameter, float32 ──cast──> bfloat16 ──┐
     input, float32     ──cast──> bfloat16 ──┴─ model ─ output, cast to `output`
     gradient, float32  <──cast── sum over ranks in `reduce` <── bfloat16
 
-The casts are nodes of the graph like any other, so what is gathered, kept and sent is seen in the program.
+The casts are ordinary nodes of the graph, so the program shows which dtypes are gathered, saved and sent.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """The dtypes in which a model computes; None leaves a dtype as it is.
+    """The dtypes in which a model computes; None leaves a dtype unchanged.
 
     Source: `torch.distributed.fsdp.MixedPrecisionPolicy`, of a module that is sharded as one.
     """
 
     param: torch.dtype | None = None
-    """Of the parameters that the model's code sees, and of the inputs, if these are cast."""
+    """Dtype of the parameters that the model's code reads, and of the inputs, if `inputs` is True."""
     reduce: torch.dtype | None = None
-    """In which gradients are summed over ranks; they are accumulated in the parameter's own."""
+    """Dtype in which gradients are summed over ranks; accumulation is in the parameter's own dtype."""
     output: torch.dtype | None = None
     inputs: bool = True
-    """Whether inputs are cast."""
+    """True if inputs are cast."""
 
     @classmethod
     def of(cls, policy: Any) -> MixedPrecision | None:
-        """What torch's policy says; None for None. With `param_dtype` alone sums are in it, too."""
+        """Convert torch's policy; None stays None. The default of `reduce_dtype` is `param_dtype`."""
         if policy is None:
             return None
         reduce = policy.param_dtype if policy.reduce_dtype is None else policy.reduce_dtype
         return cls(policy.param_dtype, reduce, policy.output_dtype, policy.cast_forward_inputs)
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """`module(*args, **kwargs)` with casts of its parameters, inputs and outputs."""
+        """Run `module(*args, **kwargs)` with casts of parameters, inputs and outputs."""
         own = {name: _cast(p, self.param) for name, p in module.named_parameters()}
         if self.inputs:
             args, kwargs = _cast_all((args, dict(kwargs)), self.param)
@@ -55,7 +55,7 @@ class MixedPrecision:
 
 
 def policy_faults(policy: Any) -> list[str]:
-    """What is wrong with an `mp_policy`, in words."""
+    """Return an error text for each fault of an `mp_policy`."""
     if policy is None:
         return []
     if not all(hasattr(policy, name) for name in (*_DTYPES, "cast_forward_inputs")):

@@ -1,11 +1,11 @@
-"""Python values of a call that are no constants of its program: numbers as inputs, and what is not read.
+"""Python values of a call that are not constants of the program: dynamic scalar inputs, and unread values.
 
     compiled(x, beta, path)     program(x, tensor(beta)):  beta = tensor.item();  model(x, beta, <unread>)
 
-A number that only enters arithmetic is read off a tensor without dims when the program runs, so that torch
-computes with it as with the user's own: a float promotes nothing. What the code decides on (`if beta > 0`, a
-shape, `int(beta)`) cannot be known while it is traced: `SpecializationError`. So it is with a value for which
-`Unread` stands: whoever asks it for anything has read it.
+A number that only enters arithmetic is read from a 0-dim tensor when the program runs, so that torch computes
+as with the user's number: a Python float does not promote dtypes. If the code decides on a number (`if beta >
+0`, a shape, `int(beta)`), the value cannot be unknown during the trace: `SpecializationError`. The same error
+is raised if the code reads a value that is replaced by `_Unread`: every access counts as a read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SYMBOL = re.compile(r"\b(?:zuf|u)\d+\b")
 
 @dataclass(frozen=True, slots=True)
 class AttributeNumber:
-    """A number that a module has as an attribute."""
+    """A number that is an attribute of a module."""
 
     name: str
     owner: dict[str, Any]
@@ -34,7 +34,7 @@ class AttributeNumber:
 
 
 class SpecializationError(Exception):
-    """The model's code decides on these Python values, so they must be constants of its program."""
+    """The model's code decides on these Python values, so the program must be specialized to the values."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -42,9 +42,10 @@ class SpecializationError(Exception):
 
 
 def deciding(error: BaseException, symbols: Mapping[str, str]) -> frozenset[str]:
-    """Those of the numbers that stand in torch's error by their symbols; all where none does.
+    """Return the names of the numbers whose symbols occur in torch's error; all names if no symbol occurs.
 
-    Torch says `Could not guard on data-dependent expression zuf0 >= 0.0`; `symbols` names the number of each.
+    Torch's error is `Could not guard on data-dependent expression zuf0 >= 0.0`; `symbols` maps symbols to
+    names.
     """
     found: set[str] = set()
     seen: BaseException | None = error
@@ -55,14 +56,14 @@ def deciding(error: BaseException, symbols: Mapping[str, str]) -> frozenset[str]
 
 
 def number_tensor(value: float) -> torch.Tensor:
-    """What carries a number into a program: exact for floats and for ints of 64 bits."""
+    """Return a tensor that carries a number into a program, exact for floats and 64-bit ints."""
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
 def stable_text(value: Any) -> str:
-    """`repr(value)` without the addresses of objects and with sets in order.
+    """Return `repr(value)` without the addresses of objects and with sets in order.
 
-    Objects that show nothing but their class and address are equal to this text if their classes are.
+    Objects with only class and address in their `repr` get equal texts if their classes are equal.
     """
     if isinstance(value, tuple) and type(value) is tuple:
         return f"({', '.join(map(stable_text, value))},)"
@@ -73,7 +74,7 @@ def stable_text(value: Any) -> str:
 
 @contextlib.contextmanager
 def set_attributes(attributes: Sequence[AttributeNumber], numbers: Sequence[Any]) -> Iterator[None]:
-    """Inside, the modules have these numbers as their attributes."""
+    """Set these numbers as attributes of the modules inside the block."""
     before = [(a, a.owner[a.key]) for a in attributes]
     try:
         for attribute, number in zip(attributes, numbers, strict=True):
@@ -85,12 +86,15 @@ def set_attributes(attributes: Sequence[AttributeNumber], numbers: Sequence[Any]
 
 
 def unread(name: str, kind: type, touched: list[str]) -> Any:
-    """What stands for a value of this class that should not be read; `touched` learns that it was."""
+    """Return a placeholder for a value of class `kind` that should not be read.
+
+    A read appends `name` to `touched` and raises `SpecializationError`.
+    """
     return _Unread(name, kind, touched)
 
 
 def is_unread(value: Any) -> bool:
-    """Whether something stands for a value, which is not asked."""
+    """Return whether a value is a placeholder made by `unread`, without reading the value."""
     return type(value) is _Unread
 
 
@@ -103,7 +107,7 @@ class _Unread:
         object.__setattr__(self, "_touched", touched)
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "__class__":  # for isinstance; a value of another class is another kind of call
+        if name == "__class__":  # for isinstance; a value of another class leads to another cache entry
             return object.__getattribute__(self, "_kind")
         return _touch(self)
 

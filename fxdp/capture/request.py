@@ -1,4 +1,4 @@
-"""`Request`: what is to be captured, and how."""
+"""`Request`: a module to be captured, with the inputs and options of the capture."""
 
 from __future__ import annotations
 
@@ -17,36 +17,43 @@ from fxdp.errors import CaptureError, InputError
 
 @dataclass(frozen=True)
 class Request:
-    """A module, the inputs of a call, and how they are captured; under `torch.no_grad()` the forward alone.
+    """A module, the inputs of a call, and options of capture.
+
+    Under `torch.no_grad()` only the forward is captured.
 
     Raises
     ------
-    InputError, CaptureError : a request that cannot be meant.
+    InputError, CaptureError : the request is inconsistent.
     """
 
     module: nn.Module
     inputs: Inputs
     loss_fn: Callable[..., Any] | None = None
-    """The program becomes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword."""
+    """If given, the program computes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword."""
     joint: JointOptions = field(default_factory=JointOptions)
     dynamic: bool = False
-    """Make all sizes of the inputs symbolic, not only the batch."""
+    """True makes all sizes of the inputs symbolic, not only the batch."""
     hint: int | None = None
-    """The batch size to trace with: for code that branches on the batch size, whose `Captured.conditions` do
-    not hold at the size that is wanted; 1, with `full_batch_draws`: the capture is for a single sample, for
-    which random numbers may come in another order."""
+    """The batch size to trace with.
+
+    Set for code that branches on the batch size, if `Captured.conditions` do not hold at the wanted size.
+    With `full_batch_draws`, a hint of 1 captures for a single sample, for which random numbers may come in
+    another order.
+    """
     full_batch_draws: bool = False
-    """Random numbers are one device's for the global batch (`joint/batch_size_one_rng.py`)."""
+    """True if random numbers are those of one device on the global batch (`joint/batch_size_one_rng.py`)."""
     precision: MixedPrecision | None = None
-    """In which dtypes the model computes, if not in its own."""
+    """The dtypes in which the model computes; None for the model's own dtypes."""
     branches: tuple[bool, ...] | None = ()
-    """Which way the code goes at each flag of the batch that it branches on, as far as it is known, elsewhere
-    the likely one; None: such branches are refused (`patches/flags.py`)."""
+    """Known decisions of the code at each flag of the batch that the code branches on.
+
+    At further flags the likely branch is taken. None refuses branches on the batch (`patches/flags.py`).
+    """
     origin: Origin | None = None
-    """The user's lines behind the model; None: where it is captured."""
+    """The user's lines behind the model; None for the line that starts the capture."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Raise if the options contradict the inputs."""
         _check_hint(self.hint, 1 if self.full_batch_draws else 2)
         _check_loss_fn(self.loss_fn, self.module, self.inputs)
 

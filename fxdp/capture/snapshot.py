@@ -1,8 +1,8 @@
-"""Values of Python as a key: what containers hold, floats to the last bit, and objects by number.
+"""Hashable snapshots of Python values: contents of containers, exact floats, and objects by number.
 
     [1.0, {"a": x}]      ("list", (("float", 1.0), ("dict", (("str", "a"), ("Thing", "object 0")))))
 
-A container that stays the same object may hold other things at the next call, so these are compared.
+A container that stays the same object may have changed by the next call, so contents are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 ABSENT = object()
-"""What stands for an attribute that is not there."""
+"""Placeholder for an attribute that does not exist."""
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 _LISTS = (list, tuple, deque)
@@ -31,13 +31,15 @@ _CONTAINERS = (*_LISTS, *_DICTS, *_SETS)
 
 
 class Objects:
-    """The numbers of objects, in the order in which they came: equal on ranks that see the same."""
+    """Numbers for objects in the order of their first use: equal on ranks that meet the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, Any]] = {}
 
     def token(self, value: Any) -> tuple[str, Any]:
-        """A type, and a value equal on all ranks: itself, what is in it, or the number of an object."""
+        """Return the type's name, and a value equal on all ranks: the value, contents, or number of an
+        object.
+        """
         kind = type(value)
         if value is ABSENT:
             return "absent", ""
@@ -52,14 +54,14 @@ class Objects:
 
 
 def spelled(value: Any) -> Any:
-    """A plain value so that it is equal to those alone that compute the same: -0.0 is not 0.0, nan is nan."""
+    """Return a plain value such that equal results compute equally: -0.0 differs from 0.0, nan equals nan."""
     if type(value) is float and (value != value or (value == 0 and math.copysign(1.0, value) < 0)):
         return repr(value)
     return value
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether eager code would see the same; torch's export puts copies in the place of containers."""
+    """Return whether eager code could not tell `a` from `b`; torch.export replaces containers by copies."""
     if a is b or type(a) is not type(b):
         return a is b
     if isinstance(a, Frozen):
@@ -80,7 +82,7 @@ def _items(container: Any) -> list[Any]:
 
 
 class Frozen:
-    """What a container or array held at one moment."""
+    """Contents of a container or array at one moment."""
 
     __slots__ = ("items", "kind")
 
@@ -93,17 +95,17 @@ class Frozen:
 
 
 def frozen(value: Any) -> Any:
-    """A container or array as what it holds now; anything else as itself."""
+    """Return the current contents of a container or array; any further value is returned unchanged."""
     return Frozen(value) if is_container(value) else value
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value may hold other things while it stays the same object."""
+    """Return whether a value may change its contents while it stays the same object."""
     return type(value) in _CONTAINERS or (isinstance(value, np.ndarray) and value.dtype != object)
 
 
 class Snapshot:
-    """What is at one place: the same object as long as it holds the same."""
+    """Snapshot of one place; `value` returns the same object until the contents change."""
 
     __slots__ = ("_arrays", "_flat", "_value")
 
@@ -112,7 +114,7 @@ class Snapshot:
         self._value = frozen(now)
 
     def value(self, now: Any) -> Any:
-        """The contents now."""
+        """Return the snapshot of the current contents."""
         flat, arrays = _flattened(now)
         same = len(flat) == len(self._flat) and all(map(is_, flat, self._flat)) and arrays == self._arrays
         if not same:
@@ -121,9 +123,10 @@ class Snapshot:
 
 
 class ValueSnapshot:
-    """A value and what its containers and arrays hold, also such of user's classes; to be put back.
+    """Restorable snapshot of a value: the contents of containers and arrays, also of user-defined classes.
 
-    How far an iterator has come, and what a random generator has drawn, cannot be put back, but is seen.
+    The position of an iterator and the state of a random generator cannot be restored, but changes are
+    detected.
     """
 
     __slots__ = ("_at", "_parts", "value")
@@ -141,13 +144,14 @@ class ValueSnapshot:
                 todo.extend(x for x in _plain_items(one) if isinstance(x, FILLED))
 
     def is_changed(self, now: Any) -> bool:
-        """Whether `now`, in the place of the value, is or holds anything else."""
+        """Return whether `now`, which has replaced the value, differs from the value or has other contents.
+        """
         same = now is self.value or equal(now, self.value)
         same = same and _position(now) == self._at
         return not same or not all(_holds(one, was, equal) for one, _, was in self._parts)
 
     def put_back(self) -> None:
-        """Fill the containers again."""
+        """Restore the contents of containers and arrays."""
         for one, kind, was in self._parts:
             if _holds(one, was, is_):
                 continue
@@ -160,7 +164,7 @@ class ValueSnapshot:
 
 _MUTABLE: tuple[Any, ...] = (OrderedDict, dict, list, deque, set)
 FILLED: tuple[Any, ...] = (*_MUTABLE, tuple, frozenset, np.ndarray)
-"""What holds other things."""
+"""Classes with contents."""
 
 
 def _position(value: Any) -> Any:
@@ -171,7 +175,7 @@ def _position(value: Any) -> Any:
     if type(value) is random.Random:
         return value.getstate()
     if isinstance(value, np.random.Generator):
-        return pickle.dumps(value.bit_generator.state)  # may hold arrays
+        return pickle.dumps(value.bit_generator.state)  # the state may hold arrays
     if isinstance(value, np.random.RandomState):
         return pickle.dumps(value.get_state(legacy=False))
     return length_hint(value, 0) if isinstance(value, Iterator) else None
@@ -187,7 +191,7 @@ def _holds(one: Any, was: Any, same: Callable[[Any, Any], bool]) -> bool:
 
 
 def _flattened(value: Any) -> tuple[list[Any], list[bytes]]:
-    """All that is in a value, from outside to inside, and the memory of arrays."""
+    """Return all values inside a value, from outside to inside, and the bytes of arrays."""
     flat: list[Any] = []
     arrays: list[bytes] = []
     todo = [value]

@@ -1,6 +1,6 @@
-"""Ops that couple the samples of a batch, spelled out as plain sums and global counts.
+"""Cross-sample decompositions: ops that combine the samples of a batch, as plain sums and global counts.
 
-A mean over the batch is `sum / n` with the *global* `n`: its parts on the ranks then simply add up, and
-placement on the joint graph is exact. Everything that does not reduce over the batch stays in one piece, for
-Inductor to fuse.
+A mean over the batch becomes `sum / n` with the *global* `n`, so that the results of the ranks add up and
+placement on the joint graph is exact. Ops that do not reduce over the batch are not decomposed, so that
+Inductor can fuse them.
 """

@@ -1,10 +1,10 @@
 """BatchNorm by moments in the forward (`fxdp.ir.ops.moments`) and by two sums over the batch in the backward.
 
-The two sums of the backward are exactly the gradients of bias and weight, so that reducing them once
-serves both them and the gradient of the input.
+The two sums of the backward are exactly the gradients of bias and weight, so that one reduction serves the
+parameters' gradients and the gradient of the input.
 
-With `batch_stats="microbatch"` outputs and gradients need no other part of the batch
-(`fxdp.ir.ops.standardize`); only the running statistics follow the moments of all of it.
+With `batch_stats="microbatch"` outputs and gradients do not depend on other parts of the batch
+(`fxdp.ir.ops.standardize`); only the running statistics use the moments of the global batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _RESULTS: dict[Any, tuple[str, ...]] = {
     aten._batch_norm_with_update.default: (*_NORMED, "reserve"),
     aten._batch_norm_with_update_functional.default: (*_NORMED, "reserve", *_RUNNING),
 }
-"""What each op returns. One that has running statistics and does not return them writes them itself."""
+"""Names of the results of each op; running statistics that are taken but not returned are written in place.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class _Normed:
 
     @property
     def reserve(self) -> torch.Tensor:
-        """What cuDNN's own backward reads; ours does not."""
+        """Return an empty reserve buffer, which only cuDNN's own backward reads."""
         return torch.empty([0], dtype=torch.uint8, device=self.out.device)
 
 
@@ -64,7 +65,7 @@ def _forward(call: OpCall) -> Any:
 
 
 def _normalize(call: OpCall) -> _Normed:
-    """Training-mode BatchNorm and the new running statistics."""
+    """Compute a training-mode BatchNorm, and the new running statistics."""
     x, weight, bias, eps = call["input"], call["weight"], call["bias"], call.get("eps", "epsilon")
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = x.to(sum_type(x.dtype))
@@ -87,18 +88,18 @@ def _normalize(call: OpCall) -> _Normed:
         mean,
         invstd,
         None if means is None else _moved(means, mean, momentum),
-        # the running variance is the unbiased one, the one that normalizes is not: so torch has it
+        # as in torch, the running variance is unbiased, and the variance that normalizes is biased
         None if variances is None else _moved(variances, squares / (n - 1), momentum),
     )
 
 
 def _channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """One value per channel, shaped to combine with `x`."""
+    """Reshape one value per channel for broadcasting with `x`."""
     return values.view([1, values.shape[0]] + [1] * (x.dim() - 2)) if x.dim() != 2 else values
 
 
 def _moved(running: torch.Tensor, new: torch.Tensor, momentum: float) -> torch.Tensor:
-    """The running average after one more batch."""
+    """Return the running average after one more batch."""
     return (new * momentum + running * (1 - momentum)).to(running.dtype)
 
 
@@ -109,10 +110,10 @@ def _moved(running: torch.Tensor, new: torch.Tensor, momentum: float) -> torch.T
     aten.miopen_batch_norm_backward.default,
 )
 def _backward(call: OpCall) -> Any:
-    """The gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     if not call.holds_batch("input"):
         return NotImplemented
-    # cuDNN and MIOpen differentiate training only, and all three operands
+    # backwards of cuDNN and MIOpen have neither argument: training only, and gradients of all three operands
     training = call.get("train", "update", default=True)
     mask = call.get("output_mask", default=(True, True, True))
     if training and call.batch.own_statistics:
@@ -121,7 +122,7 @@ def _backward(call: OpCall) -> Any:
 
 
 def _gradients(call: OpCall, training: bool, mask: Sequence[bool]) -> tuple[Any, Any, Any]:
-    """The gradients of weight and bias are the sums that the gradient of the input needs."""
+    """Return the gradients from two sums, which are also the gradients of weight and bias."""
     grad, x, weight = call.get("grad_out", "grad_output"), call["input"], call["weight"]
     if training:
         mean, invstd = call["save_mean"], call.get("save_invstd", "save_var")
@@ -148,7 +149,7 @@ def _gradients(call: OpCall, training: bool, mask: Sequence[bool]) -> tuple[Any,
 
 
 def _gradients_of_parts(call: OpCall, mask: Sequence[bool]) -> tuple[Any, Any, Any]:
-    """Where each part of the batch has its own statistics."""
+    """Return the gradients if each part of the batch is normalized by statistics of the part."""
     grad, x, weight = call.get("grad_out", "grad_output"), call["input"], call["weight"]
     eps = call.get("eps", "epsilon")
     dims = [dim for dim in range(x.dim()) if dim != 1]

@@ -1,6 +1,6 @@
-"""Losses with mean reduction: the same op with sum reduction, divided by the global weight or count.
+"""Losses with mean reduction, decomposed into sum reduction and division by the global weight or count.
 
-Element-wise losses take torch's own decompositions, which end in pointwise ops and `mean` or `sum`.
+Element-wise losses use torch's own decompositions, which end in pointwise ops and `mean` or `sum`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fxdp.capture.cross_sample.table import CrossSampleRule, OpCall, decomposes
 from fxdp.torch_compat import OpOverload, aten, torch_decompositions
 
 MEAN, SUM = 1, 2
-"""torch's numbers of the reductions."""
+"""Torch's codes of the reductions."""
 
 _ELEMENTWISE = (
     aten.mse_loss.default,
@@ -40,7 +40,7 @@ def _elementwise(call: OpCall) -> Any:
 
 
 def _averages(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
-    """As `decomposes`, for losses: the function is asked only for a mean over the batch."""
+    """Register like `decomposes`, for losses: the function is called only for a mean over the batch."""
 
     def register(function: CrossSampleRule) -> CrossSampleRule:
         def of_mean(call: OpCall) -> Any:
@@ -55,7 +55,7 @@ def _averages(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
 
 @_averages(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(call: OpCall) -> Any:
-    """The weighted sum over the valid targets divided by their total weight."""
+    """Return the weighted sum over the valid targets divided by the total weight of these targets."""
     total, total_weight = call.again(reduction=SUM)
     return total / total_weight, total_weight
 
@@ -82,5 +82,5 @@ def _margin_backward(call: OpCall) -> Any:
 
 
 def _samples(x: torch.Tensor) -> Any:
-    """The number of samples of a `[N, C]` or `[C]` input."""
+    """Return the number of samples of a `[N, C]` or `[C]` input."""
     return x.shape[0] if x.dim() > 1 else 1

@@ -1,7 +1,7 @@
-"""Means, variances and norms over the batch as sums; the variance in two stages, `(x - mean)**2`.
+"""Means, variances and norms over the batch as sums; the variance in two stages, by `(x - mean)**2`.
 
-Not `mean(x**2) - mean(x)**2`, which is one reduction less: it cancels where the mean is large beside the
-deviation, and would be less exact than one device.
+The formula `mean(x**2) - mean(x)**2` would need one reduction less, but is inexact by cancellation if the
+mean is large compared with the deviation.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
 
 
 def _sum_mean(x: torch.Tensor, dims: list[int], keepdim: bool) -> Any:
-    """`sum / n`; half precision is added up in float32, as eager's kernel does."""
+    """Return `sum / n`; half precision is accumulated in float32, as in eager kernels."""
     total = _sum(x.to(sum_type(x.dtype)), dims, keepdim)
     return (total / count(x, dims)).to(x.dtype)
 
 
 def _full(value: Any) -> Any:
-    """A correction as an int where it is one, so that the degrees of freedom stay an integer."""
+    """Return the correction as an int if possible, so that the degrees of freedom stay an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

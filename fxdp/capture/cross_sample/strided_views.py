@@ -1,7 +1,8 @@
-"""`as_strided` of a value that lies in memory in order, as the view that it spells.
+"""`as_strided` of a contiguous tensor, as the equivalent view.
 
-Strides count elements of the full value, so no rank could follow them on its part. Those that torch itself
-makes (a mean over pixels, a view replayed) only spell a view; others stay, and run replicated.
+Strides count elements of the full tensor, so a rank could not apply them to a local shard. Calls of
+`as_strided` made by torch itself (a mean over pixels, a replayed view) are only views; all further calls stay
+and run replicated.
 
     as_strided(x [B, 16, 1, 1], [B, 16], [16, 1])          ->  x.view(B, 16)
     as_strided_scatter(x [16 * B], y [B, 16], ..., [16, 1])  ->  y.view(16 * B)
@@ -30,7 +31,7 @@ def _as_strided_scatter(call: OpCall) -> Any:
 
 
 def _is_view(call: OpCall) -> bool:
-    """Whether the strides take all elements of a value that lies in order, in that order."""
+    """Return whether the call selects all elements of a contiguous tensor, in order."""
     x, size, stride = call["self"], call["size"], call["stride"]
     if not call.holds_batch("self") or not _is_contiguous(x) or call["storage_offset"] not in (None, 0):
         return False
@@ -43,7 +44,7 @@ def _is_contiguous(x: torch.Tensor) -> bool:
 
 
 def _in_order(size: Sequence[Any], stride: Sequence[Any]) -> bool:
-    """Whether the strides are those of a contiguous tensor; dims of size 1 may have any."""
+    """Return whether the strides are contiguous; dims of size 1 may have any stride."""
     expected: Any = 1
     for n, step in zip(reversed(size), reversed(stride), strict=True):
         if _same(n, 1):
@@ -55,6 +56,6 @@ def _in_order(size: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are one expression; decides nothing about what they could be."""
+    """Return whether two sizes are the same expression, without a guard on symbolic values."""
     first, second = (n.node.expr if isinstance(n, torch.SymInt) else n for n in (a, b))
     return bool(first == second)

@@ -1,4 +1,4 @@
-"""The table of decompositions that capture hands to torch, and what one of them sees: an `OpCall`."""
+"""The table of cross-sample decompositions that capture passes to torch; each decomposes an `OpCall`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FAMILIES = ("statistics", "mean_losses", "batch_norm", "strided_views")
 
 @dataclass(frozen=True)
 class BatchSymbols:
-    """Knows the symbols of the batch size; without symbols (a static trace) any size may be it.
+    """The symbols of batch sizes; None (in a static trace) treats every size as a batch size.
 
-    `own_statistics`: BatchNorm normalizes each part of the batch by the part's own statistics.
+    `own_statistics`: BatchNorm normalizes each part of the batch by statistics of the part.
     """
 
     symbols: frozenset[sympy.Symbol] | None = None
     own_statistics: bool = False
 
     def among(self, sizes: Iterable[int | torch.SymInt]) -> bool:
-        """Whether one of the sizes depends on the batch."""
-        if self.symbols is None:  # spelled out as sums, an op that couples nothing is as exact
+        """Return whether one of the sizes depends on the batch."""
+        if self.symbols is None:  # decomposing an op that does not combine samples is exact, too
             return True
         return any(
             not self.symbols.isdisjoint(size.node.expr.free_symbols)
@@ -39,7 +39,7 @@ class BatchSymbols:
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of an op, its arguments by their names in the op's schema, defaults included."""
+    """One call of an op, with arguments by their names in the op's schema, defaults included."""
 
     op: OpOverload
     batch: BatchSymbols
@@ -49,15 +49,15 @@ class OpCall:
         return self.arguments[name]
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The argument that has one of these names, for overloads that call it differently."""
+        """Return the argument that has one of these names, for overloads with different names."""
         return next((self.arguments[name] for name in names if name in self.arguments), default)
 
     def holds_batch(self, name: str) -> bool:
-        """Whether a size of the tensor of this name depends on the batch."""
+        """Return whether a size of the tensor argument `name` depends on the batch."""
         return self.batch.among(self[name].shape)
 
     def again(self, function: Callable[..., Any] | None = None, **changed: Any) -> Any:
-        """Call the op (or another function with its signature) with some arguments changed."""
+        """Call the op (or another function with the op's signature) with some arguments changed."""
         values = {**self.arguments, **changed}
         keywords = {a.name for a in self.op._schema.arguments if a.kwarg_only}
         args = [value for name, value in values.items() if name not in keywords]
@@ -81,7 +81,7 @@ def decomposes(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]
 
 
 def cross_sample_table(batch: BatchSymbols) -> dict[Any, Callable[..., Any]]:
-    """`{op: decomposition}` in the form that torch's joint export takes."""
+    """Return `{op: decomposition}` in the form that torch's joint export takes."""
     for family in _FAMILIES:
         importlib.import_module(f"fxdp.capture.cross_sample.{family}")
     return {op: _decomposition(op, function, batch) for op, function in _CROSS_SAMPLE.items()}
@@ -97,14 +97,14 @@ def _decomposition(op: OpOverload, function: CrossSampleRule, batch: BatchSymbol
 
 
 def normal_dims(x: torch.Tensor, dims: int | Sequence[int] | None) -> list[int]:
-    """The dims of a reduction, counted from the front; None and [] mean all of them."""
+    """Return the dims of a reduction, counted from the front; None and [] mean all dims."""
     if isinstance(dims, int):
         dims = [dims]
     return [dim % x.dim() for dim in dims] if dims and x.dim() else list(range(x.dim()))
 
 
 def count(x: torch.Tensor, dims: Iterable[int]) -> Any:
-    """The number of elements that a reduction over `dims` adds up: global, maybe symbolic."""
+    """Return the number of elements that a reduction over `dims` adds up: global, maybe symbolic."""
     product: Any = 1
     for dim in dims:
         product = product * x.shape[dim]
@@ -112,5 +112,5 @@ def count(x: torch.Tensor, dims: Iterable[int]) -> Any:
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add up in: eager kernels accumulate half precision in float32."""
+    """Return the dtype to accumulate in: eager kernels accumulate half precision in float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,1 +1,1 @@
-"""Graphs that torch.compile traced, as models to be captured."""
+"""Capture of graphs that torch.compile traced: each graph becomes part of a model to be captured."""

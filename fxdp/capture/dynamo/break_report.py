@@ -1,6 +1,6 @@
-"""Into which graphs torch breaks a call, where, why, and what it leaves out, in words.
+"""Reports of graph breaks: the graphs that torch makes of a call, with ends, reasons, and skipped functions.
 
-`BreakReport` says it once of a call that may be broken, `breaks_in_words` of one that may not:
+`BreakReport` logs once about a call that may be broken; `breaks_in_words` describes a call that may not:
 
     torch makes 2 graphs, each a program of its own, of the call of Net. ...
       graph 1 of 2 ends at train.py:12 `print(h.shape)`: Failed to trace builtin operator
@@ -26,24 +26,24 @@ from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_ou
 
 _KEPT = "_fxdp_breaks"
 _WORDS = {"generic_jump": "Python decides on a tensor's value"}
-"""Torch's names of reasons that are no words."""
+"""Readable texts for reasons that torch gives as identifiers."""
 
 
 @dataclass
 class BreakReport:
-    """The graphs of one compiled function, as torch asks for them."""
+    """The graphs of one compiled function, in the order in which torch compiles them."""
 
     title: str
     graphs: list[tuple[str, ...]] = field(default_factory=list)
-    """Of each where it ends, and what it takes that Python made."""
+    """For each graph the text of its end, and texts of inputs made by Python code."""
     known: frozenset[str] = frozenset()
-    """Functions that were left out before, of others perhaps."""
+    """Functions that torch skipped before, perhaps of another model."""
     told: int = 0
-    """Of how many graphs was said."""
+    """Number of graphs that were reported."""
 
     @classmethod
     def of(cls, call: OuterCall, title: str) -> BreakReport:
-        """That of the compiled function which is being called."""
+        """Return the report of the compiled function that is being called, created on first use."""
         keeper = {} if call.keeper is None else call.keeper.__dict__
         report: BreakReport | None = keeper.get(_KEPT)
         if report is None:
@@ -52,14 +52,14 @@ class BreakReport:
         return report
 
     def add(self, function: str, end: GraphBreak | None, made: tuple[str, ...]) -> int:
-        """Know of one more graph, or of one that is compiled anew; its number, from 1."""
+        """Add a graph, unless it is known from an earlier compilation; return the graph's number, from 1."""
         ends = f"ends at {_end_in_words(end)}" if end is not None else f"ends with {function}"
         if (ends, *made) not in self.graphs:
             self.graphs.append((ends, *made))
         return self.graphs.index((ends, *made)) + 1
 
     def news(self) -> str:
-        """What was not told yet; empty for nothing."""
+        """Return the text about graphs and skipped functions not yet reported; empty if there are none."""
         undefined_gradients = [
             found for found in frames_left_out() if found.undefined_gradients not in self.known
         ]
@@ -85,7 +85,7 @@ class BreakReport:
 
 
 def breaks_in_words(frame: TracedFrame) -> str:
-    """All graphs of a call; the call runs once more for it, and leaves models and generators as they were."""
+    """Describe all graphs of a call. The call runs once more, and models and generators are restored."""
     with _as_before(frame):
         graphs, breaks = graph_breaks(frame)
     ends = [found for found in breaks if not found.undefined_gradients]
@@ -100,7 +100,7 @@ def breaks_in_words(frame: TracedFrame) -> str:
 
 
 def _end_in_words(found: GraphBreak) -> str:
-    """The user's line at which a graph ends, and why."""
+    """Return the user's line at which a graph ends, with the reason."""
     frames = [frame for frame in found.stack if is_user_file(frame.filename)] or list(found.stack)
     if not frames:
         return f"a place that torch does not tell: {_reason_in_words(found)}"
@@ -109,7 +109,7 @@ def _end_in_words(found: GraphBreak) -> str:
 
 
 def _reason_in_words(found: GraphBreak) -> str:
-    """The last thing that went wrong, in one line."""
+    """Return the last reason of the break, in one line."""
     said = found.reason.rpartition("another graph break occurred: ***")[2].strip()
     first = said.partition("\n")[0]
     return next((words for name, words in _WORDS.items() if first.startswith(name)), first)
@@ -117,7 +117,7 @@ def _reason_in_words(found: GraphBreak) -> str:
 
 @contextlib.contextmanager
 def _as_before(frame: TracedFrame) -> Iterator[None]:
-    """Inside, a call may run that counts for nothing."""
+    """Restore modules, buffers, generators and external state after the block, in which a call may run."""
     modules = [value for value in frame.locals.values() if isinstance(value, nn.Module)]
     tensors: list[Tensor] = [tensor for module in modules for tensor in module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The call that Dynamo traces, where it is one that can be a program of all ranks."""
+"""The frame that Dynamo traces, checked to be one that can become a program of all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = (
 
 
 class BrokenFrameError(InputError):
-    """A call that torch may cut into several graphs, with ordinary code between them."""
+    """A call that torch may split into several graphs, with ordinary code between them."""
 
     def __init__(self, frame: TracedFrame, message: str) -> None:
         self.frame = frame
@@ -24,12 +24,12 @@ class BrokenFrameError(InputError):
 
 
 def frame_in_flight(graph_breaks: bool) -> TracedFrame:
-    """What Dynamo is tracing; it may be a part of a call only where the user allows graph breaks.
+    """Return the frame that Dynamo traces; with `graph_breaks` the frame may be a part of a call.
 
     Raises
     ------
-    BrokenFrameError : Dynamo may leave out what it cannot trace.
-    InputError : not Dynamo, or Dynamo within DistributedDataParallel.
+    BrokenFrameError : Dynamo may skip code that cannot be traced.
+    InputError : not called by Dynamo, or Dynamo runs inside of DistributedDataParallel.
     """
     frame = traced_frame()
     if frame is None:
@@ -57,13 +57,13 @@ def frame_in_flight(graph_breaks: bool) -> TracedFrame:
 
 
 def function_of(frame: TracedFrame) -> str:
-    """What the user calls the function, of which the frame may be what follows a break."""
+    """Return the user's name of the function; the frame may be a resume function after a graph break."""
     name = getattr(frame.code, "co_qualname", frame.code.co_name).rpartition("<locals>.")[2]
     return re.sub(r"(torch_dynamo_resume_in_)+(.*?)(_at_\d+)+$", r"\2", name)
 
 
 def title_of(frame: TracedFrame) -> str:
-    """What errors and plans call the model."""
+    """Return the name of the model in errors and plans."""
     held = (frame.locals.get(name) for name in ("self", "fn"))
     model = next((module for module in held if isinstance(module, nn.Module)), None)
     return frame.code.co_name if model is None else type(model).__name__

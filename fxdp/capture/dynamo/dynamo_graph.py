@@ -1,4 +1,4 @@
-"""From a graph of Dynamo to one that capture takes: parameters by name, sizes read off the inputs."""
+"""Rewrite a Dynamo graph for capture: parameters by name, sizes read from the inputs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NO_NAMES: Mapping[int, str] = {}
 
 @dataclass(frozen=True)
 class ReadGraph:
-    """A Dynamo graph, read."""
+    """A Dynamo graph converted for capture."""
 
     graph: TracedGraph
     positions: tuple[int, ...]
-    """Which of Dynamo's arguments are the graph's operands, in order."""
+    """Positions of the graph's operands among Dynamo's arguments, in order."""
     dims: dict[str, int | None]
     """The batch dim of each input."""
     numbers: frozenset[str]
-    """The inputs that are numbers which come in a tensor."""
+    """Names of the inputs that are numbers passed as tensors."""
     losses: int
-    """How many scalars with a gradient it returns."""
+    """Number of scalar results that require a gradient."""
 
 
 def read_graph(
@@ -42,13 +42,14 @@ def read_graph(
     dim_of: Callable[[GraphInput], int | None],
     names: Mapping[int, str] = _NO_NAMES,
 ) -> ReadGraph:
-    """The graph as capture takes it; where it has no symbols as its batch sizes, torch traces it anew.
+    """Convert a Dynamo graph for capture; torch retraces if the batch sizes are not symbols.
 
-    `dim_of` tells the batch dim of an input, `names` what the model calls a tensor of its own, by its `id`.
+    `dim_of` returns the batch dim of an input; `names` maps the `id` of a tensor of the model to the model's
+    name for the tensor.
 
     Raises
     ------
-    InputError : an input that is no argument, or a batch size that the model's code fixes.
+    InputError : an input that is not an argument, or a batch size that the model's code fixes.
     """
     nodes = gm.graph.find_nodes(op="placeholder")
     sizes = TracedSizes(nodes, frame)
@@ -86,16 +87,16 @@ def _losses(gm: fx.GraphModule) -> int:
 def _rewritten(
     gm: fx.GraphModule, inputs: Sequence[GraphInput], sizes: TracedSizes
 ) -> tuple[fx.Graph, tuple[GraphOperand, ...]]:
-    """The graph without sizes and numbers in tensors among its inputs."""
+    """Rewrite the graph without inputs for sizes, and without `item()` of numbers passed as tensors."""
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     for given in inputs:
         copies[given.node] = graph.placeholder(given.node.name)
     by_name = {given.operand.name: copies[given.node] for given in inputs}
-    # by the inputs, and each once: the ranks must write the same, in whatever order torch has met the sizes
+    # sorted by input, and each once: all ranks must get the same graph, in whatever order torch met the sizes
     places = {node: sizes.place(node) for node in sizes.symbols if is_read(node, gm)}
     read = {at: graph.call_method("size", (by_name[at[0]], at[1])) for at in sorted(set(places.values()))}
-    for node in sizes.symbols:  # a region may have one as an argument that it does not read
+    for node in sizes.symbols:  # a region may take an argument that it does not read
         copies[node] = read[places[node]] if node in places else 0
     numbers = {given.node for given in inputs if given.in_tensor}
     for node in gm.graph.nodes:
@@ -110,7 +111,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any], gm: f
     args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
     target = node.target
     if target is torch.ops.higher_order.tag_activation_checkpoint:
-        # a region of torch.utils.checkpoint; run as such, it is what it is in the user's own code
+        # a region of torch.utils.checkpoint: called as such, it equals the user's code
         target, kwargs = checkpoint, {"use_reentrant": False}
         body = attribute_of(gm, node.args[0])  # type: ignore[arg-type]
         args = (args[0], *_pruned(body, args[1:]))
@@ -131,7 +132,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any], gm: f
 
 
 def _pruned(body: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
-    """Drop what a region is passed and does not read: where inputs lie, which differs from rank to rank."""
+    """Drop unread operands of a region: strides and offsets of inputs, which differ between ranks."""
     for node in body.graph.find_nodes(
         op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint
     ):
@@ -146,13 +147,13 @@ def _pruned(body: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _module_path(path: str) -> str:
-    """`L['self']._modules['fc']` and `L['self'].fc` as `fc`."""
+    """Return `fc` for `L['self']._modules['fc']` and for `L['self'].fc`."""
     plain = path.replace("._modules['", ".").replace("']", "").replace("L['", "").replace("[", ".")
     return ".".join(step.strip("].'\"") for step in plain.split(".")[1:])
 
 
 def _lines(gm: fx.GraphModule, depth: str = "") -> Iterator[str]:
-    """The nodes in words; names of nodes are counted, as torch numbers them by what it traced before."""
+    """Yield the nodes as text. Nodes are numbered in order, since torch's names depend on earlier traces."""
     numbers: dict[fx.Node, str] = {}
     for node in gm.graph.nodes:
         numbers[node] = f"%{len(numbers)}"
@@ -169,7 +170,7 @@ def _lines(gm: fx.GraphModule, depth: str = "") -> Iterator[str]:
 
 
 class _Word(str):
-    """Shows itself without quotes."""
+    """A string with a `repr` without quotes."""
 
     __slots__ = ()
 

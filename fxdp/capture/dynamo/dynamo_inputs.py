@@ -1,9 +1,9 @@
-"""What the inputs of a Dynamo graph are, by the Python expressions in which Dynamo reads them.
+"""Classification of the inputs of a Dynamo graph, by the Python expressions (sources) that Dynamo reads.
 
-L['x']                                                      an argument: an input of each call
-L['batch']['image']                                         a part of one
-L['self']._modules['fc']._parameters['weight']              the parameter fc.weight
-L['self'].mask, G['TABLE']                                  a tensor that is no argument: a constant
+    L['x']                                                      an argument: an input of each call
+    L['batch']['image']                                         an element of an argument
+    L['self']._modules['fc']._parameters['weight']              the parameter fc.weight
+    L['self'].mask, G['TABLE']                                  a tensor that is no argument: a constant
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class GraphInput:
     operand: GraphOperand
     example: Any
     path: tuple[str | int, ...] = ()
-    """Of an argument: its name, then the way into it."""
+    """For an argument: the name, then the path into the argument."""
 
     @property
     def in_tensor(self) -> bool:
-        """Whether it is a number in a tensor."""
+        """Return whether the input is a number passed as a tensor."""
         return not isinstance(self.example, Tensor) and isinstance(self.node.meta["example_value"], Tensor)
 
 
 def read_input(node: fx.Node, frame: TracedFrame) -> GraphInput:
-    """What a placeholder stands for.
+    """Classify a placeholder.
 
     Raises
     ------
-    InputError : what no program can take, by its source.
+    InputError : an input that no program can take; the error names the source.
     """
     found = input_source(node)
     if found is None:
@@ -72,7 +72,7 @@ def read_input(node: fx.Node, frame: TracedFrame) -> GraphInput:
 
 
 def _steps(source: str) -> list[Any] | None:
-    """`L['x'][0].y` as `["L", "x", 0, "y"]`; None where it is more than a way through containers."""
+    """Return `["L", "x", 0, "y"]` for `L['x'][0].y`; None if the source is not a path through containers."""
     steps: list[Any] = [source[:1]]
     at = 1
     while at < len(source):
@@ -86,7 +86,7 @@ def _steps(source: str) -> list[Any] | None:
 
 
 def _walk(steps: Sequence[Any], frame: TracedFrame) -> list[Any]:
-    """The objects on the way to an input, as far as it can be gone."""
+    """Return the objects along the path to an input, as far as the path can be followed."""
     here: Any = frame.locals if steps[0] == "L" else frame.globals
     found = []
     for step in steps[1:-1]:
@@ -99,7 +99,7 @@ def _walk(steps: Sequence[Any], frame: TracedFrame) -> list[Any]:
 
 
 def _name(names: Sequence[str | int], owners: Sequence[Any], code: CodeType) -> str:
-    """The name in the model that is the function's first argument, or by the variable of another one."""
+    """Return the parameter's name, without the variable of the model if that is the first argument."""
     of_first = bool(owners) and isinstance(owners[0], nn.Module) and names[0] in (*code.co_varnames[:1], "fn")
     own = names[1:] if of_first and len(names) > 1 else names
     return ".".join(str(name).replace(".", "_") for name in own)
@@ -118,7 +118,7 @@ def _unknown(source: str) -> InputError:
 
 
 def batch_dim(given: GraphInput, prefix: Any, frame: TracedFrame) -> int | None:
-    """The batch dim of an argument, by `batch_dims` as `fxdp.compile` takes it.
+    """Return the batch dim of an argument; `batch_dims` is as in `fxdp.compile`.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def batch_dim(given: GraphInput, prefix: Any, frame: TracedFrame) -> int | None:
 
 
 def _place(path: tuple[str | int, ...], frame: TracedFrame) -> tuple[int | None, tuple[str | int, ...]]:
-    """The position of an argument, if it may be a positional one, and the way to it by its name."""
+    """Return an argument's position, if it may be positional, and the path to the argument by its name."""
     code = frame.code
     names = code.co_varnames[int(_is_method(frame)) : code.co_argcount]
     head = path[0]
@@ -154,14 +154,14 @@ def _place(path: tuple[str | int, ...], frame: TracedFrame) -> tuple[int | None,
 
 
 def _is_method(frame: TracedFrame) -> bool:
-    """Whether the first argument is the module that is called, which no caller counts."""
+    """Return whether the first argument is the called module, which callers do not count as an argument."""
     first = frame.locals.get(next(iter(frame.code.co_varnames), ""))
     method = getattr(type(first), frame.code.co_name, None)
     return isinstance(first, nn.Module) and getattr(method, "__code__", None) is frame.code
 
 
 def _at(prefix: Any, place: tuple[int | None, tuple[str | int, ...]], name: str) -> int | None:
-    """The leaf of a pytree prefix of `(args, kwargs)` for what stands there."""
+    """Return the leaf that a pytree prefix of `(args, kwargs)` has at this place."""
     if prefix is None or isinstance(prefix, int):
         return prefix
     position, path = place

@@ -1,4 +1,4 @@
-"""The sizes in a Dynamo graph: which symbols are batches, and what was asked of them."""
+"""Sizes in a Dynamo graph: the symbols of batch sizes, and the conditions on sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fxdp.ir.metadata import Location
 from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
 Place = tuple[str, int]
-"""An input and one of its dims."""
+"""The name of an input, and one of the input's dims."""
 
 
 class TracedSizes:
-    """The symbols of a trace, and where among its inputs each is found."""
+    """The symbols of a trace, each with a place among the inputs from which the size is read."""
 
     def __init__(self, nodes: Sequence[fx.Node], frame: TracedFrame) -> None:
         self._frame = frame
@@ -33,18 +33,19 @@ class TracedSizes:
         """The symbols of batch sizes."""
 
     def of(self, value: Any) -> Any:
-        """A size as a number, or an expression in the symbols that are left of the trace."""
+        """Return a size as a number, or as an expression in the symbols that remain in the trace."""
         expr = self._frame.shape_env.replace(value.node.expr) if _is_symbolic(value) else sympy.sympify(value)
         return int(expr) if expr.is_Integer else expr
 
     def unread(self, gm: fx.GraphModule) -> set[sympy.Symbol]:
-        """Symbols that the graph does not read: where an input begins in its storage."""
+        """Return symbols that the graph does not read: offsets of inputs in their storage."""
         values = [self.of(node.meta["example_value"]) for node in self.symbols if not is_read(node, gm)]
         return {value for value in values if isinstance(value, sympy.Symbol) and value not in self.places}
 
     def bind(self, inputs: Sequence[GraphInput], dims: Sequence[int | None]) -> None:
-        """Find each symbol, in a batch dim if it is in one."""
-        # batch dims first: a size that is one, too, must be read off where the global batch tells it
+        """Find a place for each symbol, in a batch dim if possible."""
+        # batch dims first: a size that also is a batch size must be read from a batch dim, which becomes
+        # global
         for wanted in (True, False):
             for given, dim in zip(inputs, dims, strict=True):
                 for i, size in enumerate(_shape(given)):
@@ -55,7 +56,7 @@ class TracedSizes:
                             self.batch.add(expr)
 
     def place(self, node: fx.Node) -> Place:
-        """Where a size among the graph's inputs is read off."""
+        """Return the place from which a size among the graph's inputs is read."""
         expr = self.of(node.meta["example_value"])
         if expr not in self.places:
             raise InputError(
@@ -66,7 +67,7 @@ class TracedSizes:
         return self.places[expr]
 
     def check_batch(self, inputs: Sequence[GraphInput], dims: Sequence[int | None]) -> None:
-        """Refuse batch sizes that are no symbols of their own, once torch has been asked for these."""
+        """Raise on batch sizes that are not separate symbols, after asking torch once for symbols."""
         pairs = [(g, dim) for g, dim in zip(inputs, dims, strict=True) if dim is not None]
         other = {
             symbol
@@ -79,7 +80,7 @@ class TracedSizes:
         mixed = [(g, dim) for g, dim in pairs if self.of(_shape(g)[dim]) in other]
         if not fixed and not mixed:
             return
-        # once only: a size that the code itself fixes is a number again after each trace
+        # ask once only: a size that the code itself fixes is a number again after each trace
         if not all(has_symbols_asked(given.example, dim) for given, dim in pairs):
             ask_for_symbols([(given.example, dim) for given, dim in pairs])
         given, dim = (fixed or mixed)[0]
@@ -91,14 +92,14 @@ class TracedSizes:
         )
 
     def _location_of(self, given: GraphInput, dim: int) -> str:
-        """Where the model's code made a number of the batch size."""
+        """Return the location at which the model's code specialized the batch size to a number."""
         env, size = self._frame.shape_env, given.example.shape[dim]
         fixed = {symbol for symbol, left in env.replacements.items() if left == size}
         asked = self._asked(replaced=False)
         return next((f" at {location}" for expr, location in asked if fixed & expr.free_symbols), "")
 
     def _asked(self, *, replaced: bool = True) -> Iterator[tuple[sympy.Basic, Location]]:
-        """What was asked of sizes; torch cuts off the beginning of long paths."""
+        """Yield the conditions on sizes; torch truncates long paths, so the file name is completed."""
         file = self._frame.code.co_filename
         for expr, location in asked_of_sizes(self._frame.shape_env, replaced=replaced):
             yield (
@@ -107,7 +108,7 @@ class TracedSizes:
             )
 
     def guards(self) -> Iterator[SizeGuard]:
-        """What was asked of sizes that are found among the inputs."""
+        """Yield the guards on sizes that are found among the inputs."""
         for expr, location in self._asked():
             symbols = expr.free_symbols
             if symbols and symbols <= self.places.keys():
@@ -120,13 +121,13 @@ class TracedSizes:
                 )
 
     def shape_lines(self, inputs: Sequence[GraphInput]) -> Iterator[str]:
-        """Each input with its sizes, the same on ranks whose batches differ."""
+        """Yield each input with sizes as text, equal on ranks with different batch sizes."""
         for given in inputs:
             shape = [self.text(self.of(size)) for size in _shape(given)]
             yield f"input {given.operand.name} {getattr(given.example, 'dtype', '')} {shape}"
 
     def text(self, size: Any) -> str:
-        """A size by the inputs that it is read off."""
+        """Return a size as text, in terms of the inputs from which the size is read."""
         if not isinstance(size, sympy.Basic):
             return str(size)
         return str(size.xreplace({symbol: self._named(symbol) for symbol in size.free_symbols}))
@@ -156,7 +157,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Whether a placeholder tells how a tensor lies, and is not a number among the arguments."""
+    """Return whether a placeholder is a size, stride or offset of a tensor, not a number argument."""
     found = input_source(node)
     reads = (".size()[", ".stride()[", ".storage_offset()")
     return isinstance(node.meta.get("example_value"), torch.SymInt) and any(
@@ -170,7 +171,7 @@ def _shape(given: GraphInput) -> tuple[Any, ...]:
 
 
 def is_read(node: fx.Node, gm: fx.GraphModule) -> bool:
-    """Whether an op uses it, here or in the regions that it is passed to."""
+    """Return whether an op uses the node, here or in a region that takes the node as an argument."""
     for user in node.users:
         head: Any = user.args[0] if user.args else None
         body = attribute_of(gm, head) if isinstance(head, fx.Node) and head.op == "get_attr" else None

@@ -1,9 +1,9 @@
-"""How the inputs of a graph lie on the ranks where torch breaks a call into several graphs.
+"""Placements of a graph's inputs if torch breaks a call into several graphs.
 
-an argument of the call            as batch_dims= says
-a result of an earlier graph       as its program left it: this rank's rows along a dim, or full
-what Python made in between        this rank's rows, as graph_breaks=True promises: along dim 0, or the
-                                   dim that batch_dims= gives for all
+    an argument of the call            as batch_dims= gives
+    a result of an earlier graph       as returned by that graph's program: this rank's rows of a dim, or full
+    a tensor made by Python between    this rank's rows, as graph_breaks=True promises: along dim 0, or the
+    graphs                             dim that batch_dims= gives for all
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ _LIES = "_fxdp_lies"
 
 @dataclass(frozen=True, slots=True)
 class KnownPlacement:
-    """How a result of a program lies on the ranks."""
+    """Placement of a program's result on the ranks."""
 
     dim: int | None
-    """Along which dim this rank has its rows of the batch; None: it is complete on each rank."""
+    """The dim along which this rank has local rows of the batch; None: the tensor is full on each rank."""
     folded: bool = False
-    """Whether the batch is a part of a larger dim, as after `x.flatten(0, 1)`."""
+    """True if the batch is a part of a larger dim, as after `x.flatten(0, 1)`."""
 
 
 def record_placements(tensor: Tensor, lies: KnownPlacement) -> None:
-    """Tell whoever is passed this very tensor, and no view or copy of it, how it lies."""
+    """Record a placement on this tensor object; views and copies of the tensor do not inherit the record."""
     tensor.__dict__[_LIES] = lies
 
 
 def placements_of_tensor(tensor: Any) -> KnownPlacement | None:
-    """How a tensor lies that is a result of a program; None for others."""
+    """Return the recorded placement of a program's result; None for any tensor without a record."""
     found: KnownPlacement | None = getattr(tensor, _LIES, None)
     return found
 
 
 @dataclass
 class GraphBreakInputs:
-    """What is known of the tensors that are passed to a graph of a call, and which of them the call made."""
+    """Placements of the tensors that are passed to a graph of a call, and names of tensors made by Python."""
 
     arguments: Mapping[int, int | None]
     """The batch dim of each tensor among the call's arguments, by its `id`."""
     rows: int | None
-    """How many samples this rank's part of the batch has; None where no argument tells."""
+    """Number of samples in this rank's part of the batch; None if no argument has a batch dim."""
     default: int
-    """The batch dim of what Python made between graphs."""
+    """The batch dim of tensors that Python makes between graphs."""
     passed: set[str] = field(default_factory=set)
-    """The inputs that were asked for and are no arguments of the call."""
+    """Names of the graph's inputs that are not arguments of the call."""
     made: list[str] = field(default_factory=list)
-    """In words those of them that are no results of a graph, either."""
+    """Descriptions of the inputs in `passed` that are not results of a graph, either."""
 
     @classmethod
     def of(cls, call: OuterCall, batch_dims: Any) -> GraphBreakInputs:
-        """By the call that torch breaks, and what its user said of its arguments.
+        """Read the placements from the call that torch breaks, and the user's `batch_dims`.
 
         Raises
         ------
@@ -75,11 +75,11 @@ class GraphBreakInputs:
         return cls(known, sizes.pop() if len(sizes) == 1 else None, default)
 
     def dim(self, given: GraphInput) -> int | None:
-        """The batch dim of an input of a graph.
+        """Return the batch dim of an input of a graph.
 
         Raises
         ------
-        InputError : one that cannot be told, or has other sizes than this rank's rows.
+        InputError : an input with an unknown batch dim, or with a size that differs from this rank's rows.
         """
         tensor = given.example
         if id(tensor) in self.arguments:

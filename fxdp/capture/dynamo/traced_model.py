@@ -1,10 +1,10 @@
-"""`TracedModel`: a module made of graphs that somebody else traced, to be captured like a user's own code.
+"""`TracedModel`: a module made of graphs traced by Dynamo, to be captured like a user's own code.
 
     Dynamo's graph  --  dynamo_graph.py  -->  TracedGraph  --  TracedModel  -->  capture
 
-A graph was traced for the sizes of one rank, and its code may have asked for these (`if len(x) > 4`).
-Sizes are read off the inputs here, so that each is that of the global batch, and what was asked of them
-becomes a condition, which the global sizes must fulfil.
+A graph was traced for the sizes of one rank, and the traced code may have evaluated conditions on sizes
+(`if len(x) > 4`). Here sizes are read from the inputs, so that they become sizes of the global batch, and
+each evaluated condition becomes a condition that the global sizes must fulfill.
 """
 
 from __future__ import annotations
@@ -27,57 +27,57 @@ from fxdp.ir.signature import Input
 
 
 class GraphOperand(NamedTuple):
-    """What an input of a traced graph stands for."""
+    """The meaning of an input of a traced graph."""
 
     kind: str
-    """`"model"`: a parameter or buffer; `"constant"`: another tensor; `"input"`: what a call passes."""
+    """`"model"`: a parameter or buffer; `"constant"`: a further tensor; `"input"`: an argument of a call."""
     name: str
     value: Any = None
-    """Of a constant, the tensor."""
+    """For a constant, the tensor."""
 
 
 @dataclass(frozen=True)
 class SizeGuard:
-    """What was asked of sizes while a graph was traced; it was true of those of one rank."""
+    """A condition on sizes, evaluated during the trace of a graph; true for the sizes of one rank."""
 
     expr: sympy.Basic
     places: Mapping[sympy.Symbol, tuple[str, int]]
-    """Of each symbol, an input and the dim that it is the size of."""
+    """For each symbol, an input and the dim that has this size."""
     location: Location
 
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A forward graph from elsewhere; it returns a tuple, and sizes in it are read off its inputs."""
+    """A forward graph traced by Dynamo, with a tuple as result; sizes are read from the inputs."""
 
     gm: fx.GraphModule
     operands: tuple[GraphOperand, ...]
-    """Of each placeholder."""
+    """The operand of each placeholder."""
     guards: tuple[SizeGuard, ...]
     lines: tuple[str, ...]
-    """All that it computes, in words that are the same on each rank."""
+    """Text of the graph, equal on all ranks."""
 
     @cached_property
     def key(self) -> str:
-        """A name that graphs have in common if they compute the same."""
+        """Return a name that is equal for graphs that compute the same."""
         return "graph " + hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
 
 
 class _Graphs:
-    """Graphs by their keys; an object of its own, so that who watches the model's attributes sees but one."""
+    """Graphs by keys; a separate object, so that guards on the model's attributes see one object only."""
 
     def __init__(self) -> None:
         self.known: dict[str, TracedGraph] = {}
 
 
 class _Part(nn.Module):
-    """Holds parameters and buffers under a name, as the part of the user's model does that they are from."""
+    """A submodule with the parameters and buffers of one submodule of the user's model."""
 
 
 class TracedModel(nn.Module):
-    """Runs that one of its graphs whose key is among the keywords of a call; the others are its inputs.
+    """Runs the one of its graphs whose key is among the keywords of a call; further keywords are its inputs.
 
-    Parameters and buffers are the user's own tensors, by the names that they have in the user's model.
+    Parameters and buffers are the user's own tensors, with the names from the user's model.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -86,17 +86,17 @@ class TracedModel(nn.Module):
         for name, tensor in tensors.items():
             *path, last = name.split(".")
             part: nn.Module = self
-            for step in path:  # not by add_module, which refuses names that attributes of nn.Module have
+            for step in path:  # not by add_module, which refuses names of nn.Module's attributes
                 part = part._modules.setdefault(step, _Part())  # type: ignore[assignment]
             registry = part._parameters if isinstance(tensor, nn.Parameter) else part._buffers
             registry[last] = tensor  # type: ignore[assignment]
 
     def add(self, graph: TracedGraph) -> None:
-        """Know one more graph."""
+        """Add a graph, unless a graph with the same key is known."""
         self._graphs.known.setdefault(graph.key, graph)
 
     def forward(self, **inputs: Any) -> tuple[Any, ...]:
-        """What the graph returns."""
+        """Run the graph whose key is among the keywords, and return its results."""
         graph = self._asked(inputs)
         values = [self._value(operand, inputs) for operand in graph.operands]
         return tuple(torch_compat.run_traced(graph.gm, *values))
@@ -116,14 +116,14 @@ class TracedModel(nn.Module):
         return part._parameters[last] if last in part._parameters else part._buffers[last]
 
     def with_guards(self, captured: Captured, inputs: Inputs) -> Captured:
-        """The capture of a call with what its graph's trace asked of sizes among the conditions."""
+        """Return the capture of a call with the guards of the graph's trace added to the conditions."""
         graph = self._asked(inputs.rebuild(inputs.tensors)[1])
         found = [_condition(guard, _sizes_of(captured)) for guard in graph.guards]
         return replace(captured, conditions=(*captured.conditions, *(c for c in found if c is not None)))
 
 
 def _sizes_of(captured: Captured) -> dict[str, tuple[Any, ...]]:
-    """The global sizes of each input, by what errors call it."""
+    """Return the global sizes of each input, by the input's name in errors."""
     return {spec.path: tensor_type(node).shape for spec, node in inputs_of(captured.gm.graph, Input)}
 
 

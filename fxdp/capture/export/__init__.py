@@ -1,1 +1,1 @@
-"""From the user's module to a forward graph: what is exported, how, and what is read off the trace."""
+"""Export of the user's module to a forward graph, with rewrites of its code and analyses of the trace."""

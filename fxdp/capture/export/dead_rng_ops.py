@@ -1,10 +1,11 @@
-"""Draws that follow one another and that nobody reads, as one draw of all: a loop that draws at each sample.
+"""Merge consecutive random ops with unread results, as in a loop that draws a number for each sample.
 
-    for one in x:                                   %e = empty([1]);  uniform_(%e);  item(%e)       per turn
+    for one in x:                                   %e = empty([1]);  uniform_(%e);  item(%e)       per sample
         sizes[int(torch.rand(1) * 1)]               uniform_(empty([3, 1]))                         once
 
-They must be made, for what is drawn after them. A CPU's generator gives as many numbers to one draw of all;
-a GPU's goes on by launches.
+The ops cannot be erased, since they advance the generator for later random ops. On CPU one op of the total
+size advances the generator equally; on GPU the generator advances per kernel launch, so these ops are left
+alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _READS = frozenset({aten.item.default, aten._local_scalar_dense.default})
 
 
 def join_unread_draws(graph: fx.Graph) -> None:
-    """Make one of such draws; in place."""
+    """Merge runs of equal random ops with unread results into one op each, in place."""
     draws = [
         node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     ]
@@ -32,7 +33,7 @@ def join_unread_draws(graph: fx.Graph) -> None:
 
 
 def _kind(draw: fx.Node) -> Any:
-    """What a draw that nobody reads is; None of one that somebody may read."""
+    """Return a key that is equal for random ops that can be merged; None if the result may be read."""
     into: Any = draw.args[0] if draw.args else None
     unread = all(user.target in _READS and not user.users for user in draw.users)
     if draw.target is not aten.uniform_.default or not unread or list(into.users) != [draw]:

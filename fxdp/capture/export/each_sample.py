@@ -1,7 +1,7 @@
-"""An op on each sample, as an op on all of them: by `vmap`, or as what `vmap` can do.
+"""Apply an op to each sample by one op for all samples: by `vmap`, or by a replacement that `vmap` supports.
 
-nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
-attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
+    nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
+    attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _OF_NUMBERS = {
     getattr(aten, name).Tensor: getattr(aten, name).Scalar
     for name in ("add", "sub", "rsub", "mul", "div", "remainder", "fmod", "bitwise_and", "bitwise_or")
 }
-"""`vmap` would make the number a tensor."""
+"""Overloads for a number as the last operand, which `vmap` would convert to a tensor."""
 
 
 def for_each(op: Callable[..., Any], dims: Sequence[int | None], args: Any, kwargs: Any) -> Any:
-    """An op on each sample: tensors among its operands with a dim have a row for each along it."""
+    """Apply an op to each sample; an operand with a dim in `dims` has a row per sample along that dim."""
     if isinstance(args[-1], (int, float)):
         op = _OF_NUMBERS.get(op, op)
     if op is aten.scaled_dot_product_attention.default and _is_attention_of_batches(dims, args):
@@ -41,12 +41,12 @@ def for_each(op: Callable[..., Any], dims: Sequence[int | None], args: Any, kwar
 
 
 def _is_attention_of_batches(dims: Sequence[int | None], args: Any) -> bool:
-    """Whether each sample has queries, keys and values with batch and heads, for which there are kernels."""
+    """Return whether each sample has queries, keys and values with batch and heads, as kernels expect."""
     return tuple(dims[:3]) == (0, 0, 0) and all(x.dim() == 5 for x in args[:3])
 
 
 def _attention(args: Any, kwargs: Any, mask_dim: Sequence[int | None]) -> Tensor:
-    """Attention of all samples, whose own batches become one."""
+    """Compute the attention of all samples, with the samples' own batches flattened into one batch dim."""
     named = dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
     own = args[0].shape[:2]
     mask = named.get("attn_mask")
@@ -61,7 +61,7 @@ def _attention(args: Any, kwargs: Any, mask_dim: Sequence[int | None]) -> Tensor
 
 
 def _first_places(mask: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """`nonzero_static`, for which `vmap` would take one sample after another."""
+    """Compute `nonzero_static` by sorting, because `vmap` would process one sample after another."""
     found = mask.flatten() != 0
     order = (~found).to(torch.uint8).argsort(stable=True)[:size]
     order = torch.nn.functional.pad(order, (0, size - order.shape[0]))
@@ -75,7 +75,7 @@ def _first_places(mask: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 
 def _with_row(of: Tensor, row: Tensor, dim: int, index: int) -> Tensor:
-    """`select_scatter`, of which torch 2.13's `vmap` makes one through which no gradient of the row comes."""
+    """Compute `select_scatter` as `slice_scatter`: in torch 2.13's `vmap` the row would get no gradient."""
     start = index % of.shape[dim]
     return torch.slice_scatter(of, row.unsqueeze(dim), dim, start, start + 1)
 

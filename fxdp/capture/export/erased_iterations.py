@@ -1,4 +1,4 @@
-"""What is left of loops over the samples that are done for all samples: nothing, but what else reads it."""
+"""Erase the iterations of loops over the samples after the loops were vectorized."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fxdp.capture.export.unread_numbers import unread_assertions
 from fxdp.ir.graphs import spread
 
 CONSTANT = "lifted_tensor_"
-"""What export calls tensors that code makes of Python values; buffers that are equal may not stay so."""
+"""Prefix in export's names of tensors made from Python values; equal buffers may differ later."""
 
 
 def erase_iterations(
     gm: fx.GraphModule, unread: dict[fx.Node, None], writes: Mapping[fx.Node, Sequence[fx.Node]]
 ) -> None:
-    """Erase what nobody reads any more of these nodes, and what only they have read; in place."""
+    """Erase nodes in `unread` without remaining readers, and nodes that only erased ones read; in place."""
     for node in list(unread):
         unread |= dict.fromkeys(n for n in node.all_input_nodes if n.target in SPLITS)
     picks = gm.graph.find_nodes(op="call_function", target=operator.getitem)
@@ -27,7 +27,7 @@ def erase_iterations(
     read = _read(gm.graph, unread, writes)
     for node in [node for node in reversed(gm.graph.nodes) if node in unread and node not in read]:
         gm.graph.erase_node(node)
-        if node.op == "get_attr":  # a constant that nobody reads would still be an input of the trace
+        if node.op == "get_attr":  # an unread constant would still be an input of the trace
             path, _, name = str(node.target).rpartition(".")
             delattr(gm.get_submodule(path), name)
 
@@ -35,16 +35,16 @@ def erase_iterations(
 def _read(
     graph: fx.Graph, unread: Mapping[fx.Node, None], writes: Mapping[fx.Node, Sequence[fx.Node]]
 ) -> set[fx.Node]:
-    """What is read after all by what stays, and what writes into that."""
+    """Return all nodes that the remaining nodes read, including writes into the read values."""
     stays = (node for node in graph.nodes if node not in unread)
     return spread(stays, lambda node: [*node.all_input_nodes, *writes.get(memory_of(node), ())])
 
 
 def renumber_constants(gm: fx.GraphModule) -> None:
-    """Number the constants that are left: one after a loop had a number by how many turns there are."""
+    """Renumber the remaining constants: numbers after a loop depended on the number of iterations."""
     reads = [node for node in gm.graph.find_nodes(op="get_attr") if CONSTANT in str(node.target)]
     numbers = {str(node.target): int(str(node.target).rpartition("_")[2]) for node in reads}
-    in_order = sorted(numbers, key=numbers.__getitem__)  # so no new one is still an old one
+    in_order = sorted(numbers, key=numbers.__getitem__)  # ascending: no new name is an old name still in use
     for number, target in enumerate(in_order):
         path, _, name = target.rpartition(".")
         owner, new = gm.get_submodule(path), f"{CONSTANT}{number}"

@@ -1,9 +1,9 @@
-"""`Exported`: a forward graph with all that the second half of capture has to know of it.
+"""`Exported`: a forward graph with all facts that the second half of capture needs.
 
     user's code -- export --> Exported -- fxdp/capture/joint --> Captured
 
-`export` makes one of a model, with the user's code run under patches. What comes after it knows of no code:
-a graph that somebody else traced would enter here.
+`export` makes an `Exported` from a model, with the user's code run under patches. Later steps do not depend
+on the code: graphs from a different tracer could enter here.
 """
 
 from __future__ import annotations
@@ -30,38 +30,40 @@ BatchDims: TypeAlias = Sequence["int | None"]
 
 @dataclass(frozen=True)
 class Exported:
-    """A forward graph of flat tensors; the second half of capture rewrites it in place."""
+    """A forward graph of flat tensors; the second half of capture rewrites the graph in place."""
 
     gm: fx.GraphModule
-    """Its placeholders are the inputs, its attributes the parameters, buffers and constants."""
+    """The graph: placeholders are the inputs, attributes are the parameters, buffers and constants."""
     owner: nn.Module
-    """By whose names parameters and buffers are known; other tensors of the graph are constants."""
+    """The module that names parameters and buffers; further tensors of the graph are constants."""
     paths: tuple[str, ...]
-    """What errors and plans call each input."""
+    """Name of each input in errors and plans."""
     batch: tuple[int | None, ...]
     """The batch dim of each input."""
     symbolic: bool
-    """Whether the sizes of the batch dims are symbols; else the graph is that of one batch size."""
+    """True if the sizes of batch dims are symbols; False if the graph is for one batch size."""
     leaves: tuple[Any, ...]
-    """One per leaf of the model's output: `OutputLeaf` or a Python value."""
+    """For each leaf of the model's output: `OutputLeaf` or a Python value."""
     out_spec: pytree.TreeSpec
     loss: int | None = None
-    """The output that the model itself calls its `loss`."""
+    """Index of the output that the model itself returns as `loss`."""
     checks: tuple[Check, ...] = ()
-    """Outputs beyond the model's own: what its code raises on."""
+    """Checks on outputs beyond the model's own, at which the model's code raises or branches."""
     routes: tuple[Route, ...] = ()
-    """The skip connections, whose values have labels in the graph (`label_of`)."""
+    """The skip connections; in the graph, skipped values have labels (`label_of`)."""
 
     @property
     def fakes(self) -> tuple[Any, ...]:
-        """The fake inputs; their sizes are the symbols of the graph."""
+        """Return the fake inputs; the sizes of these are the symbols of the graph."""
         return tuple(node.meta["val"] for node in self.gm.graph.find_nodes(op="placeholder"))
 
 
 def export(
     program: FlatModule, batch: BatchDims, hint: int, *, symbolic: bool, dynamic: bool = False
 ) -> Exported:
-    """Export the program at a batch of `hint`; with `symbolic` sizes are symbols, with `dynamic` all are."""
+    """Export the program at a batch size of `hint`; `symbolic` makes batch sizes symbols, `dynamic` all
+    sizes.
+    """
     inputs = program.inputs
     examples = make_examples(inputs.tensors, batch, hint)
     torch_compat.begin_autograd()
@@ -70,7 +72,7 @@ def export(
             program,
             examples,
             dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
-            strict=False,  # runs the user's code, patches and all; strict, Dynamo would read its bytecode
+            strict=False,  # runs the user's code with all patches; with True, Dynamo would read bytecode
         )
     _check_constants(exported)
     gm = torch_compat.exported_module(exported)
@@ -96,7 +98,7 @@ def export(
 
 
 def _check_constants(exported: torch.export.ExportedProgram) -> None:
-    """Refuse tensors that would silently get no gradient."""
+    """Raise on tensors that would silently get no gradient."""
     for name, value in exported.constants.items():
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
@@ -107,7 +109,9 @@ def _check_constants(exported: torch.export.ExportedProgram) -> None:
 
 
 def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic: bool) -> tuple[Any, ...]:
-    """Per input, which dims export makes symbolic: the batch must stay so, others may."""
+    """Return for each input the dims that export makes symbolic: batch dims must stay symbolic, further dims
+    may.
+    """
     auto, required = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
     return tuple(
         {
@@ -120,29 +124,30 @@ def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic:
 
 
 HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
-"""Batch sizes to trace with: odd and prime, so that the batch is seldom mistaken for another size."""
+"""Batch sizes to trace with: odd and prime, so that the batch size seldom equals a different size."""
 
 STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
 
 
 def other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> set[int]:
-    """All sizes of the inputs but the batch."""
+    """Return all sizes of the inputs except the batch size."""
     pairs = zip(tensors, dims, strict=True)
     return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
 
 
 def batch_hint(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> int:
-    """The batch size to trace with: the first hint that is no other size of the inputs."""
+    """Return the batch size to trace with: the first hint that differs from all further sizes of the inputs.
+    """
     return first_free(HINTS, other_sizes(tensors, dims), 1)[0]
 
 
 def static_hints(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[int, ...]:
-    """The four batch sizes of the static fallback."""
+    """Return the four batch sizes of the static fallback."""
     return first_free(STATIC_SIZES, other_sizes(tensors, dims), 4)
 
 
 def first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[int, ...]:
-    """The first `count` candidates that are not taken; taken ones only where nothing else is left."""
+    """Return the first `count` candidates that are not taken; taken candidates only if too few are free."""
     ordered = sorted(candidates, key=lambda size: size in taken)
     return tuple(sorted(ordered[:count]))
 
@@ -150,7 +155,7 @@ def first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[
 def make_examples(
     tensors: Sequence[torch.Tensor], dims: Sequence[int | None], batch: int
 ) -> tuple[torch.Tensor, ...]:
-    """Contiguous tensors like the inputs, with `batch` samples; nobody reads values, so none are written."""
+    """Return uninitialized contiguous tensors like the inputs, with `batch` samples; no values are read."""
     return tuple(_example(*given, batch) for given in zip(tensors, dims, strict=True))
 
 

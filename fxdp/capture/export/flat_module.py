@@ -1,4 +1,5 @@
-"""The module that is exported: flat tensors in, flat tensors out, the user's structure kept aside."""
+"""The module that is exported: flat tensors in, flat tensors out, the user's structure recorded separately.
+"""
 
 from __future__ import annotations
 
@@ -30,37 +31,39 @@ from fxdp.ir.metadata import Location
 
 @dataclass
 class OutputRecord:
-    """What one run of the program left aside: the output's structure and its leaves."""
+    """Facts recorded in one run of the program: the structure and leaves of the output, and effects of the
+    code.
+    """
 
     leaves: tuple[Any, ...] = ()
     spec: pytree.TreeSpec | None = None
     loss: int | None = None
-    """The tensor that the model itself calls its `loss`."""
+    """Index of the tensor that the model itself returns as `loss`."""
     skips: tuple[SkipPoint, ...] = ()
-    """What was stashed and popped, in order."""
+    """The stashes and pops of skip connections, in order."""
     checks: tuple[Check, ...] = ()
-    """The checks of data, whose values follow the model's own tensors."""
+    """The checks of data; the checked values follow the model's own tensors among the outputs."""
     other_guess: tuple[bool, ...] | None = None
-    """Where the code failed after a branch of which the way was a guess: the ways with the other guess."""
+    """Decisions for a retry after the code failed behind a guessed branch: the last guess inverted."""
     changed: tuple[ChangedAttribute, ...] = ()
-    """The Python attributes that the forward changed."""
+    """Python attributes that the forward changed."""
     assigned: tuple[str, ...] = ()
-    """The program's buffers to which the forward assigns another tensor."""
+    """Names of the program's buffers to which the forward assigns a new tensor."""
     read_values: tuple[ReadValue, ...] = ()
-    """Tensors of which it read the values."""
+    """Tensors that the code read into Python by value."""
     layout_reads: tuple[LayoutRead, ...] = ()
-    """What the code read of how tensors lie in memory."""
+    """Locations at which the code read memory layouts of tensors."""
     symbols: Mapping[str, str] = field(default_factory=dict)
-    """The numbers among the inputs, by the symbols that stand for them."""
+    """Names of the dynamic scalar inputs, by their symbols."""
     touched: Sequence[str] = ()
-    """Python values that should not be read, but were."""
+    """Names of Python values that should not be read, but were."""
     seeded: tuple[tuple[str, Location], ...] = ()
-    """Where the code seeds torch's generators, and by which function."""
+    """Functions that seed torch's generators, with the locations of the calls."""
 
 
 @dataclass
 class _Cell:
-    """Holds the record outside of the module's attributes, which export watches."""
+    """Holder of the record, outside of the module's attributes, which export guards."""
 
     record: OutputRecord = field(default_factory=OutputRecord)
 
@@ -83,26 +86,27 @@ class FlatModule(nn.Module):
         self.loss_fn = loss_fn
         self.precision = precision
         self.inputs = inputs
-        """The inputs that it was made for."""
+        """The inputs for which the module was made."""
         self.numbers = numbers or {}
-        """The buffers that count as numbers."""
+        """The buffers that count as Python numbers."""
         self.branches = branches
-        """Which way the code goes at each flag of the batch; None: it may not ask for any."""
+        """Decisions at flags of the batch; None refuses branches on the batch."""
         self.told = told or {}
-        """What runs of batch sizes read of their data, of which the code is told at these sizes."""
+        """Numbers that eager runs read from data, by batch size; the code gets these as hints at that size.
+        """
         self._cell = _Cell()
 
     @property
     def record(self) -> OutputRecord:
-        """The output structure of the latest run."""
+        """Return the record of the latest run."""
         return self._cell.record
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run the user's code and flatten what it returns."""
+        """Run the user's code and flatten the output."""
         touched: list[str] = []
         numbers = self.inputs.numbers(tensors)
         names = zip(map(str, numbers), self.inputs.number_names, strict=True)
-        self._cell.record = OutputRecord(symbols=dict(names), touched=touched)  # for who handles an error
+        self._cell.record = OutputRecord(symbols=dict(names), touched=touched)  # for error handlers
         args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
@@ -162,7 +166,7 @@ class FlatModule(nn.Module):
                 tensors.append(leaf)
             else:
                 if is_unread(leaf):
-                    str(leaf)  # raises: what is returned is read by the caller
+                    str(leaf)  # raises: a returned value is read by the caller
                 kept.append(leaf)
         if not tensors:
             raise CaptureError(
@@ -176,12 +180,12 @@ class FlatModule(nn.Module):
 
 
 def _named_loss(output: Any) -> Any:
-    """What a dict, or an object such as transformers' outputs, has under the name `loss`."""
+    """Return the entry `loss` of a dict, or the attribute of an object such as transformers' outputs."""
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
 def _check_loss(loss: Any, loss_fn: Callable[..., Any]) -> None:
-    """Refuse a loss function that does not return a scalar tensor."""
+    """Raise if a loss function does not return a scalar floating-point tensor."""
     if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
         return
     if isinstance(loss, torch.Tensor):

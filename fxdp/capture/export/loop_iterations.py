@@ -1,4 +1,4 @@
-"""What a node is in a turn of a loop over the samples: a sample's part of a value, an op, a term of a sum."""
+"""Analysis of nodes in iterations of a loop over samples: slices of samples, ops, and terms of sums."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.utils import _pytree as pytree
 from fxdp.torch_compat import OpOverload, aten
 
 SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
-"""Ops that take a value apart along a dim."""
+"""Ops that split a value along a dim."""
 _SIGNS: dict[Any, tuple[int, int]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor, operator.add), (1, 1)),
     **dict.fromkeys((aten.sub.Tensor, aten.sub_.Tensor, operator.sub), (1, -1)),
     aten.rsub.Scalar: (-1, 1),
 }
-"""Of sums of two their signs."""
+"""The signs of both operands, for sums and differences of two."""
 _STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
-"""Ops that write running averages or draw numbers without saying so."""
+"""Ops with running averages or random numbers that their schemas do not declare."""
 _MAY_BE_ITS_ARGUMENT = frozenset(
     {
         "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "meshgrid", "einsum", "pad",
@@ -29,28 +29,28 @@ _MAY_BE_ITS_ARGUMENT = frozenset(
         "sum_to_size", "cartesian_prod",
     }
 )  # fmt: skip
-"""Ops whose schemas do not say that their result may be a view."""
+"""Ops with a result that may be a view although the schema does not declare that."""
 _ATTENTION = aten.scaled_dot_product_attention.default
 Group: TypeAlias = "tuple[fx.Node, ...]"
 
 
 class OtherError(Exception):
-    """The turns of a loop do other things."""
+    """Raised if the iterations of a loop are not the same ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePart:
-    """Some neighbours of a value along a dim."""
+    """A contiguous slice of a value along a dim."""
 
     source: fx.Node
     dim: int
     rows: int | None
-    """How many; None of one whose dim is gone: `x[i]`."""
+    """Length of the slice; None if the dim is removed: `x[i]`."""
     start: int
 
 
 def part_of(node: fx.Node) -> SamplePart | None:
-    """The part of a value that a node takes, if it does nothing else."""
+    """Return the slice of a value that a node takes; None if the node does anything else."""
     if node.target is operator.getitem:
         return _member_of(*node.args)
     if node.target not in (aten.select.int, aten.slice.Tensor):
@@ -67,7 +67,7 @@ def part_of(node: fx.Node) -> SamplePart | None:
 
 
 def _member_of(apart: Any, index: Any) -> SamplePart | None:
-    """A result of `unbind`, or of a split into equal parts."""
+    """Return the slice that a result of `unbind`, or of a split into equal parts, takes."""
     if apart.target not in SPLITS:
         return None
     source, dim = apart.args[0], split_dim(apart)
@@ -80,14 +80,14 @@ def _member_of(apart: Any, index: Any) -> SamplePart | None:
 
 
 def split_dim(apart: fx.Node) -> int:
-    """The dim along which one of `SPLITS` takes a value apart."""
+    """Return the dim along which one of `SPLITS` splits a value."""
     source: Any = apart.args[0]
     position = 1 if apart.target is aten.unbind.int else 2
     return int(argument_at(apart, position, 0) % source.meta["val"].dim())
 
 
 def argument_at(node: fx.Node, position: int, default: int) -> int:
-    """The argument called `dim`, which has this position."""
+    """Return the argument called `dim`, which has this position."""
     found: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
     return int(found)
 
@@ -99,17 +99,17 @@ def _size(source: Any, dim: Any) -> int | None:
 
 
 Term: TypeAlias = "tuple[fx.Node, int]"
-"""A value that a sum takes, and its sign."""
+"""A value that a sum adds, with its sign."""
 Way: TypeAlias = "tuple[list[tuple[Group, int]], Any]"
-"""Groups of a value of each turn, with the sign of all; and what they were added to, if anything."""
+"""Groups of one value per iteration, each with a sign; and the value before the loop's sums, if any."""
 
 
 def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[Way], list[fx.Node]]:
-    """How the last of several sums may have taken so many values from each turn, in order; the sums."""
+    """Return possible decompositions of a chain of sums into `each` values per iteration; and the sums."""
     terms, sums, start = _terms(node, iterations * each)
     missing = iterations * each - len(terms)
     found: list[tuple[list[Term], Any]] = []
-    if not missing:  # the first turn's own value may be a sum, too
+    if not missing:  # with a full chain the first iteration's own value may be a sum, too
         found = [(terms, start), ([(sums[-1], 1), *terms[1:]], None)]
     elif missing == 1 and isinstance(start, fx.Node):
         found = [([(start, 1), *terms], None)]
@@ -122,7 +122,7 @@ def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[Way], list[
 
 
 def _terms(node: fx.Node, most: int) -> tuple[list[Term], list[fx.Node], Any]:
-    """Of the last of several sums: what they took, the last one last; the sums; what was there before."""
+    """Walk a chain of sums back from the last node; return terms in order, sums, and the initial value."""
     terms: list[Term] = []
     sums: list[fx.Node] = []
     left: Any = node
@@ -143,28 +143,29 @@ def _takes(node: Any, kind: Any) -> bool:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a node is `a + b` or `a - b`, or `a += b` with which nothing else sees `a` change."""
+    """Return whether a node is `a + b`, `a - b`, or an `a += b` for which nothing else reads `a`."""
     return isinstance(node, fx.Node) and node.target in _SIGNS and len(node.args) == 2 and not node.kwargs
 
 
 def is_of_numbers(node: fx.Node) -> bool:
-    """Whether a sum is one of numbers, not of tensors."""
+    """Return whether a sum is of Python numbers, not of tensors."""
     return node.target in (operator.add, operator.sub)
 
 
 def are_alike(first: fx.Node, other: fx.Node) -> bool:
-    """Whether two are the same op, with values of the same kind."""
+    """Return whether two nodes are the same op with values of equal dtypes and shapes."""
     return first.target is other.target and _kinds(first) == _kinds(other)
 
 
 def _kinds(node: fx.Node) -> list[Any]:
-    # of a size that only the data says, its name: torch does not compare it; what became of a loop has none
+    # data-dependent sizes are compared by name, since torch cannot compare them; values of vectorized loops
+    # have none
     values = pytree.tree_leaves(node.meta.get("val"))
     return [(v.dtype, *map(str, v.shape)) if isinstance(v, Tensor) else (type(v),) for v in values]
 
 
 def is_of_operands_alone(node: fx.Node) -> bool:
-    """Whether a node is an op that gives tensors of known sizes, and neither writes nor draws anything."""
+    """Return whether a node is a pure op with tensor results of known sizes: no writes, no random numbers."""
     values = pytree.tree_leaves(node.meta.get("val"))
     if not values or not all(isinstance(value, Tensor) for value in values):
         return False
@@ -179,7 +180,7 @@ def is_of_operands_alone(node: fx.Node) -> bool:
 
 
 def draws_or_keeps(node: fx.Node) -> bool:
-    """Whether an op draws numbers, or has a state of its own."""
+    """Return whether an op draws random numbers, or has a state."""
     target: Any = node.target
     if target is _ATTENTION:
         return _drops(node)
@@ -192,7 +193,10 @@ def _drops(node: fx.Node) -> bool:
 
 
 def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, list[fx.Node]]:
-    """What writes into values, or into views of them, in order; with `own_sums`, also `a += b`, `a -= b`."""
+    """Return the ops that write into each value, or into a view of the value, in order.
+
+    With `own_sums` this includes `a += b` and `a -= b` on unshared values.
+    """
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is aten.detach_.default:
@@ -202,7 +206,7 @@ def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, li
         if isinstance(node.target, OpOverload):
             given = zip(node.target._schema.arguments, node.args, strict=False)
             written = [operand for argument, operand in given if argument.is_write]
-        else:  # a region, whose graph may write into its operands
+        else:  # a subgraph, which may write into its operands
             regions = [getattr(gm, n.target) for n in node.all_input_nodes if _is_graph(gm, n)]
             written = node.all_input_nodes if any(map(writes_of, regions)) else []
         for operand in written:
@@ -216,13 +220,13 @@ def _is_graph(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_own_sum(node: fx.Node) -> bool:
-    """`a += b` or `a -= b`, where nothing else reads `a`, nor what it is a view of."""
+    """Return whether a node is `a += b` or `a -= b` on a value `a` that is not a view and has one user."""
     of = node.args[0] if node.target in (aten.add_.Tensor, aten.sub_.Tensor) else None
     return isinstance(of, fx.Node) and memory_of(of) is of and len(of.users) == 1
 
 
 def memory_of(node: fx.Node) -> fx.Node:
-    """The value in whose memory a value may lie."""
+    """Return the value that may own the memory of a node's value."""
     while True:
         if node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]
@@ -235,10 +239,10 @@ def memory_of(node: fx.Node) -> fx.Node:
 
 
 def is_fresh(node: fx.Node) -> bool:
-    """Whether an op has made a value in memory of its own."""
+    """Return whether a node is an op with a result in newly allocated memory."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or memory_of(node) is not node:
         return False
     if node.target is aten.einsum.default and len(node.args[1]) > 1:  # type: ignore[arg-type]
-        return True  # it multiplies
+        return True  # a product
     return schema.name.rpartition("::")[2] not in _MAY_BE_ITS_ARGUMENT

@@ -1,11 +1,11 @@
-"""Loops over the samples: what the code does for each sample, done for all of them at once.
+"""Loop vectorization: replace a loop over the samples by ops on all samples at once.
 
     stack([f(x[0]), f(x[1]), ..., f(x[b - 1])])         vmap(f)(x)
     f(x[0]) + f(x[1]) + ... + f(x[b - 1])               vmap(f)(x).sum(0)
 
-A loop over the batch has as many turns as there are samples, so static traces of several batch sizes would
-not fit together. Nodes that differ by their sample alone are a group, and a group becomes one node: the same
-op on a value that has a row for each sample; what no op on all samples can be stays turns
+A loop over the batch has one iteration per sample, so static traces of several batch sizes would not fit
+together. Nodes that differ only by the sample form a group, and a group becomes one node: the same op on a
+value with a row per sample. Iterations that no op on all samples can replace remain a sequential loop
 (`sequential_loops.py`).
 """
 
@@ -43,23 +43,23 @@ from fxdp.ir.ops.sequential_sample_loop import LOOP_OP
 from fxdp.torch_compat import aten
 
 _TERMS = range(1, 5)
-"""How many values of a turn may be added one after another."""
+"""Numbers of values per iteration that may be added one after another."""
 _STACK, _CAT, _PAD = aten.stack.default, aten.cat.default, aten.pad_sequence.default
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a group became: a value for all samples, or one with a row for each of them, first."""
+    """The result of a group: one value shared by all samples, or, if `apart`, a row per sample in dim 0."""
 
     node: fx.Node
     apart: bool
 
 
 def merge_loops(gm: fx.GraphModule, batch: int) -> None:
-    """Replace what loops over `batch` samples join or add by ops on all samples; in place."""
+    """Replace joins and sums of values of loops over `batch` samples by ops on all samples, in place."""
     loops = _Loops(gm, batch)
     for node in list(gm.graph.nodes):
-        if node.target is aten.type_as.default:  # of the other value it reads no more than the dtype
+        if node.target is aten.type_as.default:  # of the second operand only the dtype is read
             node.target, node.args = aten.to.dtype, (node.args[0], node.meta["val"].dtype)
         if node.target in (_STACK, _CAT, _PAD):
             loops.join(node)
@@ -71,7 +71,7 @@ def merge_loops(gm: fx.GraphModule, batch: int) -> None:
 
 
 class _Loops:
-    """What became of the groups of a graph."""
+    """The groups of a graph, and the nodes that replace the groups."""
 
     def __init__(self, gm: fx.GraphModule, batch: int) -> None:
         self.gm, self.graph, self.batch = gm, gm.graph, batch
@@ -79,12 +79,12 @@ class _Loops:
         self.writes = writes_of(gm, own_sums=True)
         self.known: dict[Group, _Rows] = {}
         self.others: set[Group] = set()
-        """Groups that are no op on all samples."""
+        """Groups that cannot be an op on all samples."""
         self.unread: dict[fx.Node, None] = {}
-        """What may be erased where nobody reads it: members of groups, what joined them, attempts."""
+        """Nodes to erase if unread: members of groups, nodes that joined members, failed attempts."""
 
     def join(self, node: fx.Node) -> None:
-        """A `stack`, `cat` or `pad_sequence` of as many values from each turn, of one loop or of several."""
+        """Replace a `stack`, `cat` or `pad_sequence` with equally many values per iteration of loops."""
         parts: Any = node.args[0]
         each, rest = divmod(len(parts), self.batch)
         if rest or (node.target is _PAD and each > 1) or not all(isinstance(part, fx.Node) for part in parts):
@@ -97,13 +97,13 @@ class _Loops:
             self._replace(node, made)
 
     def _process_mesh(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
-        """What joins the values of one loop; None where turns differ."""
+        """Return the join of the values of one loop as one node; None if the iterations differ."""
         each = len(parts) // self.batch
         rows = self._all_rows([tuple(parts[iteration::each]) for iteration in range(each)], node)
         if rows is None:
             return None
         dim = argument_at(node, 1, 0) % node.meta["val"].dim()
-        if node.target is _PAD:  # rows of all samples are as long
+        if node.target is _PAD:  # rows of all samples have equal lengths
             dim = 0 if argument(node, "batch_first") else 1
         if node.target is not _CAT:
             flat = self._call(node, aten.flatten.using_ints, self._call(node, _STACK, rows, 1), 0, 1)
@@ -112,19 +112,19 @@ class _Loops:
         return self._call(node, aten.flatten.using_ints, moved, dim, dim + 1)
 
     def _merged_loops(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
-        """What joins the values of loops, one after another."""
+        """Return the join of the values of consecutive loops; None if iterations of a loop differ."""
         starts = range(0, len(parts), self.batch)
         loops = [self._process_mesh(node, parts[start : start + self.batch]) for start in starts]
         dim = argument_at(node, 1, 0) % node.meta["val"].dim()
         return None if None in loops else self._call(node, _CAT, loops, dim)
 
     def add(self, node: fx.Node) -> None:
-        """The last of sums that began with nothing, a number or a value, and took values from each turn."""
+        """Replace a chain of sums over iterations, starting from nothing, a number or a value."""
         with self.graph.inserting_before(node):
             any(self._add(node, each) for each in _TERMS)
 
     def _add(self, node: fx.Node, each: int) -> bool:
-        """Whether that becomes sums over all samples, of so many values from each turn."""
+        """Try to replace the chain by sums over all samples, `each` values per iteration; return success."""
         branches, sums = ways_of(node, self.batch, each)
         for groups, start in branches:
             if (rows := self._all_rows([group for group, _ in groups], node)) is None:
@@ -138,7 +138,10 @@ class _Loops:
         return False
 
     def _sum(self, node: fx.Node, rows: fx.Node, sign: int) -> fx.Node:
-        """The sum over all samples with a sign, in the dtype in which their loop adds; of numbers one."""
+        """Return the signed sum over all samples, in the dtype in which the loop adds.
+
+        If the loop adds Python numbers, the sum is a number, too.
+        """
         made = self._call(node, aten.sum.dim_IntList, rows, [0])
         if not is_of_numbers(node):
             made.kwargs = {"dtype": node.meta["val"].dtype}
@@ -146,7 +149,10 @@ class _Loops:
         return self._call(node, aten.item.default, made) if is_of_numbers(node) else made
 
     def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
-        """A value with rows for each group; None where turns differ, or a sum's terms have no sample."""
+        """Return a value with a row per sample for each group.
+
+        None if iterations differ, or if no term of a sum depends on the sample.
+        """
         try:
             found = [self._rows_or_iterations(group, reader) for group in groups]
         except OtherError:
@@ -160,7 +166,10 @@ class _Loops:
         return self._call(process_mesh, aten.expand.default, node, sizes)
 
     def _rows(self, wanted: Group) -> _Rows:
-        """What a group becomes, its operands first; a turn may be too deep for a recursion."""
+        """Return the result of a group, and compute operands first.
+
+        Without recursion, because iterations may have very many ops.
+        """
         left = [wanted]
         while left:
             missing = [group for group in self._operands_for_all(left[-1]) if group not in self.known]
@@ -173,7 +182,7 @@ class _Loops:
         return self.known[wanted]
 
     def _is_for_all(self, group: Group) -> bool:
-        """Whether a group can be an op on all samples."""
+        """Return whether a group can be an op on all samples."""
         try:
             self._rows(group)
         except OtherError:
@@ -184,7 +193,7 @@ class _Loops:
         return self._rows(group) if self._is_for_all(group) else self._iterations(group, reader)
 
     def _iterations(self, group: Group, reader: fx.Node) -> _Rows:
-        """A group that stays turns, of which those before the reader have run."""
+        """Keep a group as a sequential loop over the parts of the iterations that run before `reader`."""
         iteration = SequentialLoop(group, self._is_given, self.writes, reader)
         read = [(operands, self._rows(operands)) for operands in iteration.read]
         if not all(_is_tensor(operands[0]) for operands, _ in read):
@@ -200,12 +209,12 @@ class _Loops:
         return self.known.setdefault(group, made)
 
     def _is_given(self, group: Group) -> bool:
-        """Whether a group can be read as it is when the turns run."""
+        """Return whether a group is vectorized and not written later, so that loops can read the group."""
         late = any(not write < node for node in group for write in self.writes.get(memory_of(node), ()))
         return not late and self._is_for_all(group)
 
     def _operands_for_all(self, group: Group) -> list[Group]:
-        """The groups that a group reads, if all can be ops on all samples."""
+        """Return the groups that a group reads; raise `OtherError` if one cannot be an op on all samples."""
         try:
             if group in self.others:
                 raise OtherError
@@ -218,7 +227,10 @@ class _Loops:
         return operands
 
     def _operands(self, group: Group) -> list[Group]:
-        """The groups that a group reads; none of one value for all, or of the samples' parts of one."""
+        """Return the groups that a group reads.
+
+        Empty for one value that all samples share, or for the samples' slices of one value.
+        """
         first, *others = group
         if any(not write < node for node in group for write in self.written.get(memory_of(node), ())):
             raise OtherError
@@ -257,7 +269,7 @@ class _Loops:
         return _Rows(self._call(first, for_each, first.target, dims, args, kwargs), apart=True)
 
     def _is_shared(self, group: Group) -> bool:
-        """Whether all are one value, or constants that are equal."""
+        """Return whether all nodes of a group are one value, or equal constants."""
         if len(set(group)) == 1:
             return True
         if not all(node.op == "get_attr" and CONSTANT in str(node.target) for node in group):
@@ -266,7 +278,7 @@ class _Loops:
         return all(value.dtype == first.dtype and torch.equal(value, first) for value in others)
 
     def _source(self, group: Group) -> SamplePart | None:
-        """The first of all the parts of a value, if each turn takes its sample's one."""
+        """Return the first sample's slice of a value, if each iteration takes one sample's slice of it."""
         first, *others = (part_of(node) for node in group)
         if first is None or first.start:
             return None
@@ -276,7 +288,7 @@ class _Loops:
         return first if others == wanted and size == self.batch * rows else None
 
     def _parted(self, first: SamplePart, taken: fx.Node) -> fx.Node:
-        """A value with a row for each sample first, of one whose parts samples take."""
+        """Return the value that the samples slice, reshaped to a row per sample in dim 0."""
         source = first.source
         if first.rows is not None:
             sizes = [self.batch, first.rows]
@@ -284,7 +296,7 @@ class _Loops:
         return self._call(taken, aten.movedim.int, source, first.dim, 0) if first.dim else source
 
     def _call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
-        """A node at the line of another one."""
+        """Add a node with the metadata of `like`."""
         made = self.graph.call_function(target, args)
         made.meta = {key: value for key, value in like.meta.items() if key != "val"}
         self.unread[made] = None

@@ -1,12 +1,13 @@
-"""Writes in place that nobody can tell from a new value, as what gives that value.
+"""Functionalize in-place writes if no other node can observe the write.
 
     total += row                %total_1 = add_(%total, %row)               add(%total, %row)
     (x @ y)[:, 1:].mul_(mask)   %part_1 = mul_(slice(%xy, 1, 1), %mask)     mul(slice(%xy, 1, 1), %mask)
     out[i] = f(x[i])            copy_(select(%out, 0, 0), %f); ...          stack([%f, %f_1, ...])
 
-What is written into a part of a value of which nothing else is read would be put back, and taken out again:
-where parts are reshaped (the relative positions of Funnel), in indices that keep Inductor busy for minutes.
-A loop over the samples that writes so is one whose turns do the same to other rows.
+Torch's functionalization would scatter the written part back into the base and slice it out again. If parts
+are reshaped (as the relative positions of Funnel), the resulting index expressions keep Inductor busy for
+minutes. A loop over the samples that writes in this way becomes a loop whose iterations do the same to
+different rows.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _WITHOUT = {
 
 
 def give_new_values(gm: fx.GraphModule) -> None:
-    """Turn writes into what nobody else reads into ops that write nothing; in place.
+    """Replace in-place ops by out-of-place ops if no other node reads the written memory; in place.
 
-    None where memory is counted in: a new value may lie otherwise than what was written into.
+    Does nothing if the graph uses `as_strided`: a new value may have strides that differ from the written
+    one.
     """
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         return
@@ -43,7 +45,7 @@ def give_new_values(gm: fx.GraphModule) -> None:
 
 
 def drop_needless_writes(gm: fx.GraphModule) -> None:
-    """Turn all such writes into ops that write nothing; in place."""
+    """Replace all unobservable writes, including writes of rows, by ops without writes; in place."""
     give_new_values(gm)
     written = writes_of(gm)
     for node in list(gm.graph.nodes):
@@ -53,14 +55,14 @@ def drop_needless_writes(gm: fx.GraphModule) -> None:
 
 
 def _is_read_once(write: fx.Node) -> bool:
-    """Whether nobody else reads what is written, in memory of its own, and a new value is of its kind."""
+    """Return whether the written value has no further reader, and the new value would have the same dtype."""
     written: Any = write.args[0]
     kinds = {value.meta["val"].dtype for value in write.all_input_nodes}
     return len(kinds) == 1 and write.kwargs.keys() <= {"alpha"} and _is_own(written, write)
 
 
 def _is_own(value: fx.Node, reader: fx.Node) -> bool:
-    """Whether one node alone reads a value, or what that is a part of, and so on to what an op has made."""
+    """Return whether `reader` alone reads a value and the chain of views down to newly made memory."""
     if list(value.users) != [reader]:
         return False
     return is_fresh(value) or (memory_of(value) is not value and _is_own(value.all_input_nodes[0], value))

@@ -1,8 +1,8 @@
-"""Rewrites of graphs that torch's tracing leaves in a form which the next step cannot read.
+"""Rewrites of graphs that torch's tracing leaves in a form which the next step cannot process.
 
-with_effects(token, op, x)          op(x)                       what torch orders by tokens
-cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
-lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
+    with_effects(token, op, x)          op(x)                       ops that torch orders by tokens
+    cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
+    lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LAYERS = frozenset(
 
 
 def strip_effects(graph: fx.Graph) -> None:
-    """Turn `with_effects(token, op, x)` into `op(x)`, and drop the tokens.
+    """Replace `with_effects(token, op, x)` by `op(x)`, and drop the tokens.
 
-    Before:  %w = with_effects(%token, op, %x);  %new = getitem(%w, 0);  %y = getitem(%w, 1)
-    After:   %y = op(%x)
+    Before:  %w = with_effects(%token, op, %x);  %new = getitem(%w, 0);  %y = getitem(%w, 1) After:   %y =
+    op(%x)
     """
     for node in graph.find_nodes(op="call_function", target=torch_compat.with_effects):
         _token, op, *args = node.args
@@ -53,7 +53,7 @@ def strip_effects(graph: fx.Graph) -> None:
 
 
 def _redirect(user: fx.Node, plain: fx.Node, *, single: bool) -> None:
-    """Let a `getitem` of the wrapped op read the plain one."""
+    """Redirect a `getitem` of the wrapped op to the plain op."""
     assert user.target is operator.getitem
     index: Any = user.args[1]
     if index == 0:
@@ -67,14 +67,14 @@ def _redirect(user: fx.Node, plain: fx.Node, *, single: bool) -> None:
 
 
 def rejoin(gm: fx.GraphModule) -> None:
-    """Replace every joining of all parts of a tensor, in order, by an op on the tensor; in place.
+    """Replace each `cat` or `stack` of all parts of a tensor, in order, by an op on the tensor; in place.
 
-    unbind: x[0], x[1], ..., x[b - 1]
-    cat(x[0], x[1], ...)                      ->      flatten(x, 0, 1)
+        unbind: x[0], x[1], ..., x[b - 1]
+        cat(x[0], x[1], ...)                      ->      flatten(x, 0, 1)
 
-    A list over the batch has as many members as there are samples, so static traces of several batch sizes
-    would not fit together. Where all members only meet again in a `cat` or `stack`, the list is not needed;
-    nor are then the numbers that said how long each member is (`x.split(lengths.tolist())`).
+    A list over the batch has one member per sample, so static traces of several batch sizes would not fit
+    together. If all members are only joined again by a `cat` or `stack`, the list is not needed. Neither are
+    then the numbers that gave the length of each member (`x.split(lengths.tolist())`).
     """
     apart: dict[fx.Node, None] = {}
     for node in list(gm.graph.nodes):
@@ -103,11 +103,11 @@ def rejoin(gm: fx.GraphModule) -> None:
 
 @dataclass(frozen=True)
 class _Apart:
-    """What a `cat` or `stack` joins: all results of an op, in order."""
+    """All results of a split op, in order, as joined by a `cat` or `stack`."""
 
     apart: fx.Node
     merged: bool
-    """Whether the leading dims of each result are made one before."""
+    """True if leading dims of each result are merged before the join."""
 
 
 def _taken_apart(join: fx.Node) -> _Apart | None:
@@ -124,7 +124,7 @@ def _taken_apart(join: fx.Node) -> _Apart | None:
 
 
 def _merged(graph: fx.Graph, found: _Apart, join: fx.Node) -> fx.Node | None:
-    """`cat([part.reshape(-1, *rest) for part in apart(x)])` as `x.reshape(-1, *rest)`: row after row."""
+    """Replace `cat([part.reshape(-1, *rest) for part in apart(x)])` by `x.reshape(-1, *rest)`."""
     x: Any = found.apart.args[0]
     parts: Any = join.args[0]
     rest = _row(join, join.meta["val"].dim() - 1)
@@ -136,13 +136,13 @@ def _merged(graph: fx.Graph, found: _Apart, join: fx.Node) -> fx.Node | None:
 
 
 def _row(node: fx.Node, dims: int) -> list[int]:
-    """The last sizes of a value; nothing where one is a symbol, or there are fewer."""
+    """Return the last sizes of a value; empty if a size is a symbol, or there are fewer dims."""
     sizes = list(node.meta["val"].shape[-dims:]) if dims else []
     return sizes if len(sizes) == dims and all(isinstance(size, int) for size in sizes) else []
 
 
 def _process_mesh(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
-    """`join(apart(x))` as one op on `x`."""
+    """Replace `join(apart(x))` by one op on `x`."""
     x: Any = apart.args[0]
     unbound, stacked = apart.target is aten.unbind.int, join.target is aten.stack.default
     dim = _merged_dim(join)
@@ -159,19 +159,19 @@ def _merged_dim(join: fx.Node) -> int:
 
 @contextlib.contextmanager
 def unfused_recurrence() -> Iterator[None]:
-    """Trace LSTMs and GRUs as steps of known ops, not as one library call whose workspace is opaque."""
+    """Trace LSTMs and GRUs as steps of known ops, instead of a library call with an opaque workspace."""
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
         yield
 
 
 def part_layers(gm: fx.GraphModule) -> None:
-    """Call recurrent layers that have dropout between them one by one; in place.
+    """Split calls of recurrent layers with dropout between layers into one call per layer, in place.
 
-    lstm(x, ..., num_layers=2, dropout=0.5)   ->      y  = lstm(x, ..., num_layers=1, dropout=0)
-                                                      y1 = dropout(y, 0.5)
-                                                      y2 = lstm(y1, ..., num_layers=1, dropout=0)
+        lstm(x, ..., num_layers=2, dropout=0.5)   ->      y  = lstm(x, ..., num_layers=1, dropout=0)
+                                                          y1 = dropout(y, 0.5)
+                                                          y2 = lstm(y1, ..., num_layers=1, dropout=0)
 
-    torch's own decomposition of several layers (2.13) leaves out the dropout between them.
+    Torch's own decomposition of several layers (2.13) omits the dropout between them.
     """
     for node in list(gm.graph.nodes):
         if node.target in _LAYERS:
@@ -216,7 +216,7 @@ def _parameters(given: dict[str, Any], layer: int) -> Any:
 
 
 def _states(call: Any, given: dict[str, Any], layer: int) -> Any:
-    """The initial states of a layer: both directions' rows."""
+    """Return the initial states of a layer: the rows of both directions."""
     directions = 2 if given["bidirectional"] else 1
     rows = layer * directions, (layer + 1) * directions
     if isinstance(given["hx"], (list, tuple)):

@@ -1,9 +1,9 @@
-"""Rows that are written one by one, as values of their own: a loop over the samples that fills a tensor.
+"""Functionalize writes into rows of a tensor, as in a loop over the samples that fills a tensor.
 
     out[i] = f(x[i])        %f                                                  out = stack([%f, %f_1, ...])
     out[i, :3] = f(x[i])    %row = slice_scatter(select(%out, 0, i), %f, 0, 0, 3)       stack([%row, ...])
 
-Between its writes a row is read off its latest value.
+Between writes, reads of a row are redirected to the row's latest value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCATTERS: dict[Any, Any] = {
 
 
 def rows_as_values(out: fx.Node, written: Container[fx.Node]) -> None:
-    """Make a value of which all rows are written, before anybody else reads it, of these rows; in place."""
+    """Replace a tensor that is filled row by row before any read by a stack of rows; in place."""
     value = out.meta.get("val")
     takes = [user for user in out.users if user.target is aten.select.int and any(_writes(user))]
     for dim in {take.args[1] for take in takes} if isinstance(value, torch.Tensor) else ():
@@ -38,7 +38,7 @@ def rows_as_values(out: fx.Node, written: Container[fx.Node]) -> None:
 
 
 def _views(take: fx.Node) -> Iterator[fx.Node]:
-    """What is taken, and parts of it."""
+    """Yield a selected row, and views of parts of the row."""
     yield take
     for user in take.users:
         if user.target in _SCATTERS and user.args[0] is take:
@@ -46,7 +46,7 @@ def _views(take: fx.Node) -> Iterator[fx.Node]:
 
 
 def _writes(take: fx.Node) -> Iterator[fx.Node]:
-    """What writes into a part of what is taken, and is no value itself."""
+    """Yield the writes into a row or its parts, if the result of the write is unused."""
     for view in _views(take):
         for user in view.users:
             alone = user.target in _WRITES and user.args[0] is view and len(user.args) == 2 and not user.users
@@ -55,7 +55,7 @@ def _writes(take: fx.Node) -> Iterator[fx.Node]:
 
 
 class _Rows:
-    """The rows of a value along a dim, as long as they are written."""
+    """The rows of a value along a dim, while the rows are written."""
 
     def __init__(self, out: fx.Node, dim: Any) -> None:
         self._out, self._dim = out, dim
@@ -70,7 +70,7 @@ class _Rows:
             self._writes[path[-1].args[2]].append(write)
 
     def can_be_values(self, written: Container[fx.Node]) -> bool:
-        """Whether nobody can tell: each row is written, and read as it is when it is taken."""
+        """Return whether the rewrite is unobservable: each row is written, and reads precede later writes."""
         size = self._out.meta["val"].shape[self._dim]
         if not isinstance(size, int) or self._writes.keys() != set(range(size)):
             return False
@@ -80,13 +80,13 @@ class _Rows:
             all(self._writes.values())
             and all(_is_known(view) for path in self._paths.values() for view in path)
             and all(is_fresh(user) and self._place[user] < self._place[self._first] for user in others)
-            # a row that is written in full is what it was given, which may be another value later
+            # a row that is written in full becomes the written value itself, which must not be modified later
             and not any(memory_of(v) in written for w in full if isinstance(v := w.args[1], fx.Node))
             and all(map(self._is_read_as_taken, self._takes))
         )
 
     def make_values(self) -> None:
-        """Replace the writes by values, and the entire by what stacks these."""
+        """Replace the writes by new values of rows, and the complete tensor by a stack of the rows."""
         graph = self._out.graph
         left = {user for user in self._out.users if self._is_early(user)}
         rows = [self._latest(row) for row in range(len(self._writes))]
@@ -105,14 +105,14 @@ class _Rows:
         return self._place[node] < self._place[self._last]
 
     def _path(self, write: fx.Node) -> list[fx.Node]:
-        """What a write writes into, what that is a part of, and so on to the row."""
+        """Return the chain of views from the operand of a write to the row."""
         path: list[Any] = [write.args[0]]
         while path[-1].args[0] is not self._out:
             path.append(path[-1].args[0])
         return path
 
     def _is_read_as_taken(self, take: fx.Node) -> bool:
-        """Whether who reads what is taken reads it before the next write, and keeps nothing of it."""
+        """Return whether all readers of a row read before the next write, and none keeps a view."""
         writes = self._writes[take.args[2]]
         places = [self._place[write] for write in writes]
         version = bisect_left(places, self._place[take])
@@ -125,7 +125,7 @@ class _Rows:
         )
 
     def _latest(self, row: int) -> fx.Node:
-        """The latest value of a row, each made of the one before; who took it later takes that."""
+        """Return the last value of a row, and redirect each earlier read to the row's value at that time."""
         takes = [take for take in self._takes if take.args[2] == row]
         value = takes[0]
         for step in sorted([*takes[1:], *self._writes[row]], key=self._place.__getitem__):
@@ -138,7 +138,7 @@ class _Rows:
 
 
 def _scattered(write: fx.Node, path: Sequence[fx.Node]) -> fx.Node:
-    """A row in which a part is what is written."""
+    """Return the value of a row after a write into a part of the row."""
     value = _as_part(path[0], write)
     for view in path[:-1]:
         of: Any = view.args[0]
@@ -147,21 +147,21 @@ def _scattered(write: fx.Node, path: Sequence[fx.Node]) -> fx.Node:
 
 
 def _is_known(view: fx.Node) -> bool:
-    """Whether the trace knows which part it is."""
+    """Return whether the position of a view is known in the trace."""
     of: Any = view.args[0]
     sizes = of.meta["val"].shape
     return all(isinstance(number, int) for number in (*view.args[1:], *sizes))
 
 
 def _place_in(of: fx.Node, dim: Any, index: Any = None, *rest: Any) -> tuple[Any, ...]:
-    """Where in a value a part is: bounds of a slice that lie beyond the end are for a write no bounds."""
+    """Return the position of a part in a value; bounds of slices are clipped, as scatters require."""
     if not rest:
         return dim, index
     return dim, *slice(index, *rest).indices(of.meta["val"].shape[dim])
 
 
 def _as_part(part: fx.Node, write: fx.Node) -> fx.Node:
-    """What is written, in the dtype and shape of the part."""
+    """Return the written value, in the dtype and shape of the part."""
     written: Any = write.args[1]
     wanted = part.meta["val"]
     if not isinstance(written, fx.Node):

@@ -1,12 +1,12 @@
-"""Turns of a loop over the samples that no op on all samples can be: they stay turns, one after another.
+"""Loop iterations that cannot be vectorized over the batch; they run one after another.
 
     for one, mask in zip(x, masks):                 turns([%x, %masks], [], code, "float64[]")
         places = torch.where(mask)[0]
         losses.append(f(one[places]).sum())         code: def iteration(one, mask): ...
 
-Of each turn it is what a value of fixed size is made of: ops whose sizes only the sample's data says, and
-writes into values of the turn's own, in their order, up to where the loop's results are joined. What else the
-turn computes is done for all samples at once, and read.
+The sequential loop contains the part of each iteration from which a value of fixed size is computed: ops with
+sizes that depend on the sample's data, and writes into values of the iteration, in order, up to the join of
+the loop's results. All further parts of the iterations are vectorized and are operands of the loop.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fxdp.torch_compat import OpOverload, aten
 
 _OF_SIZES = (torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_not)
 _BESIDE = frozenset({"fx_pytree", "pytree", "NoneType"})
-"""Names that fx gives to all code."""
+"""Names that fx defines for all generated code."""
 
 
 class SequentialLoop:
-    """What makes one value in each turn.
+    """The nodes that compute one value per iteration, as the code of one iteration.
 
-    `is_given` says of values of all turns whether they may be read as they are when the turns run, and
-    `writes` by what a memory is written.
+    `is_given` returns for values of all iterations whether the loop may read them unchanged; `writes` maps
+    memory to the ops that write into the memory.
 
     Raises
     ------
-    OtherError : the turns differ, or hold what must not run more than once.
+    OtherError : the iterations differ, or contain ops that must not run more than once.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class SequentialLoop:
         if len({len(values) for values in read}) > 1:
             raise OtherError
         self.read: list[Group] = list(zip(*read, strict=True))
-        """What the turns read, in each turn the value of this turn."""
+        """Values that the iterations read; each group has one value per iteration."""
         self.result = self._result()
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """All nodes of all turns."""
+        """Return all nodes of all iterations."""
         return [node for nodes in self._nodes for node in nodes]
 
     def code(self, read: Sequence[Group]) -> str:
-        """The code of a turn, as a function of what it reads."""
+        """Return the code of an iteration, as a function of the values in `read`."""
         texts = {
             self._code(iteration, [group[iteration] for group in read])
             for iteration in range(len(self._made))
@@ -71,7 +71,7 @@ class SequentialLoop:
         return texts.pop()
 
     def _found(self) -> list[list[fx.Node]]:
-        """The nodes of each turn, in order."""
+        """Return the nodes of each iteration, in order."""
         inside: dict[Group, None] = {}
         left = [self._made]
         while left:
@@ -86,7 +86,7 @@ class SequentialLoop:
         return [sorted(nodes) for nodes in iterations]
 
     def _written(self, group: Group) -> list[Group]:
-        """What else must run so that these are as they are when the loop's results are joined."""
+        """Return further groups that must run so that these values are up to date when results are joined."""
         roots = tuple(map(memory_of, group))
         writes = [[w for w in self._writes.get(root, ()) if w < self._before] for root in roots]
         if not any(w is node or node < w for node, found in zip(group, writes, strict=True) for w in found):
@@ -101,7 +101,7 @@ class SequentialLoop:
         return list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in own))
 
     def _result(self) -> str:
-        """How large each turn's value is."""
+        """Return the dtype and shape of each iteration's value."""
         values = [node.meta.get("val") for node in self._made]
         kinds = {_kind(value) for value in values}
         if len(kinds) > 1 or None in kinds:
@@ -124,14 +124,14 @@ class SequentialLoop:
 
 
 def _in_one_line(code: str) -> str:
-    """The code as `def iteration(x0): y = f(x0); return y`."""
+    """Return the code as `def iteration(x0): y = f(x0); return y`."""
     head, *lines = code[code.index("def forward(self, ") :].splitlines()
     statements = [line.strip().partition(";")[0] for line in lines if line.strip()]
     return f"{head.replace('forward(self, ', 'iteration(')} {'; '.join(statements)}"
 
 
 def _operands(group: Group) -> list[Group]:
-    """The groups of nodes that a group reads."""
+    """Return the groups of nodes that a group reads."""
     leaves = [pytree.tree_leaves((node.args, node.kwargs)) for node in group]
     if len({len(found) for found in leaves}) > 1:
         raise OtherError
@@ -139,7 +139,7 @@ def _operands(group: Group) -> list[Group]:
 
 
 def _may_run_again(node: fx.Node) -> bool:
-    """Whether a node is an op or a number that neither draws nor has a state of its own."""
+    """Return whether a node is an op, or arithmetic on numbers, without random numbers and state."""
     if node.op != "call_function" or node.target is aten.detach_.default:
         return False
     if isinstance(node.target, OpOverload):
@@ -149,7 +149,7 @@ def _may_run_again(node: fx.Node) -> bool:
 
 
 def _writes_its_first(target: OpOverload) -> bool:
-    """Whether an op writes into nothing, or into its first operand alone, which it gives."""
+    """Return whether an op writes nothing, or writes only the first operand and returns it."""
     written = [place for place, argument in enumerate(target._schema.arguments) if argument.is_write]
     gives = [returned.alias_info is not None for returned in target._schema.returns]
     return not written or (written == [0] and gives == [True])

@@ -1,8 +1,8 @@
-"""Marks of skip connections in an exported graph, and the pass that reads and erases them.
+"""Marks of skip connections in an exported graph, and the pass that reads and erases the marks.
 
-While a model is traced, each tensor that is stashed or popped goes through `fxdp::mark`, which says which
-skip it is and returns an alias. A popped tensor *is* the stashed one, so in the graph a skip already is an
-edge; the marks only give it a name, and `route_skips` turns them into routes before the joint graph is taken.
+While a model is traced, each stashed or popped tensor passes through `fxdp::mark`, which records the skip's
+name and returns an alias. A popped tensor *is* the stashed one, so a skip already is an edge of the graph.
+The marks only name the edge, and `route_skips` turns marks into routes before the joint graph is traced.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _mark(x: Tensor, key: str) -> Tensor:
 
 
 MARK = torch.ops.fxdp.mark.default
-fx.node.has_side_effect(MARK)  # a stash that nobody pops must stay to be reported
+fx.node.has_side_effect(MARK)  # a stash without a pop must stay to be reported
 
 
 @dataclass(frozen=True, slots=True)
 class SkipPoint:
-    """A stash or a pop that was traced; `namespace` counts the namespaces of the model, None the default."""
+    """A traced stash or pop; `namespace` counts the namespaces of the model, None is the default one."""
 
     kind: str
     namespace: int | None
@@ -43,37 +43,38 @@ class SkipPoint:
 
     @property
     def skip(self) -> str:
-        """The skip's name: `name`, or `name@1` in a namespace."""
+        """Return the skip's name: `name`, or `name@1` in a namespace."""
         return skip_key(self.namespace, self.name)
 
     @property
     def key(self) -> str:
-        """What its mark carries: `stash name@1`."""
+        """Return the text of the mark: `stash name@1`."""
         return f"{self.kind} {self.skip}"
 
 
 def skip_key(namespace: int | None, name: str) -> str:
-    """`name` in the default namespace, `name@1` in the first other one."""
+    """Return `name` in the default namespace, `name@1` in the first further one."""
     return name if namespace is None else f"{name}@{namespace}"
 
 
 def mark(tensor: Tensor, point: SkipPoint) -> Tensor:
-    """The tensor, marked in the graph that is being traced."""
+    """Mark a tensor in the graph that is being traced, and return an alias."""
     marked: Tensor = torch.ops.fxdp.mark(tensor, point.key)
     return marked
 
 
 def route_skips(gm: fx.GraphModule, points: Sequence[SkipPoint]) -> tuple[Route, ...]:
-    """After it no mark is left, and each skip is a route; its value keeps a label (`label_of`).
+    """Replace all marks by routes; the value of each skip keeps a label (`label_of`).
 
-    before: `%m = fxdp.mark(%x, stash a)`, `%m_1 = fxdp.mark(%m, pop a)`, `%sin = aten.sin(%m_1)`
-    after:  `%alias = aten.alias(%x)`, `%sin = aten.sin(%alias)`
+    before: `%m = fxdp.mark(%x, stash a)`, `%m_1 = fxdp.mark(%m, pop a)`, `%sin = aten.sin(%m_1)` after:
+    `%alias = aten.alias(%x)`, `%sin = aten.sin(%alias)`
 
-    The alias carries the label through the joint export and is dropped after it (`joint/annotate_joint.py`).
+    The alias carries the label through the joint export and is dropped afterwards
+    (`joint/annotate_joint.py`).
 
     Raises
     ------
-    CaptureError : a skip is not stashed once and then popped once; all are listed.
+    CaptureError : skips that are not stashed once and then popped once; all are listed.
     """
     marks = gm.graph.find_nodes(op="call_function", target=MARK)
     keys = [node.args[1] for node in marks]
@@ -91,7 +92,7 @@ def route_skips(gm: fx.GraphModule, points: Sequence[SkipPoint]) -> tuple[Route,
 
 
 def _pair(points: Sequence[SkipPoint]) -> tuple[Route, ...]:
-    """The routes, in the order of their stashes."""
+    """Return the routes, in the order of their stashes."""
     routes: dict[int, Route] = {}
     waiting: dict[str, int] = {}
     faults: list[str] = []
@@ -114,7 +115,7 @@ def _pair(points: Sequence[SkipPoint]) -> tuple[Route, ...]:
 
 
 def skip_error(faults: Sequence[str]) -> CaptureError:
-    """The error that lists what is wrong with the skips of a model."""
+    """Return the error that lists all faults of a model's skips."""
     listing = "\n".join(f"  * {fault}" for fault in faults)
     return CaptureError(
         f"the model's skip connections do not match:\n{listing}\n"
@@ -124,7 +125,7 @@ def skip_error(faults: Sequence[str]) -> CaptureError:
 
 
 def _erase(node: fx.Node, point: SkipPoint) -> None:
-    """Drop a mark; that of a stash leaves an alias with the label."""
+    """Erase a mark; the mark of a stash is replaced by an alias with the label."""
     source = node.args[0]
     assert isinstance(source, fx.Node)
     if point.kind == "stash":
@@ -138,7 +139,7 @@ def _erase(node: fx.Node, point: SkipPoint) -> None:
 
 
 def label_of(node: fx.Node) -> str | None:
-    """The name of the skip, if a node of the joint graph is the alias that `route_skips` left."""
+    """Return the name of the skip, if a node of the joint graph is an alias from `route_skips`; else None."""
     if node.target is not aten.alias.default or node.meta.get("partitioner_tag") == "is_backward":
         return None
     label: str | None = node.meta.get("custom", {}).get(_LABEL)

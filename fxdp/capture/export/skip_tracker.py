@@ -1,4 +1,4 @@
-"""Skips while a model is traced: marked in the graph, and all faults of a forward kept for one report."""
+"""Skips while a model is traced: tensors are marked in the graph, and faults are collected for one report."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MISSING = object()
 
 
 class _NothingToPopError(Exception):
-    """The forward cannot go on: it pops what was never stashed."""
+    """Raised if a skip is popped without a stash, so that the forward cannot continue."""
 
 
 @contextlib.contextmanager
 def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
-    """Inside, the skips of one forward of `model` are marked, beginning with none stashed.
+    """Mark the skips of one forward of `model` inside the block, which starts with empty stashes.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
 
 
 class CaptureTracker(SkipTracker):
-    """Keeps marked tensors, and the points where they were stashed and popped."""
+    """Tracker of marked tensors, and of the points at which they were stashed and popped."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
         self.points: list[SkipPoint] = []
         self.faults: list[tuple[str, str]] = []
-        """The name of the skip and the line to report."""
+        """Pairs of the skip's name and the line to report."""
         self._waiting: dict[tuple[Namespace | None, str], Location] = {}
         self._paths: dict[Skippable, str] = {}
         self._numbers: dict[Namespace, int] = {}
@@ -63,15 +63,18 @@ class CaptureTracker(SkipTracker):
                     self._number(ns)
 
     def exchange(self, skippable: Skippable) -> Exchange:
-        """One forward of a skippable."""
+        """Return the exchange of skips for one forward of a skippable."""
         return _CapturedExchange(self, skippable)
 
     def path(self, skippable: Skippable) -> str:
-        """The name of a skippable in the user's model."""
+        """Return the name of a skippable in the user's model."""
         return self._paths.get(skippable, type(skippable).__name__)
 
     def marked(self, kind: str, ns: Namespace | None, name: str, value: Any, location: Location) -> Any:
-        """A tensor with its mark; None and Python numbers are no values of the graph."""
+        """Return a tensor with a mark.
+
+        None and Python numbers are returned unchanged, because they are no values of the graph.
+        """
         if not isinstance(value, Tensor):
             return value
         point = SkipPoint(kind, self._number(ns), name, location)
@@ -91,29 +94,29 @@ class CaptureTracker(SkipTracker):
         self.tensors[ns, name] = self.marked("stash", ns, name, value, location)
 
     def take(self, ns: Namespace | None, name: str) -> Any:
-        """Pop a value, or `_MISSING`."""
+        """Pop a value; `_MISSING` if nothing was stashed."""
         self._waiting.pop((ns, name), None)
         return self.tensors.pop((ns, name), _MISSING)
 
     def fault(self, name: str, location: Location, text: str) -> None:
-        """Keep a fault for the report."""
+        """Add a fault to the report."""
         self.faults.append((name, f"{location}: {text}"))
 
     def all_faults(self) -> list[str]:
-        """What was found, and where the forward stopped early, what the modules after it declare wrongly."""
+        """Return all faults found; if the forward stopped early, also wrong declarations of later modules."""
         known = {name for name, _ in self.faults}
         declared = [fault.text for fault in find_faults(self._model) if fault.name not in known]
         return [line for _, line in self.faults] + declared
 
     def finish(self) -> None:
-        """Report what was found in an entire forward."""
+        """Raise an error with the faults of a complete forward, if there are any."""
         for (ns, name), location in self._waiting.items():
             self.fault(name, location, f"'{self._key(ns, name)}' is stashed but never popped")
         if self.faults:
             raise skip_error([line for _, line in self.faults])
 
     def _number(self, ns: Namespace | None) -> int | None:
-        """Namespaces are unique objects; counted as the model has them, they are the same on all ranks."""
+        """Return a namespace's number: counted in the order of the model's modules, so equal on all ranks."""
         return None if ns is None else self._numbers.setdefault(ns, len(self._numbers) + 1)
 
     def _key(self, ns: Namespace | None, name: str) -> str:
@@ -121,7 +124,7 @@ class CaptureTracker(SkipTracker):
 
 
 class _CapturedExchange(Exchange):
-    """An exchange that goes on after a fault, as long as there is a value to go on with."""
+    """An exchange that continues after a fault, as long as there is a value to continue with."""
 
     tracker: CaptureTracker
 
@@ -166,7 +169,7 @@ class _CapturedExchange(Exchange):
 
 
 def _forward_location(module: nn.Module, path: str) -> Location:
-    """Where a module's forward begins."""
+    """Return the location of a module's forward."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None:
         return Location(module=path)
@@ -175,7 +178,7 @@ def _forward_location(module: nn.Module, path: str) -> Location:
 
 
 def _yield_location(generator: Any, path: str) -> Location:
-    """The line of the `yield` at which a generator waits, inside of those that it yields from."""
+    """Return the line of the `yield` at which a generator waits, within nested `yield from`."""
     while getattr(generator, "gi_yieldfrom", None) is not None:
         generator = generator.gi_yieldfrom
     frame = getattr(generator, "gi_frame", None)

@@ -1,10 +1,11 @@
-"""Lengths that were read from the data and that no op needs any more, once their parts are joined again.
+"""Erase lengths that were read from data and that no op needs, after their parts were joined again.
 
     lengths.tolist()            %n = item(getitem(unbind(%lengths), 0)), ...    erased
     %n >= 0, assert             %ok = ge(%n, 0);  _assert_scalar(%ok)           erased
     rows.numel()                %all = add(mul(10, %n), mul(10, %m), ...)       mul(sym_size(%x, 0), 10)
 
-All lengths together are the size of what was taken apart: a number that only needs their sum is one of that.
+The sum of all lengths is the size of the tensor that was split, so numbers that only need the sum are
+computed from that size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _READS = frozenset(
 
 
 def drop_lengths(x: fx.Node, dim: int, lengths: Sequence[Any]) -> None:
-    """Erase the lengths of all parts of `x` along `dim`, where nothing but their sum is needed; in place."""
+    """Erase the lengths of all parts of `x` along `dim`, if only the sum of lengths is needed; in place."""
     numbers = [length for length in lengths if isinstance(length, fx.Node)]
     readers = _readers(numbers)
     wanted = [node for node in readers if any(not _is_number(user) for user in node.users)]
@@ -59,7 +60,7 @@ def drop_lengths(x: fx.Node, dim: int, lengths: Sequence[Any]) -> None:
 
 
 def unread_assertions(graph: fx.Graph, unread: Container[fx.Node]) -> list[fx.Node]:
-    """What is asserted of values that nobody else reads, and the numbers that are computed for that."""
+    """Return assertions about values without further readers, and the numbers computed for the assertions."""
     kinds = _all_of(graph, (aten._assert_tensor_metadata.default,))
     found = [node for node in kinds if node.args[0] in unread]
     for node in _all_of(graph, _ASSERTIONS):
@@ -74,7 +75,7 @@ def _all_of(graph: fx.Graph, targets: Iterable[Any]) -> list[fx.Node]:
 
 
 def _numbers_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The numbers that a node reads, and the results of ops of which they are sizes."""
+    """Yield the numbers that a node reads, and the results of ops that have these numbers as sizes."""
     for number in node.all_input_nodes:
         if _is_number(number) or number.target is operator.getitem:
             yield number
@@ -86,14 +87,14 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _readers(numbers: Sequence[fx.Node]) -> list[fx.Node]:
-    """All numbers that are computed of these, and what is asserted of them, in order."""
+    """Return all numbers computed from these, and assertions about these, in order."""
     users = (user for number in numbers for user in number.users if _is_number(user))
     found = spread(users, lambda node: filter(_is_number, node.users))
     return [node for node in numbers[0].graph.nodes if node in found] if numbers else []
 
 
 def _share(node: fx.Node, lengths: Sequence[Any]) -> int | None:
-    """The multiple of the sum of all lengths that a number is; None where it is another number of them."""
+    """Return the factor of a number that is a multiple of the sum of all lengths; None for other numbers."""
     of = [_expression(length) for length in lengths]
     one = sympy.expand(_expression(node))
     factor = one.coeff(of[0]) if of[0].is_Symbol else sympy.nan
@@ -108,7 +109,7 @@ def _expression(value: Any) -> Any:
 
 
 def _erase_unread(node: fx.Node) -> None:
-    """Erase a read, and what only it has read of: `item(getitem(unbind(lengths), 0))`."""
+    """Erase an unread read of a number, and unread operands: `item(getitem(unbind(lengths), 0))`."""
     if node.users or node.target not in _READS or node._erased:
         return
     sources = node.all_input_nodes

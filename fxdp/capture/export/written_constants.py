@@ -1,10 +1,10 @@
-"""Constants of which a forward makes values that it then writes: they must be inputs of what is traced.
+"""Constants from which a forward computes values that are written in place: they must be inputs of the trace.
 
     places = self.places["a"].clone()       a tensor that is neither parameter nor buffer: a constant
     places[0] += 1                          written in place
 
-Tracing makes in-place ops functional for what comes of inputs and of factories. What comes of an attribute of
-the graph alone it leaves as it is, and fails on the write that is left.
+Tracing functionalizes in-place ops on values computed from inputs and factories. Values computed only from an
+attribute of the graph are not functionalized, and tracing fails on the remaining write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxdp.ir.graphs import attribute_of
 
 
 def hold_written_constants(gm: fx.GraphModule) -> None:
-    """Let the graph's module have such constants as buffers, which are inputs; in place."""
+    """Register written constants as buffers of the graph's module, which makes them inputs; in place."""
     roots: dict[fx.Node, frozenset[fx.Node]] = {}
     written: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
@@ -41,7 +41,7 @@ def _is_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an op changes its first argument."""
+    """Return whether an op writes into its first argument."""
     arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
     return bool(arguments and arguments[0].is_write)
 

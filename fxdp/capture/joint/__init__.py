@@ -1,1 +1,1 @@
-"""From an exported forward graph, wherever it comes from, to the joint forward and backward graph."""
+"""From an exported forward graph, of any origin, to the joint forward and backward graph."""

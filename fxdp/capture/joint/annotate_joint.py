@@ -1,4 +1,4 @@
-"""The raw joint graph in fxdp's own form: ordered, named and annotated placeholders and results."""
+"""Rewrite the raw joint graph in fxdp's form: placeholders and results ordered, named and annotated."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ _KEPT_META = ("val", "seq_nr", "is_gradient_acc")
 
 @dataclass(frozen=True)
 class AnnotatedJoint:
-    """A graph in fxdp's form and the tensors of its constants."""
+    """A graph in fxdp's form, and the tensors of the graph's constants."""
 
     gm: fx.GraphModule
     constants: dict[str, torch.Tensor]
 
 
 def annotate_joint(raw: RawJoint, sizes: Sizes) -> AnnotatedJoint:
-    """Rebuild the raw joint graph with notes on every node."""
+    """Rebuild the raw joint graph with metadata on every node."""
     return _Converter(raw, sizes).run()
 
 
 class _Converter:
-    """Copies a raw graph node by node into a new one."""
+    """Converter of a raw graph, node by node, into a new graph."""
 
     def __init__(self, raw: RawJoint, sizes: Sizes) -> None:
         strip_effects(raw.gm.graph)
@@ -74,7 +74,7 @@ class _Converter:
         self.constants: dict[str, torch.Tensor] = {}
 
     def run(self) -> AnnotatedJoint:
-        """The converted graph."""
+        """Return the converted graph."""
         check_written(self.raw.gm.graph, self.specs.of_input, self.locations)
         self._placeholders()
         for node in self.raw.gm.graph.nodes:
@@ -89,7 +89,7 @@ class _Converter:
         return AnnotatedJoint(gm, self.constants)
 
     def _placeholders(self) -> None:
-        """Emit the placeholders in the order of `_ORDER`, tensor constants among them."""
+        """Emit the placeholders in the order of `_ORDER`, including tensor constants."""
         found: list[tuple[InputSpec, fx.Node]] = []
         for node in self.raw.gm.graph.nodes:
             token = isinstance(node.meta.get("desc"), torch_compat.ForwardTokenAOTInput)
@@ -103,13 +103,13 @@ class _Converter:
             elif node.op == "get_attr" and isinstance(attribute_of(self.raw.gm, node), torch.Tensor):
                 found.append((self._constant(node), node))
         for spec, node in sorted(found, key=lambda pair: self.specs.rank(pair[0])):
-            # a call passes inputs and tangents by place: those that nobody reads keep theirs. A buffer that
-            # nobody reads may be written (`torch.mv(w, v, out=self.u)`)
+            # a call passes inputs and tangents by position, so unread ones keep their placeholders. An unread
+            # buffer may be written (`torch.mv(w, v, out=self.u)`)
             if node.users or isinstance(spec, (Input, Tangent, Buffer)):
                 self._placeholder(spec, node)
 
     def _placeholder(self, spec: InputSpec, node: fx.Node) -> None:
-        # of a tied parameter torch has a placeholder for each name, fxdp one
+        # torch has a placeholder for each name of a tied parameter, fxdp has one
         made = next((m for m in self.copies.values() if meta(m).spec == spec), None)
         if made is None:
             made = self.graph.placeholder(identifier(spec_name(spec)))
@@ -120,7 +120,7 @@ class _Converter:
         self.copies[node] = made
 
     def _erase_unused(self) -> None:
-        """Drop the placeholders of parameters, buffers and constants that nothing reads or writes."""
+        """Erase placeholders of parameters, buffers and constants that are neither read nor written."""
         written = {spec.of for spec, _ in results_of(self.graph) if isinstance(spec, Mutation)}
         for node in self.graph.find_nodes(op="placeholder"):
             spec = meta(node).spec
@@ -130,7 +130,7 @@ class _Converter:
                     self.constants.pop(spec.name, None)
 
     def _constant(self, node: fx.Node) -> Constant:
-        """The slot of a lifted tensor; the same tensor has the same slot."""
+        """Return the input spec of a lifted tensor; the same tensor gets the same spec."""
         value = attribute_of(self.raw.gm, node)
         if value.requires_grad:
             raise CaptureError(
@@ -164,7 +164,7 @@ class _Converter:
         self.copies[node] = made
 
     def _label(self, alias: fx.Node, skip: str) -> None:
-        """Drop the alias that names a skip; the value itself gets the label."""
+        """Drop the alias that names a skip, and label the aliased value itself."""
         source = alias.args[0]
         assert isinstance(source, fx.Node)
         self.copies[alias] = self.copies[source]
@@ -172,7 +172,7 @@ class _Converter:
         known.skip = skip if known.skip is None else f"{known.skip}, {skip}"
 
     def _output(self, node: fx.Node) -> None:
-        """Emit the results that exist, each with its slot."""
+        """Emit the results that exist, each with an output spec."""
         results: list[fx.Node] = []
         specs: list[OutputSpec] = []
         values: Any = node.args[0]
@@ -191,7 +191,7 @@ class _Converter:
 
 
 class SignatureSpecs:
-    """From torch's descriptors to slots in the user's own names."""
+    """Converter from torch's descriptors to input and output specs with the user's names."""
 
     def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -199,7 +199,7 @@ class SignatureSpecs:
         self._order = {name: i for i, name in enumerate(self._names)}
 
     def of_input(self, descriptor: Any) -> InputSpec:
-        """The slot of a placeholder."""
+        """Return the spec of a placeholder."""
         if isinstance(descriptor, torch_compat.ParamAOTInput):
             return self._named(Parameter, descriptor.target)
         if isinstance(descriptor, torch_compat.BufferAOTInput):
@@ -213,7 +213,7 @@ class SignatureSpecs:
         raise CaptureError(f"the joint graph has an input that fxdp cannot place: {descriptor}")
 
     def of_output(self, descriptor: Any) -> OutputSpec | None:
-        """The slot of a result; None for what torch itself leaves out."""
+        """Return the spec of a result; None for results that torch itself ignores."""
         if descriptor is None or isinstance(descriptor, torch_compat.ForwardTokenAOTOutput):
             return None
         if isinstance(descriptor, torch_compat.PlainAOTOutput):
@@ -229,54 +229,54 @@ class SignatureSpecs:
         raise CaptureError(f"the joint graph has a result that fxdp cannot place: {descriptor}")
 
     def rank(self, spec: InputSpec) -> tuple[int, int]:
-        """Where a placeholder stands: by kind, then as in the module or the call."""
+        """Return the sort key of a placeholder: by kind, then by order in the module or the call."""
         kind = _ORDER.index(type(spec))
         if isinstance(spec, (Input, Tangent)):
             return kind, spec.index
         return kind, self._order.get(spec.name, 0)
 
     def result_rank(self, spec: OutputSpec) -> tuple[int, int, int]:
-        """Where a result stands: outputs, mutations, gradients, each in the order of their slots."""
+        """Return the sort key of a result: outputs, mutations, gradients, each sorted like inputs."""
         if isinstance(spec, Output):
             return 0, spec.index, 0
         assert isinstance(spec, (Mutation, Gradient))
         return (1 if isinstance(spec, Mutation) else 2), *self.rank(spec.of)
 
     def _named(self, kind: Callable[[str], InputSpec], target: str) -> InputSpec:
-        """The slot of a parameter or buffer; those of a loss function are constants."""
+        """Return the spec of a parameter or buffer; parameters of a loss function are constants."""
         path = module_path(target)
         return kind(self._names[path]) if path in self._names else Constant(path)
 
 
 def first_names(owner: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer to the first name of the same tensor."""
+    """Return a dict from every name of a parameter or buffer to the first name of the same tensor."""
     first: dict[int, str] = {}
     named = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def spec_name(spec: InputSpec) -> str:
-    """What a placeholder is called, before it is made a Python name."""
+    """Return the name of a placeholder, not yet converted to a Python identifier."""
     if isinstance(spec, Input):
         return spec.path
     return f"tangent_{spec.index}" if isinstance(spec, Tangent) else spec.name
 
 
 def identifier(text: str) -> str:
-    """A path or dotted name as a Python identifier."""
+    """Convert a path or dotted name to a Python identifier."""
     name = re.sub(r"\W+", "_", text).strip("_")
     return name if name and not name[0].isdigit() else f"_{name}"
 
 
 def node_name(node: fx.Node) -> str:
-    """The name of the op, without the numbers that torch appends while tracing."""
+    """Return the name of the op, without the numbers that torch appends while tracing."""
     if isinstance(node.target, torch_compat.OpOverload):
         return node.target._schema.name.split("::")[-1]
     return identifier(str(getattr(node.target, "__name__", node.target)))
 
 
 def _without_clone(copy: fx.Node) -> fx.Node:
-    """What a clone that capture itself put before an output copies, unless that is an input."""
+    """Return the operand of a clone that capture inserted before an output; an input stays cloned."""
     source = copy.args[0] if copy.target is aten.clone.default else copy
     root = source
     while isinstance(root, fx.Node) and getattr(root.target, "is_view", False):
@@ -286,6 +286,9 @@ def _without_clone(copy: fx.Node) -> fx.Node:
 
 
 def _is_kept(node: fx.Node) -> bool:
-    """What dead-code elimination leaves: placeholders, the output, and draws, which other draws follow."""
+    """Return whether dead-code elimination must keep a node.
+
+    Kept are placeholders, the output, and random ops, which advance the generator for later random ops.
+    """
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return node.op in ("placeholder", "output") or draws

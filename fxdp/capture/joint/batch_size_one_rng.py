@@ -1,9 +1,10 @@
-"""Random numbers as one device draws them for a single sample, which it may lay out as it does not several.
+"""Batch-size-one RNG order: strides of a single sample may differ, and with them the order of random numbers.
 
-    einsum("bti,ij->bjt", x, w)         2 samples: a product of matrices, turned      1 sample: in order
+    einsum("bti,ij->bjt", x, w)         2 samples: a transposed matrix product        1 sample: contiguous
 
-No guard tells, as torch traces sizes of at least 2. So with `rng="single-device"` a capture that draws is one
-for several samples; one for a single sample reads how things lie from a second trace.
+Torch traces sizes of at least 2, so no guard shows the difference. With `rng="single-device"` a capture with
+random ops is therefore valid for several samples only; the capture for a single sample takes the strides from
+a second trace.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from fxdp.ir.sizes import B, named_size
 
 
 def for_several(found: Captured) -> Captured:
-    """The capture, no size of which may be 1 if it draws."""
+    """Limit a capture with random ops to sizes that differ from 1."""
     return _limited(found, [sympy.Ne(size, 1) for size in (B, *_open_sizes(found))])
 
 
 def for_one(found: Captured, single: fx.Graph) -> Captured:
-    """The capture, whose draws come in the order of `single`, a trace of one sample, and for nothing else.
+    """Limit a capture to one sample, and order random numbers as in `single`, a trace of one sample.
 
-    If the trace draws by other ops, the capture stays one for several samples.
+    If the random ops of the two traces differ, the capture is limited to several samples instead.
     """
     ours, theirs = _drawing(found.gm.graph), _drawing(single)
     if [node.target for node in ours] != [node.target for node in theirs]:

@@ -1,12 +1,12 @@
-"""Joint graphs that are kept on disk: the second start of a program makes none.
+"""Joint graphs cached on disk: the second start of a program traces none.
 
-    exported forward graph, options -- text --> key      found: graph, constants, conditions as they were made
-                                                         else:  `symbolic_joint`, and what it made is kept
+    exported forward graph, options -- text --> key      found: cached graph, constants and conditions
+                                                         else:  `symbolic_joint`, and the result is stored
 
-The key is all that the joint graph is made of, in words: the nodes with the sizes, strides and source lines
-of their values, parameters and buffers without their values, constants with theirs, what is known of each
-symbol, and the modes in which torch traces. A graph that holds more, such as the user's own backward, has no
-key.
+The key is the text of all that determines the joint graph: the nodes with sizes, strides and source lines of
+the values; parameters and buffers without their values; constants with values; the facts known of each
+symbol; and the modes in which torch traces. A graph that contains objects without a text, as the user's own
+backward, has no key.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fxdp.settings import CacheSettings, ShortcutSettings
 from fxdp.torch_compat import REGIONS, forget_tensors, is_on, known_of_symbols, tracing_modes
 
 _LARGEST = 64 * 2**20
-"""How many bytes of constants are hashed; beyond, reading them costs about what they save."""
+"""Largest number of bytes of constants that are hashed; reading more costs about the time that it saves."""
 
 _SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
-"""What of a node's `meta` becomes a part of notes, beside its value."""
+"""Entries of a node's `meta` that become metadata of the joint graph, in addition to the value."""
 
 
 def cached_joint(exported: Exported, options: JointOptions) -> Captured:
-    """`symbolic_joint`, from the disk where it was made before."""
+    """Return `symbolic_joint(...)`, from the cache if possible."""
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_joint") else 0)
     key = None if entries.folder is None else _key(exported, options)
@@ -60,7 +60,7 @@ def cached_joint(exported: Exported, options: JointOptions) -> Captured:
 
 
 def cached_in(entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
-    """The same from these entries, under the key of the graph and its options."""
+    """Return the joint graph from these cache entries, or trace and store the joint graph under `key`."""
     own = _constants(exported.gm)
     kept = entries.find(key)
     if isinstance(kept, Captured):
@@ -72,9 +72,9 @@ def cached_in(entries: Entries, key: str, exported: Exported, options: JointOpti
 
 
 def _kept(found: Captured, own: dict[str, torch.Tensor]) -> Captured:
-    """What the second half of capture adds to an exported graph, as plain values.
+    """Return the facts that the joint graph adds to an exported graph, as plain values.
 
-    Its graph is bytes; constants are names of the graph's own, or what was made while tracing.
+    The graph is bytes; constants are names in the exported graph, or tensors made while tracing.
     """
     names = {id(tensor): name for name, tensor in own.items()}
     plain: dict[str, Any] = {
@@ -88,7 +88,7 @@ def _kept(found: Captured, own: dict[str, torch.Tensor]) -> Captured:
 
 def _restored(kept: Captured, exported: Exported, own: dict[str, torch.Tensor]) -> Captured:
     plain: Any = kept
-    # tensors of the model are its own again, not copies: it may change them in place
+    # tensors of the model must be the model's own again, not copies: the model may modify them in place
     constants = {spec: own[t] if isinstance(t, str) else t for spec, t in plain.constants.items()}
     return replace(
         kept, gm=graph_of_bytes(plain.gm, "Joint"), leaves=exported.leaves, out_spec=exported.out_spec,
@@ -97,7 +97,7 @@ def _restored(kept: Captured, exported: Exported, own: dict[str, torch.Tensor]) 
 
 
 def _key(exported: Exported, options: JointOptions) -> str | None:
-    """The name of the joint graph; None for a graph that no text can say."""
+    """Return the key of the joint graph; None for a graph with content that has no text."""
     fakes = exported.fakes
     env = next((fake.fake_mode.shape_env for fake in fakes), None)
     if not exported.symbolic or env is None:
@@ -107,7 +107,7 @@ def _key(exported: Exported, options: JointOptions) -> str | None:
             "joint",
             exact_text(options),
             repr(tracing_modes()),
-            ShortcutSettings.from_environment().text,  # who leaves one out gets nothing that it made
+            ShortcutSettings.from_environment().text,  # a shortcut's results are kept apart
             repr((exported.paths, exported.batch, exported.loss)),
             "\n".join(_graph_lines(exported.gm)),
             "\n".join(_tensor_lines(exported.gm)),
@@ -119,7 +119,7 @@ def _key(exported: Exported, options: JointOptions) -> str | None:
 
 
 def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
-    """Each node with its value and its place in the source; a region's graph after the node that names it."""
+    """Yield each node with value and source; the graph of a region follows the node that names the region."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target in REGIONS:
             yield f"region {node.name} {node.target} {exact_text(node.args)}"
@@ -133,13 +133,13 @@ def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
 
 
 def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
-    """Parameters and buffers as they lie, and which are one; constants to the last bit."""
+    """Yield parameters and buffers with strides and aliases, and constants to the last bit."""
     first: dict[int, str] = {}
     for named in (gm.named_parameters, gm.named_buffers):
         for name, tensor in named(remove_duplicate=False):
             yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {tensor_text(tensor)}"
     bytes_left = _LARGEST
-    # nobody's values are read while fakes are traced, but constants' are
+    # values of parameters and buffers are never read while fakes are traced, but values of constants are
     buffers = {id(b) for b in gm.buffers()}
     for name, tensor in _constants(gm).items():
         if id(tensor) in buffers:
@@ -155,7 +155,7 @@ def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors of a graph that are no parameters, by the names under which its nodes read them."""
+    """Return the tensors of a graph that are not parameters, by the names in `get_attr` nodes."""
     parameters = {id(p) for p in gm.parameters()}
     found: dict[str, torch.Tensor] = {}
     for node in gm.graph.find_nodes(op="get_attr"):

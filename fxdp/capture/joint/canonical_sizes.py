@@ -1,4 +1,4 @@
-"""From torch's symbols to canonical sizes: every batch symbol is `B`, other dynamic dims `s0`, `s1`, ..."""
+"""Canonical sizes for torch's symbols: each batch symbol is `B`, further dynamic dims are `s0`, `s1`, ..."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxdp.ir.types import NodeType, ScalarType, TensorType
 
 
 class Sizes:
-    """Converts torch's symbolic sizes; one per capture, with a cache by expression."""
+    """Converter of torch's symbolic sizes; one per capture, with a cache by expression."""
 
     def __init__(
         self,
@@ -37,22 +37,22 @@ class Sizes:
             self._identify(equation)
 
     def expr(self, value: Any) -> sympy.Basic:
-        """The canonical expression of a SymInt, SymFloat, SymBool or raw torch expression."""
+        """Return the canonical expression of a SymInt, SymFloat, SymBool or raw torch expression."""
         raw = value if isinstance(value, sympy.Basic) else value.node.expr
         found = self._cache.get(raw)
         if found is None:
-            # a set has another order in each process, and all ranks must number their symbols alike
+            # the order of a set differs between processes, and all ranks must number symbols equally
             for symbol in sorted(raw.free_symbols, key=str):
                 self._bind_unbacked(symbol)
             found = self._cache[raw] = raw.xreplace(self._mapping)
         return found
 
     def knows(self, raw: sympy.Basic) -> bool:
-        """Whether an expression has sizes of the inputs only, nothing read from data."""
+        """Return whether an expression only contains sizes of the inputs, and no numbers read from data."""
         return bool(raw.free_symbols <= self._mapping.keys())
 
     def dim(self, size: Any) -> Dim:
-        """A size as an int or a canonical expression."""
+        """Return a size as an int or a canonical expression."""
         if isinstance(size, int):
             return size
         raw = size.node.expr
@@ -63,7 +63,7 @@ class Sizes:
         return found
 
     def type(self, value: Any) -> NodeType:
-        """The type of what a node computes, from its example value."""
+        """Return the type of a node's result, from the node's example value."""
         if isinstance(value, torch.Tensor):
             return TensorType(value.dtype, tuple(self.dim(size) for size in value.shape))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -79,9 +79,10 @@ class Sizes:
         return None if isinstance(found, tuple) else found
 
     def _bind_batch(self, size: Any) -> None:
-        """Let the symbol of this batch dim be `B` (or what makes the dim `B`)."""
+        """Map the symbol in this batch dim so that the dim becomes `B`."""
         raw = size.node.expr
-        # a batch of samples in pairs is 2*s0 to torch: then the symbol is B/2, and the size still B
+        # for a batch of samples in pairs torch's size is 2*s0: then the symbol is B/2, and the size still is
+        # B
         for symbol in raw.free_symbols - self._mapping.keys():
             self._mapping[symbol] = B if raw == symbol else sympy.solve(raw - B, symbol)[0]
 
@@ -94,7 +95,7 @@ class Sizes:
         self.symbols[name] = (index, dim)
 
     def _identify(self, raw: sympy.Basic) -> None:
-        """Make one symbol of two that tracing found equal, as in `Eq(B*s0, B*s1)`."""
+        """Unify two symbols that tracing found equal, as in `Eq(B*s0, B*s1)`."""
         if not isinstance(raw, sympy.Eq) or not self.knows(raw):
             return
         equation = raw.xreplace(self._mapping)
@@ -107,7 +108,7 @@ class Sizes:
             del self.symbols[str(dropped)]
 
     def _bind_unbacked(self, symbol: sympy.Basic) -> None:
-        """Give a symbol that no input carries (a data-dependent size) a name of its own."""
+        """Name a symbol that is no size of an input (a data-dependent size)."""
         if symbol in self._mapping:
             return
         name = f"u{self._unbacked}"
@@ -119,6 +120,6 @@ class Sizes:
 
 
 def _symbol(name: str) -> sympy.Symbol:
-    """The canonical symbol of a further dynamic size."""
+    """Return the canonical symbol of a further dynamic size."""
     # positive, so that B*s0 == B*s1 can be divided by B
     return sympy.Symbol(name, integer=True, positive=True)

@@ -1,4 +1,4 @@
-"""What the user's Python code asked of the sizes while it was traced (`if x.shape[0] > 4`)."""
+"""Conditions on sizes that the user's Python code evaluated during the trace (`if x.shape[0] > 4`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHERS = (2, 3, 5, 8, 17, 100)
 
 
 def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
-    """The guards of a trace that do not hold for all sizes of at least 2."""
+    """Return the guards of a trace that do not hold for all sizes of at least 2."""
     found: dict[sympy.Basic, Condition] = {}
     for raw, guard in guards_of(shape_env):
         if _chooses_kernel(guard):
@@ -34,13 +34,16 @@ def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
 
 
 def asked_of_sizes(shape_env: Any, *, replaced: bool = True) -> list[tuple[sympy.Basic, Location]]:
-    """What was asked of sizes during a trace and the line that asked; in the symbols left, or as asked."""
+    """Return the conditions on sizes that a trace evaluated, each with the user's line.
+
+    If `replaced`, the conditions are in the symbols that remain in the trace, otherwise as evaluated.
+    """
     pairs = [(expr if replaced else guard.expr, guard) for expr, guard in guards_of(shape_env)]
     return [(expr, _user_location(guard)) for expr, guard in pairs if not _chooses_kernel(guard)]
 
 
 def _user_location(guard: Any) -> Location:
-    """The user's line that asked, which Dynamo notes as text, `if n > 4:  # models.py:12 in forward`."""
+    """Return the user's line of a guard, which Dynamo stores as `if n > 4:  # models.py:12 in forward`."""
     said = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
     code, _, place = str(said or "").rpartition("  # ")
     file, _, line = place.partition(" in ")[0].rpartition(":")
@@ -48,9 +51,9 @@ def _user_location(guard: Any) -> Location:
 
 
 def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
-    """The dims that a forward's squeezes keep because they are larger than 1, which a single sample is not.
+    """Return conditions for the dims that squeezes in the forward keep because sizes are larger than 1.
 
-    torch traces sizes of at least 2 and leaves no guard.
+    A single sample has size 1, but torch traces sizes of at least 2 and leaves no guard.
     """
     found: dict[sympy.Basic, Condition] = {}
     for node in graph.nodes:
@@ -62,7 +65,7 @@ def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
 
 
 def _squeezed(node: fx.Node) -> list[Any]:
-    """The sizes of the dims that are to go if they are 1."""
+    """Return the sizes of the dims that a squeeze removes if they are 1."""
     source: Any = node.args[0]
     shape = tensor_type(source).shape
     dims: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
@@ -70,9 +73,9 @@ def _squeezed(node: fx.Node) -> list[Any]:
 
 
 def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
-    """That a forward's BatchNorms in training see several values per channel: one alone has no variance.
+    """Return conditions that BatchNorms in training see several values per channel: one has no variance.
 
-    Eager raises where it is one. torch traces sizes of at least 2, for which it leaves no guard.
+    Eager code raises for one value. Torch traces sizes of at least 2, for which no guard remains.
     """
     found = []
     for node in exported.nodes:
@@ -91,12 +94,12 @@ def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
 
 
 def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:
-    """The guards of a trace, in the symbols that are left of it."""
+    """Return the guards of a trace, in the symbols that remain in the trace."""
     return [(shape_env.replace(guard.expr), guard) for guard in getattr(shape_env, "guards", ())]
 
 
 def _always(expr: sympy.Basic) -> bool:
-    """Whether a condition holds at all sample sizes."""
+    """Return whether a condition holds at all sample sizes."""
     symbols = sorted(expr.free_symbols, key=str)
     if not symbols:
         return bool(expr != sympy.false)
@@ -108,13 +111,13 @@ def _always(expr: sympy.Basic) -> bool:
 
 
 def _chooses_kernel(guard: Any) -> bool:
-    """Whether torch asked, to guess which convolution kernel would run: the numbers are the same."""
+    """Return whether torch made the guard to choose a convolution kernel; results are equal in both cases."""
     frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     return str(getattr(frame, "filename", "")).endswith("torch/_subclasses/fake_impls.py")
 
 
 def _location(guard: Any) -> Location:
-    """The line that asked, as torch notes it."""
+    """Return the line at which a guard was made, as recorded by torch."""
     frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     if not hasattr(frame, "filename"):
         return Location(file=str(frame or ""))

@@ -1,4 +1,4 @@
-"""Where the nodes of one layer come from, and which forward op they are of, for nodes of another layer."""
+"""Metadata for nodes of copied layers: the source locations, and sequence numbers of forward ops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxdp.ir.repeated_program import OtherLayersError, RepeatedProgram
 
 
 class Numbers:
-    """The numbers by which torch tells forward ops apart: those of the layers that are made are new."""
+    """Sequence numbers, by which torch identifies forward ops; ops of new layers get new numbers."""
 
     def __init__(self, reduced: RepeatedProgram, copied: int, more: int) -> None:
         self._copied, self._more = copied, more
@@ -27,7 +27,7 @@ class Numbers:
         self._made: dict[tuple[int, int, bool], int] = {}
 
     def moved(self, number: int, by: int, copied: bool) -> int:
-        """The number of the same op `by` layers later; of what is in no layer its own."""
+        """Return the number of the same op `by` layers later; ops outside of all layers keep their number."""
         if number in self._first:
             i, k = self._first[number]
             layer = i + by
@@ -36,7 +36,7 @@ class Numbers:
             row = self._rows.get(layer if layer <= self._copied else layer - self._more)
             found = None if row is None else row[k]
             return number if found is None else found
-        # an op that only the backward still knows
+        # an op that only the backward still contains
         return self._new(by, number, False) if copied and number not in self._elsewhere else number
 
     def _new(self, layer: int, k: int, found: bool) -> int:
@@ -46,7 +46,7 @@ class Numbers:
 
 
 class Locations:
-    """Where nodes of one layer come from, for nodes of another."""
+    """Source locations of nodes in one layer, translated to the same nodes in another layer."""
 
     def __init__(self, layers: Layers) -> None:
         index = LocationIndex(())
@@ -55,7 +55,7 @@ class Locations:
         self._moved: dict[int, dict[Location, Location]] = {}
 
     def moved(self, location: Location, by: int, *, strict: bool) -> Location:
-        """The same place of the source `by` layers later."""
+        """Return the location of the same op `by` layers later."""
         if not location.file:
             return location
         if by not in self._moved:
@@ -71,7 +71,7 @@ class Locations:
             if 0 <= number + by < len(self._rows):
                 for pair in zip(self._rows[real], self._rows[number + by], strict=True):
                     pairs = [pair]
-                    if all(location.module for location in pair):  # sums of gradients know their line alone
+                    if all(location.module for location in pair):  # sums of gradients have no module
                         pairs.append((replace(pair[0], module=""), replace(pair[1], module="")))
                     for one, other in pairs:
                         if found.setdefault(one, other) != other:

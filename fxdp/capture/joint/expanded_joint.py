@@ -1,7 +1,9 @@
-"""The joint graph of all layers from that of a few: `ir/repeated_program.py`, with parameters by their names.
+"""The joint graph of all layers, expanded from a joint graph with few; parameters are matched by name.
 
-short     embed  F0 F1 F2 F3 F4 F5  head  head'  G5 G4 G3 G2 G1 G0  embed'
-long      embed  F0 F1 F2 C3 .. Cn F3 F4 F5  head  head'  G5 G4 G3 Dn .. D3 G2 G1 G0  embed'
+    short     embed  F0 F1 F2 F3 F4 F5  head  head'  G5 G4 G3 G2 G1 G0  embed'
+    long      embed  F0 F1 F2 C3 .. Cn F3 F4 F5  head  head'  G5 G4 G3 Dn .. D3 G2 G1 G0  embed'
+
+The copying itself is in `ir/repeated_program.py`.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from fxdp.ir.signature import Buffer, Gradient, InputSpec, Mutation, OutputSpec,
 from fxdp.torch_compat import graph_module
 
 _COPIED = (2, 3, 1, 4)
-"""The layers that are tried as the one to copy."""
+"""Layers that are tried, in this order, as the layer to copy."""
 
 
 def expanded(short: fx.GraphModule, layers: Layers, specs: SignatureSpecs) -> fx.GraphModule:
-    """The joint graph of all layers.
+    """Return the joint graph of all layers.
 
     Raises
     ------
-    OtherLayersError : that cannot be told from the short one.
+    OtherLayersError : the joint graph of all layers does not follow from the short one.
     """
     return _Expansion(short, layers, specs).run()
 
 
 class _Expansion:
-    """Writes the long graph."""
+    """Writer of the expanded graph."""
 
     def __init__(self, gm: fx.GraphModule, layers: Layers, specs: SignatureSpecs) -> None:
         self.gm = gm
@@ -129,13 +131,13 @@ def _renamed(spec: InputSpec | None, name: str) -> Parameter | Buffer:
 
 
 def _name(spec: OutputSpec) -> str:
-    """The parameter or buffer that a result is of."""
+    """Return the name of the parameter or buffer to which a result belongs."""
     of = spec.of if isinstance(spec, (Gradient, Mutation)) else None
     return of.name if isinstance(of, (Parameter, Buffer)) else ""
 
 
 def _of(spec: OutputSpec, name: str) -> OutputSpec:
-    """The same result of another parameter or buffer."""
+    """Return the spec for another parameter or buffer."""
     assert isinstance(spec, (Gradient, Mutation))
     renamed = _renamed(spec.of, name)
     if isinstance(spec, Mutation):

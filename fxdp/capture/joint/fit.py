@@ -1,4 +1,4 @@
-"""Fitting a number that differs between static traces as an expression in `B`."""
+"""Fits of an expression in `B` to a number that differs between static traces."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fxdp.torch_compat import as_float, binary_logarithm, float_power, true_quot
 
 _DEGREE = 2
 _MAX_DENOMINATOR = 10**6
-_LARGEST_LOGARITHM = 35  # of what doubles hold as a fraction with such a denominator
+_LARGEST_LOGARITHM = 35  # larger exponentials have no fraction with such a denominator
 
 
 def fit_int(batches: Sequence[int], values: Sequence[int]) -> sympy.Expr | None:
-    """A polynomial of degree at most 2 in `B` that gives these integers; None if there is none."""
+    """Return the polynomial in `B` of degree at most 2 with these integer values; None if there is none."""
     return _polynomial(tuple(batches), tuple(Fraction(value) for value in values))
 
 
 def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """`p(B)`, `1 / p(B)`, `p(B) / B`, or a root or logarithm of one, as of `2 / (B - 1)` or `B ** 0.5`.
+    """Fit `p(B)`, `1 / p(B)`, `p(B) / B`, or a root or logarithm, as in `2 / (B - 1)` or `B ** 0.5`.
 
-    A quotient is spelled as Python's division of two integers, which a rank computes as eager does. None if
-    nothing gives these floats exactly.
+    A quotient is written as Python's division of two integers, which a rank computes exactly like eager code.
+    None if no expression yields these floats exactly.
     """
     if not all(map(math.isfinite, values)):
         return None
@@ -39,7 +39,7 @@ def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | N
 
 
 def _root(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """The square root of a quotient."""
+    """Fit the square root of a quotient."""
     if not all(value > 0 for value in values):
         return None
     square = _rational(batches, [value * value for value in values])
@@ -47,10 +47,10 @@ def _root(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
 
 
 def _logarithm(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """The natural logarithm of a quotient, or that of `B` to any base."""
+    """Fit the natural logarithm of a quotient, or a logarithm of `B` to any base."""
     if max(map(abs, values)) < _LARGEST_LOGARITHM:
         inside = _rational(batches, [math.exp(value) for value in values])
-        if inside is not None:  # sizes have this one logarithm in torch
+        if inside is not None:  # torch has only the binary logarithm of sizes
             return sympy.Float(math.log(2)) * binary_logarithm(inside)
     scales = [value / math.log2(batch) for value, batch in zip(values, batches, strict=True)]
     if not all(math.isclose(scale, scales[0], rel_tol=4e-16) for scale in scales):
@@ -59,7 +59,7 @@ def _logarithm(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | 
 
 
 def _rational(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """`p(B)`, `p(B) / B` or `1 / p(B)` near these floats."""
+    """Fit `p(B)`, `p(B) / B` or `1 / p(B)` to floats, up to rounding."""
     direct = _polynomial(tuple(batches), _fractions(values))
     if direct is not None:
         return _quotient(direct, sympy.Integer(1))
@@ -75,7 +75,7 @@ def _rational(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | N
 
 
 def _quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr:
-    """The float of a quotient of polynomials, whose coefficients may be fractions."""
+    """Return the quotient of two polynomials as a float; coefficients may be fractions."""
     numerator, denominator = sympy.together(above / below).as_numer_denom()
     if denominator == 1:
         return as_float(sympy.expand(numerator))
@@ -96,7 +96,7 @@ def _agree(expr: sympy.Expr, batches: Sequence[int], values: Sequence[float]) ->
 
 @lru_cache(maxsize=65536)
 def _polynomial(batches: tuple[int, ...], values: tuple[Fraction, ...]) -> sympy.Expr | None:
-    """Newton interpolation; the points beyond the degree must lie on the polynomial."""
+    """Return the Newton interpolation; None if points beyond the degree are not on the polynomial."""
     differences = list(values)
     coefficients = [differences[0]]
     for order in range(1, len(batches)):

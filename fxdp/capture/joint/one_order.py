@@ -1,18 +1,19 @@
-"""The nodes of a captured graph in an order that its edges alone decide.
+"""Canonical order of the nodes of a captured graph, determined by the graph's edges alone.
 
-A model's code may go through a set, of which each process has an order of its own:
+A model's code may iterate over a set, whose order differs between processes:
 
     for kind in set(config.layer_types):                 rank 0              rank 1
         tables[kind] = self.rope(x, kind)                %full = ...         %sliding = ...
                                                          %sliding = ...      %full = ...
 
-Both ranks have captured the same model, but neither would number its nodes, nor order its buffers, like the
-other. Only ranks that differ come here (`SamePrograms`): all other programs keep the order of their code.
+Both ranks have captured the same model, but with different names of nodes and a different order of buffers.
+The canonical order is only used for ranks that differ (`SamePrograms`): all further programs keep the order
+of the code.
 
     results, gradients from the last parameter's to the first's
-       | depth first, operands in their order           what the loss needs, then the backward as it runs
+       | depth first, operands in their order           nodes that the loss needs, then the backward
     nodes, each after its operands                       forward before backward
-    draws and writes                                     among each other as the code has them
+    random ops and writes                                among each other in the order of the code
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from fxdp.torch_compat import graph_module
 
 
 def in_one_order(found: Captured) -> Captured:
-    """The same capture, its nodes ordered and named by the graph's edges; `found` stays as it is."""
+    """Return a copy of the capture with nodes ordered and named by the graph's edges alone."""
     old = found.gm.graph
     new, made = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = _by_name(old.find_nodes(op="placeholder"))
     for node in [*placeholders, *_ordered(old)]:
-        # fx numbers names anew, in the order in which it is asked for them
+        # fx numbers names anew, in the order of creation
         name = node.name if node.op == "placeholder" else re.sub(r"(_\d+)+$", "", node.name)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
         made[node] = new.create_node(node.op, node.target, args, kwargs, name)
@@ -52,14 +53,14 @@ def in_one_order(found: Captured) -> Captured:
 
 
 def _by_name(placeholders: Iterable[fx.Node]) -> list[fx.Node]:
-    """The inputs of a program, in the places of buffers buffers by their names."""
+    """Return the inputs of a program; the positions of buffers are filled by name."""
     nodes = list(placeholders)
     buffers = sorted((n for n in nodes if isinstance(meta(n).spec, Buffer)), key=lambda n: meta(n).spec.name)  # type: ignore[union-attr]
     return [buffers.pop(0) if isinstance(meta(n).spec, Buffer) else n for n in nodes]
 
 
 def _sorted_results(graph: fx.Graph) -> list[tuple[Any, fx.Node | None]]:
-    """Pairs of slot and node, in the places of buffers' new values these by their names."""
+    """Return pairs of output spec and node; the positions of buffers' new values are filled by name."""
     results = results_of(graph)
     written = sorted((r for r in results if _is_of_buffer(r[0])), key=lambda result: result[0].of.name)
     return [written.pop(0) if _is_of_buffer(result[0]) else result for result in results]
@@ -78,7 +79,7 @@ def _ordered(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _depth_first(roots: Iterable[fx.Node | None], graph: fx.Graph) -> Iterator[fx.Node]:
-    """Calls after their operands; each that does more than compute after the one before it."""
+    """Yield nodes after their operands; nodes with side effects also stay in their order."""
     effects = [n for n in graph.nodes if n.op == "call_function" and (n.is_impure() or node_draws(n))]
     before = dict(zip(effects[1:], effects, strict=False))
     seen: set[fx.Node] = set()

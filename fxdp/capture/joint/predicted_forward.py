@@ -1,12 +1,12 @@
-"""What torch asks of a forward before it traces it, answered by the exported graph instead of a run.
+"""Predict AOTAutograd's forward metadata from the exported graph, to skip the metadata run.
 
-    torch:  a run on fake tensors      which results need a tangent, who lies in whose memory, what is written
-            a run under the tracer     the joint graph, laid out by that
-    here:   what the graph says        tensors like its results, a write into each buffer that it writes
-            a run under the tracer     compared with that; where it differs, both runs are made after all
+    torch:  a run on fake tensors      results that need a tangent, aliases, mutated inputs
+            a run under the tracer     the joint graph, structured by this metadata
+    here:   read from the graph        tensors like the results, a write into each mutated buffer
+            a run under the tracer     compared with the prediction; on a mismatch torch makes both runs
 
-The first run takes a fifth of the time of a trace. What is foretold need not be right, as all of it is
-compared: it should be right of most models.
+The metadata run takes a fifth of the time of a trace. The prediction need not be correct for all models,
+since the second run verifies the prediction completely; it should be correct for most.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _TRAINING = ("training", "train", "use_input_stats")
 
 
 class WrongPredictionError(Exception):
-    """A forward is not what was foretold of it."""
+    """A prediction of a forward's metadata does not hold."""
 
 
 @dataclass(frozen=True)
 class PredictedForward:
-    """What a graph says of the forward that it is."""
+    """Predicted metadata of a forward graph."""
 
     results: tuple[tuple[Tensor, bool], ...]
-    """A value of the kind of each result, and whether gradients go through it."""
+    """For each result an example value, and whether the result requires a gradient."""
     written: tuple[fx.Node, ...]
-    """The attributes and inputs that it writes in place."""
+    """The attributes and inputs that the forward writes in place."""
 
     def run(self, gm: fx.GraphModule, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors like the results of the forward, after a write into all that it writes.
+        """Return new tensors like the forward's results, after a write into each mutated tensor.
 
         Raises
         ------
-        WrongPredictionError : it writes into a tensor that is none of the trace's own, and has values.
+        WrongPredictionError : a mutated tensor is a real one, not wrapped by the trace.
         """
         inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), tensors, strict=True))
         for node in self.written:
@@ -58,7 +58,7 @@ class PredictedForward:
 
 
 def predicted_forward(gm: fx.GraphModule) -> PredictedForward | None:
-    """What the graph says; None where only a run can: the data decide sizes, or a value is not known."""
+    """Predict from a graph; None if only a run can tell: data-dependent sizes, or a value is unknown."""
     results: Any = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):
         return None
@@ -76,12 +76,11 @@ def predicted_forward(gm: fx.GraphModule) -> PredictedForward | None:
 
 
 def forward_metadata(results: Sequence[Tensor], given: Iterable[Tensor]) -> ForwardMetadata:
-    """All that torch looks for in a run: the kinds of its results, and what it has written of the given.
+    """Return the metadata that torch collects in a run: properties of results, and mutations of `given`.
 
     Raises
     ------
-    WrongPredictionError : a result lies in the memory of another or of what is given, which none is foretold
-    to.
+    WrongPredictionError : a result shares memory with another result or with `given`.
     """
     taken = [tensor for tensor in given if isinstance(tensor, FunctionalTensor)]
     own = {_memory(tensor) for tensor in results}.difference(map(_memory, taken))
@@ -97,10 +96,10 @@ def _memory(tensor: Tensor) -> int:
 
 def _kind(tensor: Any) -> tuple[Any, ...]:
     value, written = written_value(tensor)
-    # where a value begins is asked of a tangent alone: a view of an inner value is as good as a copy
+    # the storage offset matters for tangents only: a view of an inner value is as good as a copy
     begin = value.storage_offset() if tensor.requires_grad else None
     lies = (*value.shape, None, *value.stride(), begin)
-    # two expressions that are equal are one object; to compare the sizes would be a guard
+    # equal expressions are one object; comparing the sizes themselves would add a guard
     sizes = tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in lies)
     bits = tensor.is_conj(), tensor.is_neg()
     return tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, bits, written, sizes
@@ -111,14 +110,17 @@ def _like(value: Tensor) -> Tensor:
 
 
 def _given(gm: fx.GraphModule, node: fx.Node) -> Any:
-    """What is given to the forward under this node; None of what an op makes."""
+    """Return the tensor that the forward takes from outside under this node; None for results of ops."""
     if node.op == "get_attr":
         return attribute_of(gm, node)
     return node.meta.get("val") if node.op == "placeholder" else None
 
 
 def _with_gradients(gm: fx.GraphModule) -> set[fx.Node]:
-    """The values through which gradients go, if all have a derivative but `detach` and `torch.no_grad()`."""
+    """Return the values that require gradients.
+
+    All ops count as differentiable except `detach`, and regions of `torch.no_grad()`.
+    """
     found: set[fx.Node] = set()
     for node in gm.graph.nodes if torch.is_grad_enabled() else ():
         value = _given(gm, node) if node.op == "get_attr" else node.meta.get("val")
@@ -126,7 +128,7 @@ def _with_gradients(gm: fx.GraphModule) -> set[fx.Node]:
             continue
         goes = getattr(value, "requires_grad", False) or found.intersection(node.all_input_nodes)
         stops = node.target is aten.detach.default or (
-            node.target in REGIONS and node.args[0] is False  # of autocast it is the device
+            node.target in REGIONS and node.args[0] is False  # for autocast the first argument is the device
         )
         if goes and not stops:
             found.add(node)
@@ -134,7 +136,7 @@ def _with_gradients(gm: fx.GraphModule) -> set[fx.Node]:
 
 
 def _written(gm: fx.GraphModule) -> dict[fx.Node, None]:
-    """In what the graph writes: by ops that say so, and by batch norms in training."""
+    """Return the nodes that the graph mutates: by ops with mutable schemas, or batch norms in training."""
     found: dict[fx.Node, None] = dict.fromkeys(writes_of(gm, own_sums=True))
     for node in gm.graph.nodes:
         if isinstance(node.target, OpOverload) and "_norm" in str(node.target):

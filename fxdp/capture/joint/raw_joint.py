@@ -1,4 +1,4 @@
-"""The joint forward and backward graph of an exported forward, as torch gives it."""
+"""The joint forward and backward graph of an exported forward, as produced by torch."""
 
 from __future__ import annotations
 
@@ -29,40 +29,43 @@ _log = logging.getLogger("fxdp")
 
 
 class BatchSpecializedError(Exception):
-    """The traced code fixed the batch size to the example's."""
+    """The traced code specialized the batch size to the size of the example."""
 
 
 @dataclass(frozen=True)
 class JointOptions:
-    """How a forward graph is differentiated."""
+    """Options for differentiating a forward graph."""
 
     differentiable: Literal["loss", "all"] = "loss"
-    """`"loss"`: only the scalar output named `loss` gets a tangent, without one the first scalar, and without
-    scalars every output; `"all"`: every output."""
+    """Outputs that get a tangent.
+
+    `"loss"`: only the scalar output named `loss`; without one, the first scalar; without scalars, every
+    output. `"all"`: every output.
+    """
     couple: bool = True
-    """Spell out ops that couple samples as sums and counts; False keeps eager's own ops."""
+    """True decomposes ops that combine samples into sums and counts; False keeps eager's own ops."""
     own_statistics: bool = False
-    """BatchNorm normalizes each part of the batch by the part's own statistics."""
+    """True lets BatchNorm normalize each part of the batch by statistics of the part."""
 
 
 @dataclass(frozen=True)
 class RawJoint:
-    """The joint graph as torch gives it, and what is needed to read it."""
+    """The joint graph as produced by torch, with the context needed to interpret the graph."""
 
     gm: fx.GraphModule
     exported: Exported
     fakes: tuple[Any, ...]
-    """The fake inputs; their sizes are the symbols of the graph."""
+    """The fake inputs; the sizes of these are the symbols of the graph."""
     detached: tuple[int, ...]
     buffers: dict[str, torch.Tensor]
-    """The buffers of the exported graph, by its own names."""
+    """The buffers of the exported graph, by the graph's own names."""
     cloned: frozenset[int]
-    """Outputs that were cloned so that torch does not treat them as aliases."""
+    """Indices of outputs that were cloned so that torch does not treat them as aliases."""
     shape_env: torch_compat.ShapeEnv | None
 
 
 class _Differentiated(nn.Module):
-    """Runs an exported program; keeps tangents to the outputs that are to have one."""
+    """Wrapper that runs an exported program, and detaches outputs that should not get a tangent."""
 
     def __init__(
         self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: PredictedForward | None
@@ -77,11 +80,11 @@ class _Differentiated(nn.Module):
         self.cloned: frozenset[int] = frozenset()
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """The outputs: those without a tangent detached, those that alias something cloned.
+        """Return the outputs, detached if they get no tangent, and cloned if they are aliases.
 
         Raises
         ------
-        WrongPredictionError : they are not what `told` has said.
+        WrongPredictionError : the outputs differ from the prediction `told`.
         """
         traced = torch_compat.is_traced()
         if traced or self.told is None:
@@ -101,7 +104,7 @@ class _Differentiated(nn.Module):
         seen = {id(tensor) for tensor in (*tensors, *self.parameters())}
         cloned = set()
         for index, output in enumerate(outputs):
-            # torch would give back a view of the aliased value, made outside of the graph
+            # torch would return a view of the aliased value, made outside of the graph
             if output.requires_grad and (output._base is not None or output.is_leaf or id(output) in seen):
                 outputs[index] = output.clone()
                 cloned.add(index)
@@ -112,12 +115,12 @@ class _Differentiated(nn.Module):
         return tuple(outputs)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """All parameters and buffers, a tied one by each of its names."""
+        """Yield all parameters and buffers, a tied one once per name."""
         for named in (self.named_parameters, self.named_buffers):
             yield from (tensor for _, tensor in named(remove_duplicate=False))
 
     def _compare(self, found: ForwardMetadata, traced: bool) -> None:
-        """What torch finds in this run, with what it found before it traced."""
+        """Store the metadata of a run; in the traced run, raise if they differ from the run before."""
         if traced and found != self.forward_metadata:
             raise WrongPredictionError(f"expected {self.forward_metadata}, got {found}")
         self.forward_metadata = found
@@ -126,7 +129,7 @@ class _Differentiated(nn.Module):
 def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     """Trace a forward graph with its backward.
 
-    The trace is made with the graph's own fake inputs: with real tensors torch would fix the batch again.
+    The trace uses the graph's own fake inputs: with real tensors torch would specialize the batch size again.
     """
     part_layers(exported.gm)
     give_new_values(exported.gm)
@@ -139,7 +142,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     with unfused_recurrence() if options.couple else contextlib.nullcontext():
         gm, wrapper = _traced(exported, options, table)
     if exported.symbolic:
-        batch_symbols(fakes, exported.batch)  # differentiating may fix the batch, too
+        batch_symbols(fakes, exported.batch)  # differentiation may specialize the batch size, too
     return RawJoint(
         gm=gm,
         exported=exported,
@@ -154,7 +157,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
 def _traced(
     exported: Exported, options: JointOptions, table: dict[Any, Callable[..., Any]]
 ) -> tuple[fx.GraphModule, _Differentiated]:
-    """The joint graph, and what was traced: with what is foretold of the forward, else as torch does it."""
+    """Return the joint graph and the traced wrapper; without a correct prediction, run the forward first."""
     fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
 
@@ -165,13 +168,13 @@ def _traced(
     if torch_compat.is_on("predicted_forward") and (told := predicted_forward(exported.gm)) is not None:
         try:
             return trace(told)
-        except Exception as error:  # whatever it is, it may come of what was foretold
+        except Exception as error:  # any error may result from the prediction
             _log.debug("the forward runs before it is traced: %r", error)
     return trace(None)
 
 
 def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
-    """The symbols in the batch dims; raises where tracing replaced one by a number."""
+    """Return the symbols in the batch dims; raise if tracing specialized one to a number."""
     found: set[sympy.Symbol] = set()
     for fake, dim in zip(fakes, batch, strict=True):
         if dim is None:

@@ -1,10 +1,10 @@
-"""The layers of a forward graph that are alike, and a shorter graph with a few of them.
+"""Repeated layers of a forward graph, and a shorter graph with only a few of the layers.
 
     embed  h.0 h.1 h.2 ... h.22 h.23  head      shortened:   embed  h.0 h.1 h.2 h.3 h.4 h.23  head
 
-Nothing is known here of modules: layers are runs of the same ops on values of the same shapes, each on what
-the one before it gave and on parameters of its own. What all of them read (a mask, a shared weight) comes
-from before the first one; what comes after them reads the last one alone.
+Layers are found without knowledge of modules, as runs of the same ops on values of the same shapes. Each
+layer reads the previous layer's results and separate parameters. Values that all layers read (a mask, a
+shared weight) are computed before the first layer; nodes after the layers read only the last layer.
 """
 
 from __future__ import annotations
@@ -24,45 +24,48 @@ from fxdp.ir.region_windows import Place, Regions, find_regions, operands
 from fxdp.torch_compat import graph_module
 
 KEPT = (4, 5, 6)
-"""How many layers a shortened graph has: the first and the last, whose neighbours are others, and two between
-them that are alike; where some of these are others, too, it takes the next number."""
+"""Numbers of layers of a shortened graph, tried in this order.
+
+The first and last layer have neighbors of a different kind; two equal layers are needed between them. If
+layers in between differ from one another, the next number is tried.
+"""
 _LEAST = 9
-"""Below, the layers that are left out take less time than finding them and putting them back."""
+"""Least number of layers: tracing fewer takes less time than finding and expanding repeated layers."""
 _SHORTEST = 6
-"""Nodes of a layer in a forward graph."""
+"""Least number of nodes of a layer in a forward graph."""
 _TRIMMED = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))
-"""Windows tried without so many of the first and last: a first layer may compute what all of them read."""
+"""Numbers of first and last layers to leave out, tried in order: a first layer may compute shared values."""
 
 Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers that are alike."""
+    """Repeated layers of a forward graph."""
 
     region_windows: Regions
     parameter_groups: tuple[Names, ...]
-    """Parameters and buffers by their first names: for each place in a layer those of all layers."""
+    """First names of parameters and buffers: for each position in a layer, the names in all layers."""
     reduced: int = KEPT[0]
-    """How many of them a shortened graph has."""
+    """Number of layers in a shortened graph."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of layers."""
         return len(self.region_windows.rows)
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Which of them a shortened graph has."""
+        """Return the indices of the layers that a shortened graph keeps."""
         return (*range(self.reduced - 1), self.count - 1)
 
 
 class _OthersError(Exception):
-    """Layers that differ, or that are read by others than the next one."""
+    """Layers differ, or nodes outside of the next layer read a layer."""
 
 
 def find_layers(exported: Exported) -> Layers | None:
-    """The layers of an exported graph; None where there are few, or where some differ."""
+    """Return the repeated layers of an exported graph; None if there are few, or if some differ."""
     if not exported.symbolic or exported.routes:
         return None
     calls = [node for node in exported.gm.graph.nodes if node.op == "call_function"]
@@ -83,7 +86,7 @@ def find_layers(exported: Exported) -> Layers | None:
 
 
 def _checked(exported: Exported, region_windows: Regions) -> Layers:
-    """Layers, if each reads what the one before it gave as that one did."""
+    """Return the layers, if each reads the previous layer in the same way."""
     places, last = region_windows.places, len(region_windows.rows) - 1
     for node in exported.gm.graph.nodes:
         if node not in places and any(places.get(n, (last, 0))[0] != last for n in operands(node)):
@@ -97,21 +100,21 @@ def _checked(exported: Exported, region_windows: Regions) -> Layers:
                 _check_alike([_reads(node, i, places) for i, node in enumerate(column)])
     if (
         not parameter_groups.names
-    ):  # the same weights in all: in a joint graph nothing would tell the layers apart
+    ):  # shared weights in all layers: in a joint graph the layers could not be identified
         raise _OthersError
     parameter_groups.check_readers()
     return Layers(region_windows, tuple(parameter_groups.names))
 
 
 def _check_alike(column: list[object]) -> None:
-    """The first layer reads from before it what others read from the one before them."""
+    """Raise unless layers from the second on read equally, and the first reads from before the layers."""
     chained = isinstance(column[1], tuple) and column[1][0] == 1
     if len(set(column[1:])) > 1 or (isinstance(column[0], tuple) if chained else column[0] != column[1]):
         raise _OthersError
 
 
 def _reads(node: fx.Node, window: int, places: Mapping[fx.Node, Place]) -> object:
-    """What a node of a window reads, in words that are the same for the next window."""
+    """Return a description of the read node that is equal for the corresponding read in the next layer."""
     if node not in places:
         return node
     i, k = places[node]
@@ -121,7 +124,7 @@ def _reads(node: fx.Node, window: int, places: Mapping[fx.Node, Place]) -> objec
 
 
 class _ParameterGroups:
-    """The parameters and buffers that the layers have at the same places."""
+    """Parameters and buffers at corresponding positions of the layers."""
 
     def __init__(self, exported: Exported, places: Mapping[fx.Node, Place]) -> None:
         self.names: list[Names] = []
@@ -131,7 +134,7 @@ class _ParameterGroups:
         self._of: dict[str, tuple[Names, int]] = {}
 
     def add(self, column: Sequence[fx.Node]) -> None:
-        """What the same argument of all layers is; a tensor that all of them share is no family."""
+        """Add the operands at one position of all layers; one tensor shared by all layers forms no group."""
         if len(set(column)) == 1:
             return
         names = tuple(map(self._name, column))
@@ -144,7 +147,7 @@ class _ParameterGroups:
             self.names.append(names)
 
     def check_readers(self) -> None:
-        """A tensor of one layer is read in it alone."""
+        """Raise if a tensor of one layer is read outside of this layer."""
         for node in self._gm.graph.find_nodes(op="get_attr"):
             _, layer = self._of.get(self._first.get(module_path(str(node.target)), ""), (None, None))
             if layer is not None and any(self._places.get(n, (-1, 0))[0] != layer for n in node.users):
@@ -152,7 +155,7 @@ class _ParameterGroups:
 
     def _name(self, node: fx.Node) -> str:
         name = self._first.get(module_path(str(node.target))) if node.op == "get_attr" else None
-        if name is None:  # a constant, or a region's graph
+        if name is None:  # a constant, or the graph of a region
             raise _OthersError
         return name
 
@@ -165,14 +168,14 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def shortened(exported: Exported, layers: Layers) -> Exported:
-    """The same forward with few layers."""
+    """Return the forward with only a few of the layers."""
     rows, places = layers.region_windows.rows, layers.region_windows.places
     dropped = {node for i, row in rows.items() if i not in layers.kept for node in row}
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.set_codegen(exported.gm.graph._codegen)
 
     def copy_of(node: fx.Node) -> fx.Node:
-        # the last layer reads what now comes before it
+        # the last layer reads its new predecessor
         return copies[rows[layers.reduced - 2][places[node][1]] if node in dropped else node]
 
     for node in exported.gm.graph.nodes:

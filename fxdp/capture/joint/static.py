@@ -1,4 +1,4 @@
-"""Capture of models that fix their batch size: several static traces, and one graph fitted to them.
+"""Capture of models that fix their batch size: several static traces, and one graph fitted to the traces.
 
     traced at 3:   view(x, [12, 8]);  sum(..) / 12
     traced at 5:   view(x, [20, 8]);  sum(..) / 20
@@ -8,7 +8,7 @@
     torch.tensor([0] * batch)      traced at 3: [0, 0, 0], at 5: [0, 0, 0, 0, 0]
     fitted:        %row = constant [0];  %size = size("B");  expand(%row, [%size])
 
-Whatever differs other than as a polynomial in the batch is refused.
+Any difference that is not a polynomial in the batch size is refused.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ _STRIDED = frozenset(
 
 
 class StaticMismatchError(Exception):
-    """The static traces differ in something that is no polynomial in the batch."""
+    """The static traces differ in a way that is not a polynomial in the batch size."""
 
 
 def size(expr: str) -> int:
-    """A host number of a fitted graph; its value is the expression in its note."""
+    """A host number of a fitted graph; the value is the expression in the node's metadata."""
     raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
 
 
 def fitted_joint(
     batches: Sequence[int], exports: Iterable[Exported], options: JointOptions, *, loops: bool = False
 ) -> Captured:
-    """One graph fitted to forward graphs of these batch sizes, which may be made while this runs.
+    """Fit one graph to forward graphs of these batch sizes; `exports` may export lazily.
 
-    `loops`: loops over the samples become ops on all of them.
+    `loops`: loops over the samples are vectorized.
 
     Raises
     ------
-    StaticMismatchError : the graphs differ in something that has no formula.
-    CaptureError : a graph holds what no program can run.
+    StaticMismatchError : the graphs differ in a number without formula.
+    CaptureError : a graph contains nodes that no program can run.
     """
     raws, graphs = [], []
     for batch, exported in zip(batches, exports, strict=True):
@@ -73,7 +73,7 @@ def fitted_joint(
         raws.append(trace_joint(exported, options))
         graphs.append(annotate_joint(raws[-1], Sizes()))
         if len({len(made.gm.graph.nodes) for made in graphs}) > 1:
-            break  # they do not fit together, whatever larger batches would show
+            break  # larger batches cannot make these graphs fit together
     _Fit(batches[: len(graphs)], graphs).run()
     first = raws[0].exported
     if any(raw.exported.routes != first.routes for raw in raws):
@@ -92,7 +92,7 @@ def fitted_joint(
 
 
 class _Fit:
-    """Turns the first of several graphs into one that fits them all."""
+    """Converter of the first of several graphs into a graph that fits all."""
 
     def __init__(self, batches: Sequence[int], graphs: Sequence[AnnotatedJoint]) -> None:
         self.batches = batches
@@ -101,9 +101,9 @@ class _Fit:
         self.sizes: dict[sympy.Expr, fx.Node] = {}
 
     def run(self) -> None:
-        """Compare node by node; replace what differs."""
+        """Compare the graphs node by node, and replace differing numbers."""
         rows = [list(graph.gm.graph.nodes) for graph in self.graphs]
-        # not strict: the line where the traces part tells more than how long each is
+        # not strict: the line where the traces diverge is more informative than the lengths
         for nodes in zip(*rows, strict=False):
             if len({(node.op, node.name, node.target) for node in nodes}) > 1:
                 if any(node.op == "placeholder" for node in nodes):
@@ -134,7 +134,7 @@ class _Fit:
         set_layouts(first, (layout, None))
 
     def _fit_layout(self, nodes: Sequence[fx.Node]) -> MemoryLayout | None:
-        """How a value lies in memory that strides count in; None where that has no formula."""
+        """Fit the strides of a value, if an op counts in them; None if they have no formula."""
         found = [example_layout(node) for node in nodes]
         rows = [(*each.sizes, *each.strides, each.offset) for each in found if each is not None]
         if len(rows) < len(found) or len({len(row) for row in rows}) > 1 or any(None in row for row in rows):
@@ -150,7 +150,7 @@ class _Fit:
         return values[0] if len(set(values)) == 1 else fit_number(self.batches, values, where)
 
     def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
-        """The common argument, with a `size` node where a number differs."""
+        """Merge corresponding arguments, with a `size` node for each number that differs."""
         first = values[0]
         if isinstance(first, fx.Node):
             if len({value.name if isinstance(value, fx.Node) else None for value in values}) > 1:
@@ -162,13 +162,13 @@ class _Fit:
             return type(first)(self._merge(parts, user, where) for parts in zip(*values, strict=True))
         if isinstance(first, dict) and all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
             return {key: self._merge([value[key] for value in values], user, where) for key in first}
-        # by type, too: 1, 1.0 and True are equal to Python
+        # compare types, too: for Python, 1, 1.0 and True are equal
         if all(type(value) is type(first) and value == first for value in values):
             return first
         return self._size_node(fit_number(self.batches, values, where), user)
 
     def _size_node(self, expr: sympy.Expr, user: fx.Node) -> fx.Node:
-        """The node of a number, made before its first user."""
+        """Return the node of a number, inserted before the number's first user."""
         found = self.sizes.get(expr)
         if found is None:
             with self.graph.inserting_before(user):
@@ -178,7 +178,7 @@ class _Fit:
         return found
 
     def _fit_type(self, types: Sequence[NodeType], where: str) -> NodeType:
-        """The common type, its sizes in `B`."""
+        """Return the common type, with sizes in `B`."""
         first = types[0]
         if all(other == first for other in types):
             return first
@@ -201,7 +201,7 @@ class _Fit:
         raise StaticMismatchError(f"{where}: the kind of result depends on the batch size")
 
     def _fit_constants(self) -> None:
-        """A constant must not depend on the batch, unless it has the same row for each sample."""
+        """Check that constants do not depend on the batch size, unless all samples have the same row."""
         for name, tensor in self.graphs[0].constants.items():
             found = [graph.constants.get(name) for graph in self.graphs]
             if all(_equal(tensor, other) for other in found):
@@ -216,7 +216,7 @@ class _Fit:
             self._repeat(name, dim)
 
     def _repeat(self, name: str, dim: int) -> None:
-        """Keep one row of a constant, and spread it over the batch."""
+        """Keep one row of a constant, and expand the row to the batch size."""
         constants = self.graphs[0].constants
         constants[name] = constants[name].narrow(dim, 0, 1).clone()
         node = next(n for n in self.graph.nodes if meta(n).spec == Constant(name))
@@ -232,19 +232,19 @@ class _Fit:
         meta(node).type = TensorType(full.dtype, tuple(constants[name].shape))
 
     def _user_of(self, constant: str) -> Location:
-        """Where the model first reads a constant."""
+        """Return the location at which the model first reads a constant."""
         read = next(n for n in self.graph.nodes if meta(n).spec == Constant(constant))
         return meta(next(iter(read.users))).location
 
 
 def _read_at(node: fx.Node) -> Location:
-    """The line of a node; of a constant, which has none, that which reads it first."""
+    """Return the line of a node; for a constant, which has none, the line of the first read."""
     location = meta(node).location
     return location if location.file or not node.users else meta(next(iter(node.users))).location
 
 
 def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:
-    """The expression of a number that differs between the traces."""
+    """Return the expression of a number that differs between the traces."""
     fits: dict[type, Callable[..., sympy.Expr | None]] = {int: fit_int, float: fit_float}
     fit = fits.get(type(values[0])) if len({type(value) for value in values}) == 1 else None
     found = fit(batches, values) if fit is not None else None
@@ -257,7 +257,7 @@ def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sym
 
 
 def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, ...]:
-    """The leaves of the output; numbers that differ become expressions."""
+    """Return the leaves of the output, with expressions for numbers that differ."""
     if len({len(raw.exported.leaves) for raw in raws}) > 1:
         raise StaticMismatchError("the structure of the model's output depends on the batch size")
     fitted: list[Any] = []
@@ -268,7 +268,7 @@ def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, 
 
 
 def _repeated_dim(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The one dim in which these differ in size, if all have the same row there; None otherwise."""
+    """Return the single dim in which the sizes differ, if all rows along the dim are equal; else None."""
     first = tensors[0]
     if any((other.dtype, other.dim()) != (first.dtype, first.dim()) for other in tensors):
         return None

@@ -1,4 +1,4 @@
-"""The joint graph of a forward with a symbolic batch, in fxdp's form."""
+"""The joint graph of a forward with a symbolic batch size, in fxdp's form."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _log = logging.getLogger("fxdp")
 
 
 def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
-    """One joint graph for all batch sizes that the forward graph holds for.
+    """Return one joint graph for all batch sizes for which the forward graph is valid.
 
     Raises
     ------
-    BatchSpecializedError : the forward or its backward fixes the batch size.
-    CaptureError : the graph holds what no program can run.
+    BatchSpecializedError : the forward or its backward specializes the batch size.
+    CaptureError : the graph contains nodes that no program can run.
     """
-    # read first: the forward graph is used up by what follows
+    # read first: the next steps modify the forward graph in place
     single = () if options.own_statistics else several_values(exported.gm.graph)
     found = _by_layer(exported, options) if is_on("repeated_joint") else None
     raw, sizes, converted = found or _joint(exported, options)
@@ -51,7 +51,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
             *single,
             *(
                 kept_dims(converted.gm.graph) if options.couple else ()
-            ),  # else a squeeze sees the global batch
+            ),  # without decompositions a squeeze sees the global batch
         ),
         checks=exported.checks,
         routes=exported.routes,
@@ -65,10 +65,10 @@ def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, 
 
 
 def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint] | None:
-    """Trace a few of many layers that are alike, and lengthen the joint graph; None where layers differ."""
+    """Trace only a few of many repeated layers, and expand the joint graph; None if layers differ."""
     try:
         layers = find_layers(exported)
-    except Exception as error:  # what only saves time may not decide whether a model is captured
+    except Exception as error:  # an optimization must not decide whether a model is captured
         _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
         return None
     if layers is None:
@@ -90,7 +90,7 @@ def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Size
 
 
 def _leaf(leaf: Any, sizes: Sizes) -> Any:
-    """A leaf of the output; sizes that the model returns become expressions, read values are refused."""
+    """Return a leaf of the output; sizes become expressions, and numbers that depend on data are refused."""
     if not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return leaf
     expr = sizes.expr(leaf)

@@ -1,10 +1,10 @@
-"""Parameters into which the forward writes: weights that are clipped, an encoder that follows another.
+"""Parameters into which the forward writes: weights that are clipped, an encoder that follows another one.
 
     with torch.no_grad():
         self.fc.weight.clamp_(-1, 1)        %new = clamp(%fc_weight, -1, 1)     returned as `new fc.weight`
 
-Torch asks for a gradient of the new value, too, in case that somebody differentiates it. Nobody can: the
-write is hidden from autograd, the parameter a leaf as before, and what reads it later adds to its gradient.
+Torch adds a tangent of the new value to the joint graph. This tangent is always zero: the write is hidden
+from autograd, the parameter remains a leaf, and later reads add to the parameter's own gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxdp.torch_compat import aten
 
 
 def drop_gradients_of_writes(graph: fx.Graph, owner: nn.Module) -> None:
-    """Take the gradients of new values as what they are, zero, for trained parameters of `owner`; in place.
+    """Remove the zero tangents of new values of trained parameters of `owner` from the graph; in place.
 
     Before:  %grad = add(%mm, %tangent_of_new)      After:  %mm
     """
@@ -44,7 +44,7 @@ def drop_gradients_of_writes(graph: fx.Graph, owner: nn.Module) -> None:
 
 
 def is_unread_gradient(node: fx.Node) -> bool:
-    """Whether a placeholder is the gradient of what was written into a parameter, and nobody reads it."""
+    """Return whether a placeholder is an unused tangent of a value written into a parameter."""
     return not node.users and _written_parameter(node) is not None
 
 
@@ -56,7 +56,7 @@ def _tangents(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
 
 
 def _written_parameter(node: fx.Node) -> str | None:
-    """The parameter that was written, if a placeholder is the gradient of its new value."""
+    """Return the parameter's name, if a placeholder is the tangent of a value written into a parameter."""
     descriptor = node.meta.get("desc")
     if not isinstance(descriptor, torch_compat.TangentAOTInput):
         return None
@@ -65,11 +65,11 @@ def _written_parameter(node: fx.Node) -> str | None:
 
 
 def check_written(graph: fx.Graph, spec_of: Callable[[Any], InputSpec], locations: LocationIndex) -> None:
-    """Refuse writes into parameters of a loss function, and those through which gradients go.
+    """Raise on writes into parameters of a loss function, and on writes through which gradients flow.
 
     Raises
     ------
-    CaptureError : with the line of the first one.
+    CaptureError : with the line of the first write.
     """
     read = {target for node, target in _tangents(graph) if node.users}
     output = graph.output_node()

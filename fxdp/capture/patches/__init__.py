@@ -1,1 +1,1 @@
-"""All that is different in Python while the user's code runs, and is put back afterwards."""
+"""Patches of Python and torch that are active while the user's code runs, and are undone afterwards."""

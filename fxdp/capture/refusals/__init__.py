@@ -1,1 +1,1 @@
-"""What cannot be captured, and why, in the words of its user."""
+"""Models and calls that cannot be captured: detection, and errors in the user's terms."""
