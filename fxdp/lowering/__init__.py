@@ -1,1 +1,1 @@
-"""From an emitted joint graph to a forward and a backward callable."""
+"""Lower an emitted joint graph to a forward callable and a backward callable."""

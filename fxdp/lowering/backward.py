@@ -1,16 +1,17 @@
-"""What is done to a backward graph before it is compiled: zeros left out, cut in two, sums into buffers.
+"""Transform a backward graph before compilation: prune zero tangents, split in two, accumulate into buffers.
 
-`usual_zeros`, `without_tangents`: autograd says nothing for outputs that the loss does not use (the logits
-beside the loss), so their tangents are zero. Where such a zero only meets linear ops and sums, it is taken
-out of the graph, and nothing is computed for it; a tangent that reaches any other op gets zeros at run time.
+`usual_zeros`, `without_tangents`: autograd passes no gradient for outputs that the loss does not use (logits
+beside the loss), so their tangents are zero. If a zero tangent only meets linear ops and sums, the tangent is
+removed from the graph and nothing is computed for it. A tangent that reaches any other op gets zeros at run
+time.
 
-`split_backward`: what other stages wait for first, the gradients of weights later.
+`split_backward`: compute the gradients that other stages wait for first, and gradients of weights later.
 
     backward   %saved, %tangent -> %grad_x, %grad_w
-    inputs     %saved, %tangent -> %grad_x, then what the other half needs
-    weights    those            -> %grad_w
+    inputs     %saved, %tangent -> %grad_x, then all values that the second graph needs
+    weights    these values     -> %grad_w
 
-`add_to_buffers`: some results are added to buffers that outlive the backward, instead of being returned.
+`add_to_buffers`: add some results to buffers that outlive the backward, instead of returning these results.
 
     before   %saved, %tangent           -> %grad_x, %grad_w = mm(t(%g), %x), %grad_b
     after    %saved, %tangent, %w, %b   -> %grad_x            with addmm_(%w, t(%g), %x) and add_(%b, %grad_b)
@@ -35,7 +36,7 @@ from fxdp.torch_compat import aten, graph_module, sizes_behind
 
 
 def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:
-    """The tangents that a training loop leaves zero: all but the scalars', where there is a scalar."""
+    """Return the tangents that a training loop leaves zero: all but scalars', or none without a scalar."""
     if all(t.shape for t in tangents):
         return frozenset()
     return frozenset(i for i, t in enumerate(tangents) if t.shape)
@@ -44,9 +45,9 @@ def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:
 def without_tangents(
     gm: fx.GraphModule, zero: Sequence[int], tangents: int
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The backward without the tangents numbered `zero`, and the numbers of those it still takes.
+    """Return the backward without the tangents `zero`, and the numbers of the tangents that remain.
 
-    The last `tangents` placeholders of `gm` are its tangents.
+    The last `tangents` placeholders of `gm` are the tangents. A tangent that cannot be removed remains.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     names = [n.name for n in placeholders[len(placeholders) - tangents :]]
@@ -61,7 +62,7 @@ def without_tangents(
 
 
 def _without_one(old: fx.Graph, tangent: str) -> fx.Graph | None:
-    """A copy of the graph without one tangent; None where its zeros reach an op that is not known linear."""
+    """Return a copy of the graph without one tangent; None if zeros reach an op not known to be linear."""
     graph: fx.Graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     zeros: set[fx.Node] = set()
@@ -76,13 +77,13 @@ def _without_one(old: fx.Graph, tangent: str) -> fx.Graph | None:
             zeros.add(node)
         else:
             return None
-    # inputs stay: whoever calls the backward gives what was saved, read or not
+    # inputs stay: the caller passes all saved values, read or not
     graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output") or n.is_impure())
     return graph
 
 
 def _sums(node: fx.Node, zeros: set[fx.Node]) -> bool:
-    """`add(x, 0)` of x's own shape and dtype is x."""
+    """Return whether the node is `add(x, 0)` with the shape and dtype of x, so that the result is x."""
     if node.target is not aten.add.Tensor or len(node.all_input_nodes) != 2 or node.kwargs:
         return False
     others = [a for a in node.all_input_nodes if a not in zeros]
@@ -92,7 +93,7 @@ def _sums(node: fx.Node, zeros: set[fx.Node]) -> bool:
 def _stays_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
     if node.target is aten.add.Tensor:
         return all(a in zeros for a in node.all_input_nodes)
-    # zero times a value that may be inf or nan is what autograd would compute as nan: keep to finite ops
+    # eager autograd computes nan for zero times inf or nan: only accept ops that keep finite values finite
     divides = node.target is aten.div.Tensor and node.args[1] in zeros
     return keeps_zeros(node.target) and not divides
 
@@ -106,10 +107,10 @@ def _type(node: fx.Node) -> object:
 
 
 def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two halves of a backward; `first` are the positions of the results that come first.
+    """Split a backward into two graphs; the first computes the results at the positions `first`.
 
-    What an op of several results computes for both halves is computed in the first; a convolution's backward
-    is computed in both, each for its own results.
+    An op with several results that both graphs need is computed in the first graph. A convolution's backward
+    is computed in both, once for each graph's results.
     """
     gm = _with_convolutions_apart(gm)
     results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
     late = [r for i, r in enumerate(results) if i not in set(first)]
     ahead = ancestors(early)
     needed = ancestors(late)
-    for node in gm.graph.nodes:  # tensors are handed on, not the tuples that hold them
+    for node in gm.graph.nodes:  # pass tensors on, not the tuples that contain them
         if node in needed and node.target is operator.getitem and node.args[0] in ahead:
             ahead.add(node)
     handed = [
@@ -127,10 +128,10 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
         and (n in ahead or n.op == "placeholder")
         and (n in late or any(u in needed and u not in ahead and u.op != "output" for u in n.users))
     ]
-    # sizes of which others are made: code says `3*s0` by `s0`
+    # sizes that occur in symbolic expressions: code computes `3*s0` from `s0`
     sizes = [n for n in gm.graph.find_nodes(op="placeholder") if n not in handed]
     handed += sizes_behind([*handed, *(needed - ahead)], sizes)
-    ahead |= set(gm.graph.find_nodes(op="placeholder"))  # all stay: whoever calls it gives what was saved
+    ahead |= set(gm.graph.find_nodes(op="placeholder"))  # all inputs stay: the caller passes all saved values
     return (
         subgraph(gm, ahead, [*early, *handed], "InputGradient"),
         subgraph(gm, needed - ahead, late, "WeightGradient", handed),
@@ -138,19 +139,19 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
 
 
 def _with_convolutions_apart(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy in which the gradients of a convolution's input and of its weights are calls of their own."""
+    """Return a copy that computes a convolution's gradients of input and weights by separate calls."""
     copied = copy_graph(gm)
     for node in copied.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        # one call for all three gradients would make the urgent one wait for the weights', the larger part
+        # a single call would delay the urgent gradient by the larger computation of the weights' gradients
         gradients_apart(node)
     return copied
 
 
 def add_to_buffers(gm: fx.GraphModule, summed: Sequence[int]) -> fx.GraphModule:
-    """A copy of a backward that takes a buffer per result numbered `summed`, after its other inputs.
+    """Return a copy of a backward that adds the results numbered `summed` to buffers, its last inputs.
 
-    It returns its other results. The buffers are contiguous. A product goes into its buffer while it is
-    computed: the gradient of a weight is neither stored nor read again.
+    The copy returns the remaining results. Buffers are contiguous. A matrix product accumulates directly into
+    the buffer, so the gradient of a weight is neither stored nor read again.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -162,10 +163,10 @@ def add_to_buffers(gm: fx.GraphModule, summed: Sequence[int]) -> fx.GraphModule:
         last = [None, *inputs, *buffers][-1]  # after None: at the beginning
         buffers.append(_buffer_after(graph, last, number, results[number]))
     kept = tuple(r for i, r in enumerate(results) if i not in set(summed))
-    times = Counter(results)  # one node can be several results, where equal ops were made one
+    times = Counter(results)  # one node can be several results, if equal ops were merged
     for buffer, number in zip(buffers, summed, strict=True):
         value = results[number]
-        if value is not None:  # None is a zero
+        if value is not None:  # None means a zero gradient
             _add(buffer, value, buffers[-1], times)
     graph.output(kept)
     return graph_module(gm, graph, "Backward")
@@ -181,8 +182,8 @@ def _buffer_after(graph: fx.Graph, last: fx.Node | None, number: int, value: Any
 
 
 def _add(buffer: fx.Node, value: fx.Node, last: fx.Node, times: Counter[fx.Node]) -> None:
-    """Add the value to the buffer where it is computed; `times` it is one of the results."""
-    # over micro-batches `addmm_` saves about a fifth of the time of such products
+    """Add a value to a buffer where the value is computed; `times` counts each node among the results."""
+    # with micro-batches, `addmm_` saves about a fifth of the time of such products
     graph, chain = value.graph, _transposes(value)
     product = chain[-1]
     alone = all(len(n.users) + times[n] == 1 for n in chain)
@@ -201,7 +202,7 @@ def _add(buffer: fx.Node, value: fx.Node, last: fx.Node, times: Counter[fx.Node]
 
 
 def _transposes(value: fx.Node) -> list[fx.Node]:
-    """The value, and under an even number of transposes of a matrix what they leave as it is."""
+    """Return the chain from a value down through an even number of matrix transposes, which cancel."""
     found, below = [value], [value]
     while _is_transpose(below[-1]):
         below.append(below[-1].all_input_nodes[0])
@@ -211,7 +212,7 @@ def _transposes(value: fx.Node) -> list[fx.Node]:
 
 
 def _is_transpose(node: fx.Node) -> bool:
-    """Whether the node swaps the two dims of a matrix."""
+    """Return whether the node transposes a matrix."""
     if node.target is aten.t.default:
         return True
     if node.target is aten.permute.default:

@@ -1,7 +1,7 @@
-"""Cut an emitted joint graph in two and run both as they are: `compute="eager"`.
+"""Partition an emitted joint graph into forward and backward, and run both op by op: `compute="eager"`.
 
-The forward keeps what the backward reads, as eager autograd does; nothing is recomputed. Generated code
-drops each value after its last use.
+The forward saves all values that the backward reads, as in eager autograd; nothing is recomputed. Generated
+code drops each value after the last use.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fxdp.torch_compat import aten, graph_module
 def lower_eager(
     gm: fx.GraphModule, zero: frozenset[int] | None = None, summed: tuple[int, ...] = ()
 ) -> ForwardBackward:
-    """The two halves of an emitted program, as generated Python code over aten ops.
+    """Return the forward/backward pair of an emitted program, as generated Python code over aten ops.
 
-    `zero` are the tangents for whose absence a backward is made at once; default: those that a training loop
-    leaves out. `summed` numbers the backward's results that it adds to buffers.
+    `zero` are the tangents for whose absence a backward is built at once; by default the tangents that a
+    training loop leaves zero. `summed` numbers the backward's results that are added to buffers.
     """
     first = forward_nodes(gm.graph)
     saved = _saved(gm.graph, first)
@@ -44,12 +44,12 @@ def _code(gm: fx.GraphModule, half: bool = False) -> Boxed:
 
 
 def forward_results(graph: fx.Graph) -> list[fx.Node]:
-    """What the forward hands out, new values of buffers aside."""
+    """Return the results of the forward, except new values of buffers."""
     return [n for s, n in results_of(graph) if isinstance(s, Output) or _crosses(s, backward=False)]
 
 
 def backward_results(graph: fx.Graph) -> list[fx.Node | None]:
-    """What the backward hands out: a gradient or None per input of the forward, then what goes elsewhere."""
+    """Return the results of the backward: a gradient or None per forward input, then values for stages."""
     found = results_of(graph)
     gradients = {s.of: n for s, n in found if isinstance(s, Gradient)}
     crossing: list[fx.Node | None] = [n for s, n in found if _crosses(s, backward=True)]
@@ -59,12 +59,12 @@ def backward_results(graph: fx.Graph) -> list[fx.Node | None]:
 
 
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """The placeholders that the forward takes, in order."""
+    """Return the placeholders of the forward, in order."""
     return [n for n in graph.nodes if n.op == "placeholder" and not _comes_later(n)]
 
 
 def backward_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """The placeholders that only the backward takes: tangents, and what other parts' backwards hand over."""
+    """Return the placeholders of the backward alone: tangents, and values from other stages' backwards."""
     return [n for n in graph.nodes if n.op == "placeholder" and _comes_later(n)]
 
 
@@ -78,12 +78,15 @@ def _crosses(spec: object, *, backward: bool) -> bool:
 
 
 def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes of the forward: all but tangents, what they reach, and what the capture called backward."""
+    """Return the nodes of the forward: all but tangents, nodes that depend on tangents, and backward ops.
+
+    The capture marks backward ops; a marked op that a forward result needs is part of the forward.
+    """
     later: set[fx.Node] = set()
     mutations = [n for s, n in results_of(graph) if isinstance(s, Mutation)]
     needed = ancestors([*forward_results(graph), *mutations])
     for node in graph.nodes:
-        # what the forward hands out is the forward's, whatever the capture called it
+        # a result of the forward needs this node, even if the capture marked the node as backward
         reads_later = any(a in later for a in node.all_input_nodes)
         called_backward = meta(node).backward and node.op == "call_function" and node not in needed
         if _comes_later(node) or reads_later or called_backward:
@@ -92,7 +95,7 @@ def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _saved(graph: fx.Graph, forward: set[fx.Node]) -> list[fx.Node]:
-    """Forward values that the backward reads, in graph order."""
+    """Return the forward values that the backward reads, in graph order."""
     gradients = set(backward_results(graph))
     return [
         n
@@ -123,7 +126,7 @@ def _keeps(node: fx.Node) -> bool:
 
 
 def _write_back(graph: fx.Graph, mutations: list[tuple[Any, fx.Node]], kept: list[fx.Node]) -> list[fx.Node]:
-    """Copy new values into buffers and inputs, after saving the old values that the backward reads."""
+    """Copy new values into buffers and inputs; old values that the backward reads are cloned before."""
     targets = {meta(n).spec: n for n in graph.nodes if n.op == "placeholder"}
     written = {targets[spec] for spec, _ in mutations}
     kept = [graph.call_function(aten.clone.default, (n,)) if n in written else n for n in kept]

@@ -1,4 +1,4 @@
-"""The two callables of a lowered program and their calling convention."""
+"""The two callables of a lowered program, with their calling convention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import fx
 from fxdp.lowering.backward import add_to_buffers, split_backward, without_tangents
 
 Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
-"""Takes its arguments in one list, which it empties, so that they can be freed while it runs."""
+"""A function of one list of arguments, which is emptied so that arguments can be freed during the call."""
 
 
 @dataclass(frozen=True)
 class LoweredBackward:
-    """One compiled backward: `run(saved + tangents)`, with the tangents numbered `tangents`.
+    """A compiled backward: `run(saved + tangents)`, with only the tangents numbered `tangents`.
 
-    It returns a gradient or None per input of the forward.
+    The result has a gradient or None per input of the forward.
     """
 
     run: Boxed
@@ -27,42 +27,42 @@ class LoweredBackward:
 
 @dataclass
 class ForwardBackward:
-    """A program cut into forward and backward.
+    """A program partitioned into forward and backward.
 
-    `forward(inputs)` takes a value per input slot (tangents aside) and returns the outputs, then what the
-    backward needs; new values of buffers are written in place. Backwards are compiled for the set of
-    tangents that are not zero: the one that a training loop uses at once, others when they are needed.
+    `forward(inputs)` takes one value per input of the signature (except tangents), and returns the outputs,
+    followed by the values saved for the backward; new values of buffers are written in place. A backward is
+    compiled per set of nonzero tangents: at once for the set of a training loop, on demand for all other
+    sets.
     """
 
     forward: Boxed
     outputs: int
-    """How many of forward's results are outputs; the others are saved for the backward."""
+    """The number of outputs among the forward's results; the remaining results are saved for the backward."""
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None = None
-    """The entire backward, for all tangents."""
+    """The full backward, for all tangents."""
     saved_order: tuple[int, ...] = ()
-    """For each input of the backward before the tangents, its position among the saved values."""
+    """For each input of the backward before the tangents, the position among the saved values."""
     tangents: int = 0
     compile: Callable[[fx.GraphModule, bool], Boxed] | None = None
-    """Makes code of a backward, or of (True) half of one, whose results keep the strides that the other half
-    was traced with."""
+    """Compiles a backward; the flag is True for one of two split graphs, which must keep traced strides."""
     summed: tuple[int, ...] = ()
-    """The backward's results that it adds to buffers, which it takes last, instead of returning them."""
+    """The numbers of backward results that are added to buffers (the last arguments), and not returned."""
     anew: Callable[[], ForwardBackward] | None = None
-    """Of code from the disk, whose graphs hold no more than their collectives: the same halves with all."""
+    """Compiles the pair anew with full graphs; for a pair from disk, whose graphs hold only collectives."""
     compiled: dict[frozenset[int], LoweredBackward] = field(default_factory=dict, repr=False)
-    """The backwards that there are, by the tangents that are zero."""
+    """The compiled backwards, keyed by the set of zero tangents."""
     compiled_pair: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
-    """Those in two halves, by the results that come first."""
+    """The compiled split backwards, keyed by the results of the first graph."""
     _full: ForwardBackward | None = field(default=None, repr=False)
 
     @property
     def trains(self) -> bool:
-        """Whether there is a backward."""
+        """True if the program has a backward."""
         return self.backward_graph is not None
 
     def backward(self, zero: frozenset[int]) -> LoweredBackward:
-        """The backward for calls in which the tangents numbered `zero` are zero."""
+        """Return the backward for calls in which the tangents numbered `zero` are zero."""
         found = self.compiled.get(zero)
         if found is None and self.anew is not None:
             found = self.compiled[zero] = self._made_anew().backward(zero)
@@ -75,9 +75,10 @@ class ForwardBackward:
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:
-        """The backward for all tangents in two: its results numbered `first`, then the others.
+        """Return the backward for all tangents, split in two; the first graph computes the results `first`.
 
-        The first half gives what the second one takes after its results. None of `first` is summed.
+        The first callable also returns the arguments of the second, after the results. No result in `first`
+        may be summed into a buffer.
         """
         found = self.compiled_pair.get(first)
         if found is None and self.anew is not None:
@@ -87,7 +88,7 @@ class ForwardBackward:
             assert self.compile is not None
             inputs, weights = split_backward(self.backward_graph, first)
             if self.summed:
-                # the second half numbers its results without the first one's
+                # results of the second graph are numbered without the results of the first
                 later = tuple(i - sum(f < i for f in first) for i in self.summed)
                 weights = add_to_buffers(weights, later)
             found = self.compiled_pair[first] = self.compile(inputs, True), self.compile(weights, True)

@@ -1,4 +1,4 @@
-"""The code of what runs op by op, all of a half or what is between segments, with sums that pack operands."""
+"""Code for graphs that run op by op, not compiled by Inductor; all-reduces pack their operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SLICE = aten.slice.Tensor
 
 
 def op_by_op(gm: fx.GraphModule) -> Boxed:
-    """A function of one list, which it empties, that computes what a graph says; the graph stays as it is."""
+    """Return a function that runs a graph op by op on a list, which is emptied; `gm` stays unchanged."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     pack_sums(graph)
@@ -31,7 +31,9 @@ def op_by_op(gm: fx.GraphModule) -> Boxed:
 
 
 def pack_sums(graph: fx.Graph, wanted: Callable[[fx.Node], bool] = lambda packed: True) -> bool:
-    """Sum what is laid end to end for nothing else without a copy in between; whether anything has changed.
+    """Fuse a concatenation into an all-reduce if nothing else reads the concatenation; return if changed.
+
+    `wanted` selects concatenations to fuse.
 
     before: `%all_reduce = all_reduce(cat([%a, %b]), sum, group)`
     after:  `%start_sum = start_sum([%a, %b], group)`
@@ -55,7 +57,7 @@ def pack_sums(graph: fx.Graph, wanted: Callable[[fx.Node], bool] = lambda packed
 
 
 def split_at_once(graph: fx.Graph) -> None:
-    """Take a value apart by one call, as a bucket is into its gradients: a sixth of the time of one for each.
+    """Split a value, such as a bucket of gradients, by one call: a sixth of the time of one slice per part.
 
     before: `%a = slice(%sums, 0, 0, 4)`, `%b = slice(%sums, 0, 4, 6)`
     after:  `%parts = tensor_split(%sums, [4, 6])`, `%a = %parts[0]`, `%b = %parts[1]`
@@ -64,7 +66,7 @@ def split_at_once(graph: fx.Graph) -> None:
     for full in fulls:
         parts = [user for user in full.users if user.target is _SLICE]
         ends = [part.args[3] for part in parts if len(part.args) == 4]
-        # an open end is the largest number there is, and so the last: then the part goes on to the end
+        # an open end is the largest integer, and so the last: that part extends to the end
         if len(parts) < 2 or not all(type(end) is int and end >= 0 for end in ends):
             continue
         if [part.args[1:] for part in parts] != [(0, start, end) for start, end in pairwise([0, *ends])]:
@@ -78,10 +80,10 @@ def split_at_once(graph: fx.Graph) -> None:
 
 
 def reads_again(packed: fx.Node) -> bool:
-    """Whether something else reads one of the values that are laid end to end.
+    """Return whether an op besides `packed` reads one of the concatenated values.
 
-    Inductor makes them where they are packed, and lets the sum write over that: who reads one of them later
-    would find its sum.
+    Inductor computes the values inside the packed buffer, and lets the all-reduce overwrite the buffer. A
+    later reader of a value would then find the sum.
     """
     for value in packed.all_input_nodes:
         path = packed

@@ -1,11 +1,11 @@
-"""Ops of a graph that runs as it is, called as a user calls them: by torch's functions.
+"""Call ops of a graph by torch's Python functions instead of `torch.ops`.
 
-`torch.ops` reads an op's schema at each call, which takes longer than a view does:
+`torch.ops` parses the op's schema at each call, which takes longer than a view:
 
     before   torch.ops.aten.reshape.default(%x, [4, 6])     2.3 us
     after    torch.reshape(%x, [4, 6])                      0.8 us
 
-fxdp's own compositions are called as the functions that they are. Both ways run the same kernels.
+Compositions of fxdp are called as Python functions. Both ways run the same kernels.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FUNCTIONS = (
     "div.Tensor", "neg", "exp", "log", "rsqrt", "tanh", "sigmoid", "relu", "sum.dim_IntList", "mean.dim",
     "cat", "stack", "clone", "where.self", "native_layer_norm", "embedding",
 )  # fmt: skip
-"""Ops whose function in `torch` takes the same arguments."""
+"""Ops with a function in `torch` that takes the same arguments."""
 _METHODS = ("view", "expand", "contiguous", "detach", "add_.Tensor", "addmm_", "copy_")
-"""Those that are a tensor's methods only."""
+"""Ops that exist only as a method of a tensor."""
 
 
 def _table() -> Iterator[tuple[Any, Callable[..., Any]]]:
@@ -49,20 +49,20 @@ _ALIGNING = {
     aten._scaled_dot_product_efficient_attention.default: attend,
     aten._scaled_dot_product_efficient_attention_backward.default: attend_backward,
 }
-"""Ops that ask for operands which lie otherwise than those of a program may."""
+"""Attention ops whose operands need an alignment that a program's operands may lack."""
 
 
 def call_plainly(graph: fx.Graph) -> None:
-    """Let the ops of a graph be called so."""
+    """Replace the targets of a graph's ops by functions that are faster to call."""
     for node in graph.nodes:
         op = node.target
         if isinstance(op, OpOverload):
-            # no Python calls `torch.ops.aten.random.from`
+            # generated Python cannot call `torch.ops.aten.random.from`
             node.target = op.overloadpacket if keyword.iskeyword(op._overloadname) else _plain(node)
 
 
 def _plain(node: fx.Node) -> Any:
-    """What to call for an op; the op itself where a function would not take its arguments."""
+    """Return the function to call for a node; the op itself if a function does not accept the arguments."""
     if node.target in COMPOSITIONS and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         return COMPOSITIONS[node.target]
     if node.target in UNWARNED:
@@ -70,7 +70,8 @@ def _plain(node: fx.Node) -> Any:
     if node.target in _ALIGNING:
         return _ALIGNING[node.target]
     found = _PLAIN.get(node.target)
-    # ops take numbers for tensors, functions do so only from the second operand on; a number has no views
+    # a function accepts a number in place of a tensor only from the second operand on, an op also as the
+    # first
     first = node.args[0] if node.args else None
     takes = isinstance(first, (list, tuple)) or (
         isinstance(first, fx.Node) and (is_view(node.target) or _is_tensor(first))

@@ -1,4 +1,4 @@
-"""Which sizes a program is compiled for, and with which ones it is traced."""
+"""The sizes for which a program is compiled, and the sizes with which the program is traced."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _OF_THE_BATCH = ("B", "b", "offset", "b_max")
 
 
 class SizesFixedError(Exception):
-    """Some op made a constant of a size that was to stay open: the program is good for one size only."""
+    """Raised if an op specialized a size that should stay symbolic: the program fits one size only."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a program is compiled for.
+    """The sizes for which a program is compiled.
 
-    `sizes`: the value of every size symbol (`B`, `b`, `offset`, ...), hints where `generic`.
+    `sizes`: the value of every size symbol (`B`, `b`, `offset`, ...); hints if `generic`.
     `generic`: sizes stay inputs of the compiled code.
-    `single`: one rank, so that the local batch is the global one.
+    `single`: one rank, so that the local batch equals the global batch.
     """
 
     sizes: Mapping[str, int]
@@ -30,16 +30,17 @@ class Shapes:
     single: bool
 
     def trace_sizes(self) -> tuple[FakeTensorMode, dict[str, Any]]:
-        """A fake mode, and the size symbols as numbers in it, or as what stands for any number."""
+        """Return a fake mode, and per size symbol a fixed number or, if `generic`, a symbolic size."""
         if self.generic:
             return symbolic_sizes(self._ordinary())
         return static_mode(), dict(self.sizes)
 
     def _ordinary(self) -> dict[str, int]:
-        """Sizes that are no special case: what is equal, or 0 or 1, would be taken to be so always.
+        """Return hints without special cases: equal sizes, 0 and 1 would be specialized.
 
-        That holds of differences, too: of the padding `b_max - b`, and of what is left of the batch. A rank's
-        part lies inside of the batch. All ranks trace with the same sizes, so they get the same program.
+        Differences must be ordinary, too: the padding `b_max - b`, and the remainder of the batch. The local
+        batch is a proper part of the global batch. All ranks trace with the same hints, so all ranks get the
+        same program.
 
             B 6, b_max 4 (b 4 and offset 2, or b 2 and offset 0)    ->  B 10, b 4, offset 2, b_max 6
         """

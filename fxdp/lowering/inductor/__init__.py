@@ -1,1 +1,1 @@
-"""By Inductor: trace with its decompositions, cut by min-cut, compile both halves."""
+"""Lower by Inductor: trace with Inductor's decompositions, partition by min-cut, compile both graphs."""

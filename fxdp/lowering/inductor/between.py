@@ -1,15 +1,16 @@
-"""What of a half may stand between its segments: collectives of buckets, with what packs and unpacks them.
+"""Collectives of buckets, with their packing and unpacking, that can run between compiled regions.
 
-    half        h.0 ...   h.1 ... sum of bucket 1 ... h.1   h.2 ...
-    segments    [h.0]  [h.1]  sum of bucket 1  [h.2]
+    graph      h.0 ...   h.1 ... sum of bucket 1 ... h.1   h.2 ...
+    regions    [h.0]  [h.1]  sum of bucket 1  [h.2]
 
-Buckets begin and end at other places of each layer, so with them no layer would be like the next. Two kinds
-of collectives can stand apart, as no op of a layer lies between them and the ends of the half:
+Buckets begin and end at a different place in each layer, so with buckets inside, no two layers would be
+equal. Two kinds of collectives can run between regions, because no op of a layer is between them and an end
+of the graph:
 
-    a gather of parameters    reads inputs, or casts of them
-    a sum of gradients        is read by results, or by what follows from such sums alone
+    all-gather of parameters    reads inputs, or casts of inputs
+    reduction of gradients      read by results, or by ops that depend on such reductions alone
 
-They run as they are, in the order that they have in the half, which is that of all ranks.
+Interleaved collectives run op by op, in the order of the graph, which is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fxdp.torch_compat import aten
 
 
 def calls_between(graph: fx.Graph) -> set[fx.Node]:
-    """The calls of a half that may stand between its segments."""
+    """Return the calls of a graph that may run between regions."""
     found = _sums(graph)
     for node in graph.nodes:
         if node.op == "call_function" and (_gathers(node) or _hands_on(node, found)):
@@ -40,24 +41,24 @@ def calls_between(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _gathers(node: fx.Node) -> bool:
-    """Whether a call starts a gather of inputs, or of casts of them."""
+    """Return whether a call starts an all-gather of inputs, or of casts of inputs."""
     return node.target in GATHERS and all(map(_reads_inputs, data_of(node)))
 
 
 def _hands_on(node: fx.Node, found: set[fx.Node]) -> bool:
-    """Whether a call waits for one of these, or shows what it gives differently."""
+    """Return whether a call waits for a call in `found`, or is a view or part of such a call's result."""
     read = list(data_of(node))
     shows = _is_seen_differently(node) or any(map(starts_collective, read))
     return shows and bool(read) and found.issuperset(read)
 
 
 def _reads_inputs(node: fx.Node) -> bool:
-    """Whether a node is an input, or computed from inputs by one op."""
+    """Return whether a node is an input, or is computed from inputs by one op."""
     return all(map(_is_input, node.all_input_nodes))
 
 
 def _sums(graph: fx.Graph) -> set[fx.Node]:
-    """Collectives with all that follows from them, where that only hands on what they give."""
+    """Return the reductions whose results are passed on without further computation, with dependent calls."""
     starts = [n for n in graph.nodes if starts_collective(n) and n.target not in GATHERS]
     sums = {start: found for start in starts if (found := _handed_on(start))}
     while True:
@@ -73,13 +74,13 @@ def _sums(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _handed_on(start: fx.Node) -> set[fx.Node]:
-    """A collective with all that follows from it; nothing where values are computed of it."""
+    """Return a collective with all dependent calls; empty if an op computes with the result."""
     found, waiting = {start}, [start]
     while waiting:
         node = waiting.pop()
         users = [u for u in node.users if u.op != "output" and node in data_of(u)]
         if users and not (_moves(node) or communicates(node)):
-            return set()  # a cast of a sum, or its addition to another, is the last thing that is done to it
+            return set()  # the last op may be a cast of the sum or an addition to another
         waiting += [u for u in users if u not in found]
         found.update(users)
     return found
@@ -94,12 +95,12 @@ def _is_seen_differently(node: fx.Node) -> bool:
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether a call packs values, or shows them differently."""
+    """Return whether a call packs values or is a view."""
     return _is_seen_differently(node) or node.target is aten.cat.default
 
 
 def data_of(node: fx.Node) -> Iterator[fx.Node]:
-    """What a call reads, without what must only be there before it starts."""
+    """Yield the values that a call reads, without values that only order the start of a collective."""
     if node.target in STARTS:
         yield from node.args[0]  # type: ignore[misc]
     else:
@@ -107,7 +108,7 @@ def data_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 class InsideError(Exception):
-    """A call cannot stand between segments."""
+    """Raised if a call cannot run between regions."""
 
     def __init__(self, region: int, call: fx.Node) -> None:
         super().__init__(f"{call} belongs inside of segment {region}")
@@ -119,20 +120,21 @@ def places_between(
     calls: Sequence[fx.Node], regions: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int],
     *, hides: bool = True,
 ) -> list[list[fx.Node]]:  # fmt: skip
-    """Where calls stand: before the first segment, after it, ...
+    """Return the calls to run before the first region, after the first region, and so on.
 
-    A call that lies inside of a segment comes before it. After it come what reads what the segment makes, the
-    start of a gather that the segment does not read, and the wait for a sum. What a gather has `after` has
-    done its work when halves are cut: from here on its place says when it starts.
+    A call in the middle of a region moves before this region. A reader of the region's results, the start of
+    a gather that the region does not read, and the wait for a reduction move after the region. The ordering
+    operand `after` of a gather has already fixed the partition, so from here on the place determines when the
+    gather starts.
 
     Parameters
     ----------
-    hides : collectives that are under way during half a segment's work stay so.
+    hides : keep collectives overlapped that are in flight during half of a region's work.
 
     Raises
     ------
-    InsideError : a segment would wait for itself so, more gathered values would be there at once than in the
-        half, or `hides` could not be.
+    InsideError : the order would be cyclic, more gathered values would be alive at once than in the original
+        order, or `hides` cannot be satisfied.
     """
     made_in = {node: k for k, region in enumerate(regions, 1) for node in region}
     begins, ends = ([end(position[node] for node in region) for region in regions] for end in (min, max))
@@ -146,7 +148,7 @@ def places_between(
         inside = begun > 0 and position[node] < ends[begun - 1]
         before = inside and (begun in read_in[node] if node in read_in else not _waits_for_sum(node))
         chosen = ready if _is_seen_differently(node) else max(ready, begun - before)  # views cost nothing
-        if starts_collective(node):  # in one order on all ranks
+        if starts_collective(node):  # starts keep one order on all ranks
             chosen = last = max(last, chosen)
         place.update(dict.fromkeys(with_parts(node), chosen))
     _bring_packing(calls, place)
@@ -160,9 +162,9 @@ def places_between(
 
 
 def _bring_packing(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
-    """Let what packs values for a sum come with the sum.
+    """Move packing calls directly before the reduction that reads the packed values.
 
-    A gather that only waits for a value (`after`) does not read it: such a gather may start before the value
+    A gather that only waits for a value (`after`) does not read this value, and may start before the value
     exists.
     """
     for node in reversed(calls):
@@ -179,11 +181,11 @@ def _waits_for_sum(node: fx.Node) -> bool:
 
 
 def _readers(start: fx.Node) -> set[fx.Node]:
-    """What reads the values that a start gathers."""
+    """Return the calls that read the gathered values of a start."""
     found, waiting = set[fx.Node](), [start]
     while waiting:
         for user in waiting.pop().users:
-            if starts_collective(user):  # that comes after this one, and no more
+            if starts_collective(user):  # the next collective: orders, but does not read
                 continue
             if _is_seen_differently(user) or communicates(user):
                 waiting.append(user)
@@ -195,7 +197,7 @@ def _readers(start: fx.Node) -> set[fx.Node]:
 def _check_room(
     read_in: Mapping[fx.Node, set[int]], place: Mapping[fx.Node, int], position: Mapping[fx.Node, int]
 ) -> None:
-    """Raise where more gathered values are there at once than in the half."""
+    """Raise if more gathered values would be alive at once than in the original order."""
     spans = [(position[start], max((position[n] for n in _readers(start)), default=0)) for start in read_in]
     most = max((sum(a <= at <= b for a, b in spans) for at, _ in spans), default=0)
     for start in read_in:
@@ -208,7 +210,7 @@ def _check_overlapped(
     calls: Sequence[fx.Node], place: Mapping[fx.Node, int], position: Mapping[fx.Node, int],
     regions: Sequence[Sequence[fx.Node]],
 ) -> None:  # fmt: skip
-    """Raise where a collective that work hides would be waited for at once."""
+    """Raise if a collective that is overlapped with work would be waited for at once."""
     begins = [min(position[node] for node in region) for region in regions]
     work, much = sorted(position[n] for s in regions for n in s), max(map(len, regions)) // 2
     for node in calls:
@@ -219,12 +221,12 @@ def _check_overlapped(
 
 
 def is_part(node: fx.Node) -> bool:
-    """Whether a node takes a result out of several, which no code could hand to another as they are."""
+    """Return whether a node selects one of several results, which a region cannot pass on as a tuple."""
     return node.target is operator.getitem
 
 
 def with_parts(node: fx.Node) -> Iterator[fx.Node]:
-    """A call, and what is taken out of its results."""
+    """Yield a call and the nodes that select parts of the call's result."""
     yield node
     for user in node.users:
         if is_part(user):

@@ -1,8 +1,8 @@
-"""Libraries of kernels that were built before, by their source: loaded without asking how they are built.
+"""Cache of built kernel libraries by source, which skips the question how a library would be built.
 
-Inductor names a library by its source and the command that builds it. To write that command it asks the
-compiler what it is, and imports all that builds extensions of Python: a tenth of a warm start.
-What the command depends on is in the key here; the library itself stays where Inductor has it.
+Inductor names a library by the source and the build command. To write the command, Inductor queries the
+compiler and imports the builders of Python extensions: a tenth of a warm start. Here the inputs of the
+command are part of the cache key; the library itself stays in Inductor's cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fxdp.torch_compat import is_on, library_built_before, library_environment
 
 
 def cached_library(extension_cache: Any, source: str, submit: Callable[..., Any]) -> Callable[[], Any]:
-    """What gives the library of a source: one that is there, else one that is being built from now on."""
+    """Return a function that returns the library of a source, from the cache or from a build started now."""
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_libraries") else 0)
     environment = library_environment() if entries.folder is not None else None

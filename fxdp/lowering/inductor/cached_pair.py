@@ -1,10 +1,10 @@
-"""Compiled halves that are kept on disk: the second start of a program traces and partitions nothing.
+"""Cache compiled forward/backward pairs on disk: a second start traces and partitions nothing.
 
-    emitted graph, sizes, strides -- text --> key     found: both halves' code is loaded
-                                              else:   `lower_inductor`, and what it compiled is kept
+    emitted graph, sizes, strides -- text --> key     found: the code of forward and backward is loaded
+                                              else:   `lower_inductor`, then the result is cached
 
-Inductor finds its code again by the graphs of both halves; to have these costs more than all else of a warm
-start. Ranks take the same way or not, each for itself: the exchanges are around it.
+Inductor's own cache is keyed by the forward and backward graphs, and producing both graphs is the largest
+part of a warm start. Each rank hits or misses independently, because exchanges between ranks are outside.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def lower_cached(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, start: Start,
     options: LoweringOptions,
 ) -> ForwardBackward:  # fmt: skip
-    """`lower_inductor`, from the disk where it was done before."""
+    """Return the result of `lower_inductor`, loaded from disk if cached."""
     options = replace(options, by_layer=is_on("repeated_layers"))
     make = partial(lower_inductor, gm, values, shapes, device, options=options)
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_pair") else 0)
-    # on other devices than CPU code is more than its source: never tried there
+    # on devices other than CPU, code is more than its source: never tried
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
         zero = None if options.zero is None else tuple(sorted(options.zero))
-        shortcuts = ShortcutSettings.from_environment().text  # who leaves one out gets nothing that it made
+        shortcuts = ShortcutSettings.from_environment().text  # a shortcut that is off contributes no code
         asked = exact_text((zero, replace(options, zero=None)))
         key = _key(gm, values, shapes, (environment, str(device), asked, shortcuts))
     if key is None:
@@ -64,7 +64,7 @@ def lower_cached(
 def _key(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, others: tuple[str, ...]
 ) -> str | None:
-    """The name of the halves; None for a graph that no text can say."""
+    """Return the cache key of a pair; None for a graph that cannot be written as text."""
     _, sizes = shapes.trace_sizes()
     hints = {name: getattr(getattr(size, "node", None), "hint", size) for name, size in sizes.items()}
     try:
@@ -80,7 +80,7 @@ def _key(
 
 
 def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
-    """Each node with all that lowering reads of it."""
+    """Yield each node as text, with all metadata that lowering reads."""
     for node in gm.graph.nodes:
         if node.op not in ("placeholder", "call_function", "output"):
             raise NoTextError(f"%{node.name} reads an attribute of its module")
@@ -90,7 +90,7 @@ def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
 
 
 def _bytes(pair: ForwardBackward) -> bytes:
-    """The halves with bytes in the place of code and of graphs, and what tells them from others."""
+    """Serialize a pair: bytes in place of code and graphs, and a digest of the graphs."""
     backward = pair.backward_graph
     plain: dict[str, Any] = {
         "forward": half_bytes(pair.forward),
@@ -103,7 +103,7 @@ def _bytes(pair: ForwardBackward) -> bytes:
 
 
 def _order(gm: fx.GraphModule) -> bytes:
-    """A graph of a half's collectives alone, which ranks compare."""
+    """Serialize a graph of the collectives alone, which ranks compare."""
     names, graph = frozenset(collectives(gm.graph)), fx.Graph()
     for node in gm.graph.nodes:
         if node.name in names:
@@ -113,13 +113,13 @@ def _order(gm: fx.GraphModule) -> bytes:
 
 
 def _digest(pair: ForwardBackward) -> str:
-    """Of what both halves hand one another."""
+    """Return a digest of the forward and backward graphs, and so of the values passed between both."""
     graphs = (pair.forward_graph, pair.backward_graph)
     return hashlib.sha256("".join(str(gm.graph) for gm in graphs if gm is not None).encode()).hexdigest()
 
 
 def _restored(content: bytes, make: Callable[[], ForwardBackward], start: Start) -> ForwardBackward:
-    """Halves of code from the disk; a backward that is not among it is compiled when it is needed."""
+    """Load a pair from disk; a backward that is not cached is compiled when needed."""
     kept, digest = pickle.loads(content)
     graphs = [kept.forward_graph, kept.backward_graph]
     forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in graphs)
@@ -137,7 +137,7 @@ def _restored(content: bytes, make: Callable[[], ForwardBackward], start: Start)
 
 
 def _same(pair: ForwardBackward, digest: str) -> ForwardBackward:
-    """What was made anew, if its backward takes what the kept forward saves."""
+    """Return a pair compiled anew, if the backward takes the values that the cached forward saves."""
     if _digest(pair) != digest:
         raise StateError(
             "this program's backward was compiled anew and does not fit its forward, which was kept on disk; "

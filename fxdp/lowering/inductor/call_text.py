@@ -1,4 +1,4 @@
-"""What calls of a half do, as text: segments of the same text run the same code."""
+"""Calls of a graph as text: regions with equal text share compiled code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, fx
 
 
 def token(node: fx.Node) -> tuple[Any, ...]:
-    """What a call does, whatever it reads."""
+    """Return a key for the operation of a call: target, constants and result type, without operands."""
     constants = fx.map_arg((node.args, node.kwargs), lambda _: "%")
     return node.target, str(constants), value_text(node.meta.get("val"))
 
 
 def line(node: fx.Node) -> str:
-    """A call with its name, its result and all that it reads."""
+    """Return a call as text with name, result type and operands."""
     return f"{node.name} {node.target} {value_text(node.meta.get('val'))} {node.args} {node.kwargs}"
 
 
 def value_text(value: Any) -> str:
-    """A value's type: dtype, sizes, strides and device of a tensor."""
+    """Return the type of a value as text: dtype, sizes, strides and device of a tensor."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {_sizes(value.shape)} {_sizes(value.stride())} {value.device}"
     if isinstance(value, (tuple, list)):
@@ -41,4 +41,4 @@ def _size(size: torch.SymInt) -> str:
 
 @lru_cache(maxsize=65536)
 def _expression(expr: sympy.Basic) -> str:
-    return str(expr)  # which is slow, and layers have the same few
+    return str(expr)  # slow, and layers share a few expressions

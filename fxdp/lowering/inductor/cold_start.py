@@ -1,19 +1,19 @@
 """A shorter cold start: ranks share the work of compiling, and kernels are built together.
 
-Both leave Inductor's code as it is, and can be left out: `start.py` chooses.
+Both leave Inductor's code unchanged, and both are optional: `start.py` chooses.
 
-**Turns.** Ranks with the same program would all compile the same two halves at the same time. Instead the
-even ones begin with the forward and the odd ones with the backward; when all are done with their first half,
-each finds the other in Inductor's cache on disk.
+**Work sharing.** Ranks with the same program would all compile the same forward and backward at the same
+time. Instead, even ranks begin with the forward and odd ranks with the backward. When all ranks are done with
+the first graph, each finds the second in Inductor's cache on disk.
 
     rank 0:  forward   | backward (cached)
     rank 1:  backward  | forward (cached)
 
-Where the cache is not shared, or the ranks' programs differ, each compiles both: slower, never wrong.
+If the cache is not shared, or the programs of the ranks differ, each rank compiles both: slower, but correct.
 
-**Units.** The C++ kernels of a program are built in a few translation units, see `translation_units.py`. A
-half in
-segments is several programs, whose kernels are often the same: those are built once, and all together.
+**Translation units.** The C++ kernels of a program are built in a few translation units, see
+`translation_units.py`. A graph in regions consists of several programs that often have equal kernels: these
+kernels are built once, and all kernels together.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from fxdp.torch_compat import CppBuilding, Patch, built_as_code, compile_lock, c
 _log = logging.getLogger("fxdp")
 
 _Asked: TypeAlias = "tuple[tuple[str, ...], str]"
-"""A kernel: the types of its arguments, and its source."""
+"""A kernel: the argument types and the source."""
 
 
 @dataclass
 class ColdStart(Start):
-    """Halves by turns, each half's kernels in a few units."""
+    """A start that shares compilation between ranks, and builds the kernels of a graph in few units."""
 
     backward_first: bool = False
 
     def building(self) -> AbstractContextManager[None]:
-        """The half's kernels are built together."""
+        """Build the kernels of a graph together at the end of the block."""
         return kernels_built_together()
 
     def run(self, forward: Callable[[], None], backward: Callable[[], None], *, independent: bool) -> None:
-        """Compile this rank's first half, wait, find the other in the cache."""
+        """Compile this rank's first graph, wait for all ranks, and load the second graph from the cache."""
         first, second = (backward, forward) if independent and self.backward_first else (forward, backward)
         first()
         self.finish()
@@ -57,46 +57,46 @@ class ColdStart(Start):
 
 @contextlib.contextmanager
 def kernels_built_together() -> Iterator[None]:
-    """Inside, programs that Inductor compiles or finds in its cache get their kernels at its end.
+    """Build the kernels of all programs that Inductor compiles or loads inside, at the end of the block.
 
-    None of these programs can run before. Inside of another such block, its end counts.
+    None of these programs can run before the end. A nested block leaves the build to the outer block.
 
     Raises
     ------
     CppCompileError : g++ refuses a kernel; raised at the end.
     """
     cpp = cpp_building()
-    # the lock of `patched`, which Dynamo holds while it compiles: kernels are built under it, too
+    # the lock of `patched`, which Dynamo holds while compiling: also held while building kernels
     with compile_lock:
         if hasattr(cpp.programs.AsyncCompile, "kernels"):
             yield
             return
         kernels = _Kernels(cpp, cpp.programs.AsyncCompile)
         program = type("Program", (_program(cpp),), {"kernels": kernels})
-        # A program that Inductor writes begins with `AsyncCompile()`, taken from its module when the program
-        # is loaded; there is no setting for another class.
+        # A program written by Inductor begins with `AsyncCompile()`, looked up in a module when the program
+        # is loaded; no setting selects a different class.
         with patched((Patch(cpp.programs, "AsyncCompile", lambda _: program),)):
             yield
-        with built_as_code():  # programs are compiled and loaded under these settings, but that is over here
+        with built_as_code():  # as when compiling and loading the programs
             kernels.build()
 
 
 class _Awaited(NamedTuple):
-    """What a program has in place of a kernel that is not built yet."""
+    """Placeholder in a program for a kernel that is not built yet."""
 
     kernel: _Asked
 
 
 @functools.cache
 def _program(cpp: CppBuilding) -> type:
-    """An `AsyncCompile` that waits for nothing: its program is given its kernels later."""
+    """Return a subclass of `AsyncCompile` that does not wait: kernels are inserted into the program later."""
 
     class Program(cpp.programs.AsyncCompile):  # type: ignore[misc, name-defined]
         kernels: ClassVar[_Kernels]
 
         def cpp_pybinding(self, argtypes: Sequence[str], source: str) -> Any:
             if cpp.programs.get_compile_threads() <= 1:
-                return super().cpp_pybinding(argtypes, source)  # such a program does not wait for its kernels
+                return super().cpp_pybinding(argtypes, source)  # such a program does not wait for kernels
             return _Awaited((tuple(argtypes), source))
 
         def wait(self, scope: dict[str, Any]) -> None:
@@ -108,16 +108,16 @@ def _program(cpp: CppBuilding) -> type:
 
 @dataclass
 class _Kernels:
-    """The kernels of several programs, each of them built once."""
+    """The kernels of several programs; each distinct kernel is built once."""
 
     cpp: CppBuilding
     inductor: Any
-    """Inductor's own `AsyncCompile`."""
+    """Inductor's original `AsyncCompile`."""
     awaited: list[tuple[dict[str, Any], dict[str, _Awaited]]] = field(default_factory=list)
-    """The names that programs have, and which of them are to be kernels."""
+    """The namespaces of programs, each with the names that wait for a kernel."""
 
     def build(self) -> None:
-        """Build what is awaited, and hand it out."""
+        """Build the kernels that programs wait for, and insert them into the programs' namespaces."""
         asked = list(dict.fromkeys(one.kernel for _, names in self.awaited for one in names.values()))
         known = self._built(asked) if asked else {}
         for scope, names in self.awaited:
@@ -138,14 +138,14 @@ class _Kernels:
                 alone.update(numbers)
             else:
                 known.update({asked[n]: getattr(functions, f"kernel_{i}") for i, n in enumerate(numbers)})
-        # asked for all at once before any is waited for: Inductor builds them side by side
+        # submit all before waiting for the first: Inductor builds in parallel
         later = {asked[n]: inductor.cpp_pybinding(*asked[n]) for n in sorted(alone)}
         return known | {kernel: function.result() for kernel, function in later.items()}
 
 
 @functools.cache
 def _unit_cache(cpp: CppBuilding) -> Any:
-    """Inductor's cache of extension modules, for those that `translation_units` writes."""
+    """Return Inductor's cache of extension modules, adapted to modules that `translation_units` writes."""
 
     class TranslationUnits(cpp.extension_cache):  # type: ignore[misc, name-defined]
         entry_function = "unit"
@@ -153,7 +153,8 @@ def _unit_cache(cpp: CppBuilding) -> Any:
         @classmethod
         def _load_library_inner(cls, path: str, key: str) -> Any:
             library = super()._load_library_inner(path, key)
-            # told where to find a tensor's data, a unit needs none of torch's Python headers
+            # with the address of the function that returns a tensor's data, a unit needs none of torch's
+            # Python headers
             library.connect(cpp.data_of)
             return library
 

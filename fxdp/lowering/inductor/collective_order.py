@@ -1,10 +1,10 @@
-"""The order of the collectives in the halves of a traced program: the same on all ranks.
+"""Make the order of collectives in a partitioned program equal on all ranks.
 
-Ranks trace the same ops in the same order. But what the partitioner saves depends on sizes, which may differ
-between ranks, and it orders a backward by what is saved:
+Ranks trace the same ops in the same order. But the partitioner decides by sizes, which may differ between
+ranks, which values to save, and orders a backward by the saved values:
 
     joint graph     %a = all_reduce(..)     %b = all_reduce(..)
-    backward        %b, then %a             as %a happens to be needed late on this rank; put back as %a, %b
+    backward        %b, then %a             if %a is needed late on this rank; restored to %a, %b
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WAITS = ("wait_tensor", "wait_tensors")
 
 
 def collectives(graph: fx.Graph) -> list[str]:
-    """The names of the nodes that start collectives, in the order in which they run."""
+    """Return the names of the nodes that start collectives, in the order in which they run."""
     return [node.name for node in graph.nodes if starts_collective(node)]
 
 
 def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
-    """Run the collectives in the order of `names`, each after what it needs; nothing moves without need."""
+    """Move collectives into the order of `names`, each after the nodes it needs, if the order differs."""
     graph = gm.graph
     place = {name: i for i, name in enumerate(names)}
     wanted = sorted(filter(starts_collective, graph.nodes), key=lambda node: place.get(node.name, len(place)))
@@ -46,18 +46,18 @@ def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
 
 
 def order_lines(pair: ForwardBackward) -> list[str]:
-    """The order as text, to be compared between ranks."""
+    """Return the order of collectives as text, for comparison between ranks."""
     graphs = {"forward": pair.forward_graph, "backward": pair.backward_graph}
     return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
 
 
 def must_stay(graph: fx.Graph) -> bool:
-    """Whether Inductor may not reorder a half: for memory's sake it would.
+    """Return whether Inductor must keep the order of a graph, instead of reordering to save memory.
 
-    Sums that are under way together, while the rest is computed, it would start right before their waits, one
-    after another. It takes care that collectives of torch's keep their order, but it does not know our
-    gathers of sharded parameters, and would move them against the others on one rank and not on another, as
-    sizes have it: both would wait forever.
+    Inductor would start reductions that are in flight together right before their waits, one after another.
+    Inductor preserves the order of torch's collectives, but does not know fxdp's gathers of sharded
+    parameters. Depending on sizes, Inductor would move a gather across collectives on one rank and not on
+    another, and both ranks would wait forever.
     """
     in_flight: set[fx.Node] = set()
     for node in graph.nodes:
@@ -71,12 +71,12 @@ def must_stay(graph: fx.Graph) -> bool:
 
 
 def communicates(node: fx.Node) -> bool:
-    """Whether a call starts a collective, or waits for one."""
+    """Return whether a call starts a collective, or waits for one."""
     return starts_collective(node) or any(map(starts_collective, node.all_input_nodes))
 
 
 def starts_collective(node: fx.Node) -> bool:
-    """Whether a call starts a collective."""
+    """Return whether a call starts a collective."""
     return (
         node.target in STARTS
         or node.target is start_sums

@@ -1,9 +1,9 @@
-"""The way of an emitted joint graph through Inductor: cut, compile both halves.
+"""Lower an emitted joint graph by Inductor: partition, then compile forward and backward.
 
-emitted joint graph          fxdp's ops, sizes open or fixed
+emitted joint graph          fxdp's ops, sizes symbolic or fixed
   | cut                      ops that Inductor knows, in a forward and a backward (`forward_backward.py`)
-  | segments                 of layers that are alike one is compiled
-forward, backward            compiled in the order of a `Start`, each with its strides checked
+  | regions                  of repeated layers, one is compiled
+forward, backward            compiled in the order of a `Start`, each with strides checked
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ _log = logging.getLogger("fxdp")
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """What is compiled of an emitted program, and how."""
+    """Options for the compilation of an emitted program."""
 
     zero: frozenset[int] | None = None
-    """The tangents for whose absence a backward is compiled at once; None: those that a training loop leaves
-    out."""
+    """The tangents for whose absence a backward is compiled at once; None: the tangents that a training loop
+    leaves zero.
+    """
     summed: tuple[int, ...] = ()
-    """The numbers of the backward's results that it adds to buffers."""
+    """The numbers of backward results that are added to buffers."""
     first: tuple[int, ...] | None = None
-    """The backward is compiled in two, those of its results first."""
+    """The results computed by the first graph of a split backward; None: the backward is not split."""
     budget: float = 1.0
-    """The share of the activations that the forward may save; the backward computes others again."""
+    """The share of activations that the forward may save; the backward recomputes the rest."""
     by_layer: bool = True
-    """Of layers that are alike a few are traced and cut, and one is compiled."""
+    """True if only a few of the repeated layers are traced and partitioned, and one is compiled."""
     hides: bool = True
-    """Collectives between layers are under way while these work, where the program has it so."""
+    """True if collectives between layers must stay overlapped with compute as in the program."""
     in_place: str = ""
-    """The name of the group, if there is one, that sums large values where they lie."""
+    """The name of the group that all-reduces large values in place; empty if there is none."""
 
 
 def lower_inductor(
@@ -65,35 +66,35 @@ def lower_inductor(
 
     Parameters
     ----------
-    values : the real parameters, buffers and constants, whose strides the code may rely on.
-    start : in which order this rank compiles the halves.
+    values : the real parameters, buffers and constants, on whose strides the code may rely.
+    start : the order in which this rank compiles forward and backward.
 
     Raises
     ------
-    SizesFixedError : a size that was to stay open became a constant.
+    SizesFixedError : a size that should stay symbolic was specialized.
     """
     halved = cut(gm, values, shapes, device, options.budget, by_layer=options.by_layer)
     keeps_strides = shapes.generic or not halved.chooses_layouts
     compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, options)
     pair = compiler.inference() if halved.backward is None else compiler.training()
-    if constants := fixed_sizes(halved.sizes):  # asked last, as compiling may fix sizes, too
+    if constants := fixed_sizes(halved.sizes):  # checked last, because compiling may specialize sizes, too
         raise SizesFixedError(constants)
     return pair
 
 
 @dataclass
 class _Compiler:
-    """Compiles the halves of one program."""
+    """Compiler of the forward and backward of one program."""
 
     cut: Cut
     signature: Signature
     start: Start
     keeps_strides: bool
-    """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
+    """True if results keep traced strides, so that forward and backward can be compiled independently."""
     options: LoweringOptions
 
     _donated: frozenset[str] = frozenset()
-    """The names of the backward's inputs that it may write over."""
+    """The names of backward inputs that the backward may overwrite."""
 
     def training(self) -> ForwardBackward:
         types, zero = self.signature.tangents, self.options.zero
@@ -131,16 +132,19 @@ class _Compiler:
     def _compile(
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Compile a copy of a half; its code, and how that lays out its results, if that is not known."""
+        """Compile a copy of a graph; return the code, and the strides of results chosen by Inductor.
+
+        The list of strides is empty if the strides are known in advance.
+        """
         kept = range(len(results(gm)) if exact or self.keeps_strides else self.signature.outputs)
-        # gradients go to autograd, which takes any strides
+        # autograd accepts gradients of any strides
         visible = kept if exact or not backward else range(0)
         fixed = 0 if backward else self.signature.fixed
-        # asked of the half: a sum that is under way from one segment to another is seen in neither
+        # checked for the full graph: a collective in flight across regions is not visible in either region
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
         full, found, plan = self._in_regions(gm, visible, fixed) if may else (gm, [], None)
-        # of a backward in two both halves read what was saved
+        # both graphs of a split backward read the saved values
         names = self._donated if backward and not exact else frozenset()
         if plan is None:
             return self._compile_graph(gm, visible, fixed, donated_inputs(gm.graph, names), **how)
@@ -153,20 +157,20 @@ class _Compiler:
             code, _ = self._compile_graph(graph, one.kept, one.fixed, given_up[one.kind], **how)
             return code  # type: ignore[no-any-return]
 
-        with self.start.building():  # around all: kernels that several of them have are built once
+        with self.start.building():  # outside of the loop: kernels shared by several regions are built once
             return plan.compile(compile_one), []
 
     def _in_regions(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
     ) -> tuple[fx.GraphModule, list[CompiledRegion], RegionPlan | None]:
-        """A half, or a copy that sums in place, with its segments and calls; None: it stays one piece."""
+        """Return the graph (or a copy that reduces in place), regions and plan; None as plan: no regions."""
         try:
             full, found = self._found_regions(gm, visible, fixed)
             if not found:
                 return gm, [], None
             plan = plan_regions(full, found)
             check_regions(full, plan)
-        except Exception as error:  # what only saves time may not decide whether a program runs
+        except Exception as error:  # an optimization may not decide whether a program runs
             _log.debug(
                 "repeated layers are left out: a half is compiled as one piece, for a bug in fxdp: %r", error
             )
@@ -190,22 +194,22 @@ class _Compiler:
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, given_up: Sequence[int], *,
         backward: bool, inference: bool, in_order: bool,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
-        """Compile a copy of a graph, whose `visible` results keep their strides."""
+        """Compile a copy of a graph, keeping the strides of the results `visible`."""
 
         def compiled(gm: fx.GraphModule) -> tuple[Any, list[Any]]:
             inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-            # Inductor keeps the strides of visible results, and is free to choose those of others
+            # Inductor keeps the strides of user-visible results, and may change all others
             gm.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
             apart = pack_sums(gm.graph, reads_again)
             gm.recompile()
             with self.start.building():
                 return compile_with_inductor(
                     gm, inputs, self.cut.fake_mode, backward=backward, inference=inference, fixed=fixed,
-                    in_order=in_order or apart,  # it knows its own collectives alone
+                    in_order=in_order or apart,  # Inductor knows only its own collectives
                     donated=given_up,
                 )  # fmt: skip
 
-        # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's
+        # copies, because Inductor modifies the graph, and a second attempt needs the original
         code, strides = compiled(copied(gm))
         if others := moved(gm, strides, visible):
             code, strides = compiled(copied(gm, others))

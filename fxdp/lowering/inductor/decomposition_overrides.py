@@ -1,14 +1,14 @@
-"""Ops whose gradients Inductor computes otherwise than their kernels, spelled so that it does not.
+"""Replacements for ops whose gradients Inductor computes differently from the kernels.
 
-The gradient of an average pool with `ceil_mode=True` and `count_include_pad=True`: the last windows may end
-beyond the padding, and count what lies within; Inductor divides by all of the kernel's size (torch 2.11 to
+Average pool with `ceil_mode=True` and `count_include_pad=True`: the last windows may extend beyond the
+padding, and divide by the number of elements inside; Inductor divides by the full kernel size (torch 2.11 to
 2.13). A kernel of 40 x 40 over an image of 1 x 1 gave gradients 1,600 times too small.
 
     input 5, kernel 2, stride 2      windows [0 1] [2 3] [4 -]      divided by 2, 2, 1
 
-The backward of a convolution of no images: Inductor lays its weights' gradient out channels-last, the kernel
-for empty batches does not, and the compiled code stops with "expected size 8==8, stride 1==9" (torch 2.13 to
-2.15). A rank whose first batch was empty failed so. All of these gradients are zero.
+Convolution backward of an empty batch: Inductor makes the weight gradient channels-last, the kernel for empty
+batches does not, and the compiled code stops with "expected size 8==8, stride 1==9" (torch 2.13 to 2.15).
+This failed on ranks whose first batch was empty. All of these gradients are zero.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _pool_backward(op: Any, dims: int) -> Callable[..., Tensor]:
 def _of_no_images(
     gradient: Tensor, value: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *others: Any
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a convolution of an empty batch, in place of `convolution_backward`."""
+    """Return zero gradients, in place of `convolution_backward` for an empty batch."""
     mask: Sequence[bool] = others[-1]
     shapes = value.shape, weight.shape, bias_sizes or weight.shape[:1]
     return tuple(
@@ -53,13 +53,13 @@ def _of_no_images(
 
 
 def _is_empty(batch: Tensor) -> bool:
-    """Whether the batch of this very program is empty; a size that is open is none."""
+    """Return whether the batch is empty in this program; a symbolic size is not."""
     size = batch.shape[0]
     return isinstance(size, int) and size == 0
 
 
 def _of_each(numbers: Sequence[int], dims: int) -> Sequence[int]:
-    """One for each dim, of which one stands for all."""
+    """Return one number per dim; a single number is repeated."""
     return [*numbers] * dims if len(numbers) == 1 else numbers
 
 
@@ -68,11 +68,11 @@ OVERRIDES: Mapping[Any, Callable[..., Any]] = {
     aten.avg_pool3d_backward.default: _pool_backward(aten.avg_pool3d_backward.default, 3),
     aten.convolution_backward.default: _of_no_images,
 }
-"""What is called in an op's place while a graph is traced for Inductor."""
+"""Functions to call in place of ops while a graph is traced for Inductor."""
 
 
 def mended(op: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What is called in the op's place with these arguments; None if it is right as it is."""
+    """Return the function to call in place of an op for these arguments; None to call the op itself."""
     if op is aten.convolution_backward.default and not _is_empty(args[1]):
         return None
     return OVERRIDES.get(op)

@@ -1,11 +1,11 @@
-"""What a backward may write over: values that its forward has saved for it, and that nobody else holds.
+"""Saved values that a backward may overwrite, because nothing else references their memory.
 
-    forward     %relu = relu(%h)             saved, and given to nobody
-    backward    %gelu = %grad * (%relu > 0)  in the memory of %relu, which is let go anyway
+    forward     %relu = relu(%h)             saved, and not an output
+    backward    %gelu = %grad * (%relu > 0)  in the memory of %relu, which is freed anyway
 
-Inductor does so where it is told which inputs these are, as `torch.compile` tells it. A saved value stays as
-it is if it may share its memory: with an input, a result or another saved value, by a view or because
-Inductor lays out as one what is put together; and where it is read by what runs later.
+Inductor reuses inputs that are marked as donated, as `torch.compile` does. A saved value is not donated if
+the memory may be shared with an input, a result or another saved value (by a view, or because Inductor
+computes concatenated values inside one buffer), or if a later computation reads the value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fxdp.torch_compat import OpOverload, aten
 _TOGETHER = frozenset(
     {aten.cat.default, aten.stack.default, aten.constant_pad_nd.default, aten.copy_.default}
 )
-"""Inductor may make their operands as parts of their result, or in the memory that they are copied into."""
+"""Ops whose operands Inductor may compute as parts of the result, or in the memory copied into."""
 _MAYBE_VIEWS = frozenset(
     {aten.reshape.default, aten._reshape_alias.default, aten.contiguous.default, aten._to_copy.default}
 )
 
 
 def donated(forward: fx.GraphModule, backward: fx.GraphModule, visible: int) -> frozenset[str]:
-    """The names of the backward's inputs that it may write over.
+    """Return the names of the backward's inputs that the backward may overwrite.
 
-    `visible` counts the results of the forward before those that it saves.
+    `visible` is the number of results of the forward before the saved values.
     """
     values = results(forward)
     made = Counter(_base(value) for value in values if isinstance(value, fx.Node))
@@ -45,13 +45,13 @@ def donated(forward: fx.GraphModule, backward: fx.GraphModule, visible: int) -> 
 
 
 def donated_inputs(graph: fx.Graph, names: frozenset[str]) -> tuple[int, ...]:
-    """The numbers of these among a graph's inputs."""
+    """Return the positions of these names among a graph's inputs."""
     inputs = graph.find_nodes(op="placeholder")
     return tuple(i for i, node in enumerate(inputs) if node.name in names)
 
 
 def donated_to(regions: Sequence[CompiledRegion], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
-    """The same of the inputs of segments, by their kinds: what each of a kind may write over."""
+    """Return per kind of region the inputs that every region of the kind may overwrite."""
     last: dict[fx.Node, CompiledRegion] = {node: one for one in regions for node in one.takes}
     apart = {node for one in regions if one.between for node in one.takes}
     found: dict[str, set[int]] = {}
@@ -65,14 +65,14 @@ def donated_to(regions: Sequence[CompiledRegion], names: frozenset[str]) -> dict
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The node whose memory a value may be in."""
+    """Return the node that owns the memory a value may share."""
     while node.op == "call_function" and (source := _seen(node)) is not None:
         node = source
     return node
 
 
 def _seen(node: fx.Node) -> fx.Node | None:
-    """What a value is another view of, if it may be."""
+    """Return the value that a node may be a view of; None if the node is no view."""
     target = node.target
     if target is operator.getitem:
         source = node.args[0]
@@ -84,7 +84,7 @@ def _seen(node: fx.Node) -> fx.Node | None:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether a call of torch's own has made it, in memory of its own."""
+    """Return whether an op of torch computed the value in new memory."""
     if not isinstance(node.meta.get("val"), Tensor) or _base(node) is not node:
         return False
     source = node.args[0] if node.target is operator.getitem else node
@@ -93,6 +93,6 @@ def _is_fresh(node: fx.Node) -> bool:
 
 
 def _is_put_together(node: fx.Node) -> bool:
-    """Whether it, or a view of it, becomes a part of something."""
+    """Return whether the value, or a view of the value, becomes a part of a larger value."""
     views = [user for user in node.users if user.op == "call_function" and _seen(user) is node]
     return any(user.target in _TOGETHER for user in node.users) or any(map(_is_put_together, views))

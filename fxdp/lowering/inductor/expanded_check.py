@@ -1,4 +1,4 @@
-"""Checks of a program that was lengthened, against the program that it stands for, before it is used."""
+"""Check an expanded program against the full emitted program before use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from fxdp.lowering.inductor.strides import results
 
 
 class WrongLayersError(Exception):
-    """A lengthened program is not one of the program that it stands for."""
+    """Raised if an expanded program does not match the full program."""
 
 
 def check_expanded(full: fx.GraphModule, pair: ForwardBackward) -> None:
-    """Compare what the halves take, give and hand on with what the emitted program takes and gives.
+    """Compare the signature of an expanded pair with the signature of the full emitted program.
 
     Raises
     ------
-    WrongLayersError : they differ in number, order or type, or a call reads what no call before it made.
+    WrongLayersError : inputs, outputs or saved values differ in number, order or type, or a call reads a
+        value before the value is computed.
     """
     forward, backward, saved_order = pair
     specs = results_of(full.graph)
@@ -62,7 +63,7 @@ def _check_results(half: fx.GraphModule, expected: int, name: str) -> None:
 
 
 def _check_gradients(inputs: Sequence[fx.Node], gradients: Sequence[Any]) -> None:
-    """The gradients of a forward's inputs come first in a backward, each of its input's shape."""
+    """Check that the gradients, first among a backward's results, have the shapes of the forward's inputs."""
     for node, gradient in zip(inputs, gradients, strict=False):
         if not isinstance(gradient, fx.Node):
             continue

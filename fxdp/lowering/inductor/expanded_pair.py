@@ -1,9 +1,10 @@
-"""Forward and backward of a program from those of a shorter one: `ir/repeated_program.py` on both.
+"""Expand the forward and backward of a reduced program by more repeated layers (`ir/repeated_program.py`).
 
-    short program     traced, Inductor's passes, cut      forward F0 F1 F2 F3 F4    backward G4 G3 G2 G1 G0
-    entire program                                         forward F0 F1 F2 .. Fn    backward Gn .. G2 G1 G0
+    reduced program   traced and partitioned              forward F0 F1 F2 F3 F4    backward G4 G3 G2 G1 G0
+    full program                                          forward F0 F1 F2 .. Fn    backward Gn .. G2 G1 G0
 
-What the forward saves of a layer is saved of each; it and the backward's results are told apart by layers.
+A value that the forward saves for one layer is saved for every layer. Saved values and results of the
+backward are identified by layer.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from fxdp.lowering.inductor.strides import results
 from fxdp.torch_compat import graph_module, in_other_memory
 
 ForwardBackward = tuple[fx.GraphModule, fx.GraphModule | None, tuple[int, ...]]
-"""Forward, backward, and for each saved input of the backward its position among what the forward saves."""
+"""Forward, backward, and per saved input of the backward the position among the forward's saved values."""
 _Place = tuple[str, fx.Node]
-"""What a half gives: a value, or the new value or the gradient of an input."""
+"""A result of the pair: a value, or the new value or the gradient of an input."""
 
 
 def expanded(short: ReducedProgram, pair: ForwardBackward) -> ForwardBackward:
-    """The halves of the entire program.
+    """Return the forward and backward of the full program.
 
     Raises
     ------
-    OtherLayersError : the layers differ after all.
+    OtherLayersError : the layers turn out to differ.
     """
     return _Expansion(short, pair).run()
 
 
 class _Expansion:
-    """Writes both halves."""
+    """Writer of the expanded forward and backward."""
 
     def __init__(self, short: ReducedProgram, pair: ForwardBackward) -> None:
         self.short = short
@@ -49,11 +50,11 @@ class _Expansion:
         visible, gradients = _places(short.gm.graph)
         self.saved = results(self.forward)[len(visible) :]
         self.results: dict[_Place, Any] = dict(zip(visible, results(self.forward), strict=False))
-        """What both halves give, by its place in the short program."""
+        """The results of forward and backward, by their place in the reduced program."""
         self.inputs = dict(zip(forward_inputs(short.gm.graph), _placeholders(self.forward), strict=True))
-        """What both halves take, by the short program's inputs."""
+        """The inputs of forward and backward, by the inputs of the reduced program."""
         self.taken: dict[fx.Node, int] = {}
-        """What the backward takes of what is saved, by its position there."""
+        """The backward's saved inputs, each with the position among the saved values."""
         rows = [_calls(self.forward)]
         if self.backward is not None:
             self.results |= zip(gradients, results(self.backward), strict=True)
@@ -102,7 +103,7 @@ class _Expansion:
         return graph_module(half, self.graph)
 
     def _inputs(self, sources: Iterable[fx.Node]) -> None:
-        """Write inputs of the entire program."""
+        """Write inputs of the full program."""
         for source in sources:
             found, real = self._template(source)
             self._input(self.inputs[found], real)
@@ -116,14 +117,14 @@ class _Expansion:
         self.more.add(node, real, made)
 
     def _template(self, node: fx.Node) -> tuple[fx.Node, int | None]:
-        """What is like a node of the entire program in the short one, and the layer to which it belongs."""
+        """Return the reduced program's counterpart of a node of the full program, and the layer or None."""
         if node not in self.short.keys:
             return self.short.copy(node), None
         real = self.short.keys[node][1]
         return self.short.standing_for(node, self.more.template(real)), real
 
     def _layers(self, node: fx.Node) -> Iterable[int | None]:
-        """The layers of the entire program that have what is saved of one; None: it belongs to none."""
+        """Return the layers of the full program that save a counterpart of `node`; None: in no layer."""
         layer = self.more.reduced.layer(node)
         return (None,) if layer is None else self.more.numbers(layer)
 
@@ -146,7 +147,7 @@ class _Expansion:
 
 
 def _places(graph: fx.Graph) -> tuple[list[_Place], list[_Place]]:
-    """What forward and backward give, in their order."""
+    """Return the results of forward and backward, in order."""
     inputs = {meta(n).spec: n for n in graph.find_nodes(op="placeholder")}
     specs = results_of(graph)
     forward = [("output", n) for n in forward_results(graph)]
@@ -173,5 +174,5 @@ def _known(node: fx.Node) -> str:
 
 
 def _from_the_middle(layers: range) -> list[int]:
-    """The layers in an order to be tried: around the first and the last there may be others."""
+    """Return the layers beginning in the middle: around the first and last, neighbors differ."""
     return sorted(layers, key=lambda i: abs(2 * i - layers.start - layers.stop + 1))

@@ -1,13 +1,13 @@
-"""An emitted joint graph as two graphs that Inductor compiles; of many layers that are alike a few are cut.
+"""Partition an emitted joint graph into two graphs for Inductor, tracing only a few of many repeated layers.
 
-emitted joint graph          fxdp's ops, sizes open or fixed
-  | short program            most of the layers that are alike are left out
+emitted joint graph          fxdp's ops, sizes symbolic or fixed
+  | reduced program          most of the repeated layers are left out
   | trace                    ops that Inductor knows
-  | partition                min-cut: what the forward saves, what the backward computes again
-  | save values              where fxdp knows better than the partitioner
-  | put in order             collectives run in the same order on all ranks
-  | long halves              the layers that were left out are there again
-  | write back               new values of buffers are copied into them at the forward's end
+  | partition                min-cut: the forward saves some values, the backward recomputes the rest
+  | partitioner hints        where fxdp knows better than the partitioner
+  | collective order         collectives run in the same order on all ranks
+  | expanded pair            the layers that were left out are inserted again
+  | write back               new values of buffers are copied into the buffers at the forward's end
 forward, backward
 """
 
@@ -56,19 +56,19 @@ _log = logging.getLogger("fxdp")
 
 @dataclass(frozen=True)
 class Signature:
-    """What a program takes and gives."""
+    """The inputs and results of a program."""
 
     specs: tuple[InputSpec | None, ...]
-    """Of the forward's inputs."""
+    """The specs of the forward's inputs; None for an input without a spec."""
     tangents: tuple[TensorType, ...]
     outputs: int
     mutations: tuple[Mutation, ...]
     unread: int
-    """How many results of the forward are draws that nobody reads."""
+    """The number of forward results that are random ops without readers."""
 
     @staticmethod
     def of(gm: fx.GraphModule) -> Signature:
-        """That of an emitted program."""
+        """Return the signature of an emitted program."""
         return Signature(
             tuple(meta(n).spec for n in forward_inputs(gm.graph)),
             tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
@@ -79,35 +79,35 @@ class Signature:
 
     @property
     def visible(self) -> int:
-        """How many results of the forward come before those that it saves."""
+        """The number of forward results before the saved values."""
         return self.outputs + len(self.mutations)
 
     @property
     def fixed(self) -> int:
-        """How many inputs keep their addresses between steps; they come first."""
+        """The number of inputs, at the beginning, that keep their addresses between steps."""
         return sum(isinstance(spec, (Parameter, Buffer, Constant)) for spec in self.specs)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A program in two halves; one without a backward is all forward."""
+    """A partitioned program; without a backward, the forward is the full program."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule | None
     saved_order: tuple[int, ...]
-    """For each saved input of the backward its position among what is saved."""
+    """For each saved input of the backward, the position among the saved values."""
     fake_mode: FakeTensorMode
     sizes: Mapping[str, Any]
-    """Numbers, or symbolic ones, which stay open unless an op fixes them."""
+    """Fixed or symbolic sizes; symbolic sizes stay symbolic unless an op specializes one."""
     chooses_layouts: bool
-    """Whether Inductor may lay results out in another way than they were traced."""
+    """True if Inductor may change the memory format of results from the traced one."""
 
 
 def cut(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float,
     *, by_layer: bool,
 ) -> Cut:  # fmt: skip
-    """The halves of an emitted program; see `lower_inductor`."""
+    """Partition an emitted program; see `lower_inductor`."""
     with lazy_codegen(), memoized_sizes(), memoized_trees():
         found = _by_layer(gm, values, shapes, device, budget) if by_layer else None
         found = found or _cut(gm, values, shapes, device, budget)
@@ -118,13 +118,13 @@ def cut(
 def _by_layer(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
 ) -> Cut | None:
-    """Cut a program of a few of its repeated layers, and lengthen both halves; None where layers differ."""
+    """Partition a program reduced to a few repeated layers, and expand the result; None if layers differ."""
     try:
         short = shortened(gm, values)
     except OtherLayersError as error:
         _log.debug("all layers are lowered one by one: %s", error)
         return None
-    except Exception as error:  # what only saves time may not decide whether a program runs
+    except Exception as error:  # an optimization may not decide whether a program runs
         _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
         return None
     found = _cut(short.gm, values, shapes, device, budget)
@@ -156,13 +156,13 @@ def _cut(
 
 def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> ForwardBackward:
     visible = signature.visible
-    # before the cut: marks for the partitioner, and the order, which each rank's cut may disturb
+    # before partitioning, which may disturb the order on each rank
     save_formatted_weights(traced.joint)
     order = collectives(traced.joint.graph)
     inputs, outputs = [*traced.inputs, *traced.tangents], visible + signature.unread
     forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode, budget)
     save_draws(forward, backward, visible)
-    if device.type == "cpu":  # the slow booleans are those of Inductor's C++
+    if device.type == "cpu":  # only Inductor's C++ is slow for booleans
         save_compared_values(forward, backward, visible)
     saved_order = save_what_is_read(forward, backward, visible, len(signature.tangents))
     compute_where_operands_are(forward, visible)
@@ -181,7 +181,7 @@ def _write_back(forward: fx.GraphModule, signature: Signature) -> None:
     new = values[signature.outputs : signature.visible]
     kept = values[: signature.outputs] + values[signature.visible :]
     with forward.graph.inserting_before(forward.graph.output_node()):
-        # a buffer that is also handed out, or saved, is handed out as it was before
+        # a buffer that is also an output, or saved, is returned as before the write
         kept = [_call(aten.clone.default, n) if n in targets else n for n in kept]
         for target, value in zip(targets, new, strict=True):
             _call(aten.copy_.default, target, value)
@@ -189,7 +189,7 @@ def _write_back(forward: fx.GraphModule, signature: Signature) -> None:
 
 
 def _call(target: Any, *operands: fx.Node) -> fx.Node:
-    """A node whose result is of the first operand's type."""
+    """Create a node whose result has the type of the first operand."""
     made = operands[0].graph.call_function(target, operands)
     made.meta["val"] = operands[0].meta["val"]
     return made

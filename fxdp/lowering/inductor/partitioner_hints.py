@@ -1,33 +1,36 @@
-"""What the forward saves for the backward, where that is not what torch's partitioner would choose.
+"""Corrections to the choice of saved values by torch's partitioner.
 
-Draws. Numbers that the backward would draw a second time are saved instead: the partitioner recomputes what
-is cheap, and with `torch._functorch.config.activation_memory_budget` or `aggressive_recomputation` nearly
-everything. A random op that ran again would draw other numbers; of Inductor's own the seeds are drawn, a few
-bytes, and the numbers made of them may well be recomputed.
+Random ops. Random numbers that the backward would draw again are saved instead: the partitioner recomputes
+cheap ops, and with `torch._functorch.config.activation_memory_budget` or `aggressive_recomputation` nearly
+all ops. A random op that ran again would draw different numbers. Of Inductor's own random ops only the seeds
+are drawn, a few bytes, and the numbers made from seeds may well be recomputed.
 
-Comparisons whose result the backward reads are repeated there, on CPU. Inductor's C++ writes a tensor of
-booleans twenty times slower than the numbers that were compared, and reads it five times slower (AVX-512,
-torch 2.13: 1.00 and 0.33 ms against 0.04 and 0.05 ms for 131,072 elements). So the forward saves the numbers,
-which it often saves anyway:
+Comparisons. A comparison that the backward reads is repeated in the backward, on CPU. Inductor's C++ writes a
+tensor of booleans twenty times slower than the compared numbers, and reads the booleans five times slower
+(AVX-512, torch 2.13: 1.00 and 0.33 ms against 0.04 and 0.05 ms for 131,072 elements). So the forward saves
+the numbers, which are often saved anyway:
 
     before   forward saves le(%relu, 0)    backward reads %le
     after    forward saves %relu           backward reads %relu and computes le(%relu, 0)
 
-Dropout's masks stay: the numbers drawn for them are needed nowhere else. So do masks of half precision, but
-for those of signs: the forward computes in float32, so what it saves may lie on the other side of a number.
+Masks of dropout stay, because the random numbers are needed nowhere else. Comparisons of half precision with
+a number other than 0 stay, too: the forward compares in float32, and the saved value may be rounded past the
+number.
 
-Weights that the forward lays out for its convolutions, and nothing that nobody reads.
+Weights that the forward converts to channels-last for convolutions are saved. Saved values without readers
+are dropped.
 
-What the forward computes for the backward alone is computed where its operands are, not after the loss: so
-a layer is a layer with what it saves, and values of which something smaller is saved are freed early.
+Values that the forward computes for the backward alone are computed next to their operands, not after the
+loss. So each layer contains the computation of its saved values, and large values of which only a smaller one
+is saved are freed early.
 
-`recompute=`. A backward reads copies of what the forward computes (`passes/recompute_modules.py`). Equal ops
-are one to the partitioner, so without marks it would take the copies for the forward's values, and save them:
+`recompute=`. A backward reads copies of forward ops (`passes/recompute_modules.py`). The partitioner merges
+equal ops, so without marks it would replace the copies by the forward's values, and save these values:
 
     emitted   %h = gelu(%x)  computed     %x = mm(..)  saved      %h_1 = gelu(%x)  computed
     traced    erf, mul, add  recompute    mm           save       the same nodes as of %h
 
-Of the several ops that one op becomes, the last one is saved.
+If a saved op decomposes into several ops, the last one is saved.
 """
 
 from __future__ import annotations
@@ -55,17 +58,17 @@ _POLICY, _REGION = "recompute", "ac_graph_id"
 
 
 def marked(node: fx.Node, number: int) -> AbstractContextManager[None]:
-    """Around the run of an emitted node: what is traced inside has its mark; `number` is its own, above 0."""
+    """Mark all nodes traced inside with `node`'s recompute policy; `number` (above 0) identifies `node`."""
     policy = _POLICIES.get(meta(node).recompute)
     if policy is None:
         return nullcontext()
-    # one region for all that is computed again: between two the partitioner would save what goes over
+    # one region for all recomputed nodes: values between two regions would be saved by the partitioner
     region = 0 if policy is CheckpointPolicy.MUST_RECOMPUTE else number
     return handing_on({_POLICY: policy, _REGION: region})
 
 
 def save_results_alone(joint: fx.GraphModule) -> None:
-    """Of what one saved op was traced to, let the partitioner choose freely but for the last."""
+    """Keep only the mark on the last traced node of each saved op; the partitioner decides on the rest."""
     last: dict[int, fx.Node] = {}
     for node in joint.graph.nodes:
         if node.meta.get(_POLICY) is CheckpointPolicy.MUST_SAVE and node.meta.get(_REGION):
@@ -76,9 +79,9 @@ def save_results_alone(joint: fx.GraphModule) -> None:
 
 
 def save_formatted_weights(joint: fx.GraphModule) -> None:
-    """Let the forward save the weights that it lays out for convolutions, which read them in both halves.
+    """Save weights in the memory format of convolutions, which forward and backward read.
 
-    The partitioner would rather save the parameter, which is there anyway, and lay it out a second time.
+    The partitioner would save the parameter, which exists anyway, and convert a second time.
     """
     for node in joint.graph.nodes:
         if node.target is aten.convolution.default:
@@ -88,9 +91,9 @@ def save_formatted_weights(joint: fx.GraphModule) -> None:
 
 
 def save_draws(forward: fx.GraphModule, backward: fx.GraphModule, first_saved: int) -> None:
-    """Cut the drawing nodes of `backward` and read their results from `forward`, which saves them.
+    """Remove random ops from `backward`, and read their results from `forward`, which saves the results.
 
-    `first_saved` counts the results of `forward` before those that it saves.
+    `first_saved` is the number of results of `forward` before the saved values.
     """
     saved: list[fx.Node] = []
     own = {node.name: node for node in forward.graph.nodes}
@@ -108,7 +111,7 @@ def save_draws(forward: fx.GraphModule, backward: fx.GraphModule, first_saved: i
 
 
 def _drawn_values(graph: fx.Graph) -> list[fx.Node]:
-    """The drawn values; of a tuple those that are picked."""
+    """Return the nodes with random results; for a tuple of results, the nodes that select from the tuple."""
     found: list[fx.Node] = []
     for node in graph.nodes:
         if node.op == "call_function" and draws(node.target, node.args, node.kwargs):
@@ -120,19 +123,19 @@ def _drawn_values(graph: fx.Graph) -> list[fx.Node]:
 def _in_forward(graph: fx.Graph, own: dict[str, fx.Node], node: fx.Node) -> fx.Node:
     if node.name in own:
         return own[node.name]
-    source, index = node.args  # a pick that the forward had no use for
+    source, index = node.args  # the forward does not select this result of the tuple
     assert isinstance(source, fx.Node)
     with graph.inserting_after(own[source.name]):
         made = graph.call_function(operator.getitem, (own[source.name], index))
-    made.meta, made.name = dict(node.meta), node.name  # both halves know a value by its name
+    made.meta, made.name = dict(node.meta), node.name  # forward and backward identify a value by name
     return made
 
 
 def save_compared_values(forward: fx.GraphModule, backward: fx.GraphModule, first_saved: int) -> None:
-    """Let the backward compare what it reads from the forward.
+    """Let the backward repeat comparisons on saved numbers, instead of reading saved masks.
 
-    `first_saved` counts the results of `forward` before those that it saves. Both halves know a value by its
-    name. The masks are still saved, though nobody reads them.
+    `first_saved` is the number of results of `forward` before the saved values. Values are identified by name
+    in both graphs. The masks stay among the saved values, without readers.
     """
     values = results(forward)
     computed = {n.name: n for n in backward.graph.nodes}
@@ -147,7 +150,7 @@ def save_compared_values(forward: fx.GraphModule, backward: fx.GraphModule, firs
             with backward.graph.inserting_before(given):
                 inputs[value.name] = read = backward.graph.placeholder(value.name)
             read.meta = dict(value.meta)
-            if value.name in computed:  # a second time: the partitioner saved the mask, not the value
+            if value.name in computed:  # recomputed so far: the partitioner saved the mask, not the value
                 computed[value.name].replace_all_uses_with(read)
                 backward.graph.erase_node(computed[value.name])
                 read.name = value.name
@@ -170,24 +173,24 @@ def _is_comparison(node: Any) -> bool:
 
 
 def _is_rounded(node: fx.Node) -> bool:
-    """Whether the value is saved with fewer digits than the forward compares it with, in one kernel."""
+    """Return whether a value is saved with lower precision than one kernel of the forward compares with."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
 
 
 def _is_drawn(node: fx.Node) -> bool:
-    """Whether the numbers come from a generator, or from a seed by Inductor's own op."""
+    """Return whether the numbers come from a generator, or from a seed by Inductor's own op."""
     return node_draws(node) or str(node.target) == "prims.inductor_random.default"
 
 
 def compute_where_operands_are(forward: fx.GraphModule, first_saved: int) -> None:
-    """Move calls whose results are only saved to what they read; draws and calls with effects stay.
+    """Move calls whose results are only saved next to their operands; random ops and side effects stay.
 
-    `first_saved` counts the results of `forward` before those that it saves.
+    `first_saved` is the number of results of `forward` before the saved values.
     """
     nodes = list(forward.graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
-    last = list(nodes)  # at each place, of what was moved there
+    last = list(nodes)  # per position, the last node moved there
     needed = ancestors(results(forward)[:first_saved])
     for node in nodes:
         read = [place[n] for n in node.all_input_nodes if n.op == "call_function"]
@@ -201,15 +204,16 @@ def compute_where_operands_are(forward: fx.GraphModule, first_saved: int) -> Non
 def save_what_is_read(
     forward: fx.GraphModule, backward: fx.GraphModule, first_saved: int, tangents: int
 ) -> tuple[int, ...]:
-    """Drop what is saved for nobody; say where each saved input of the backward stands among the rest.
+    """Drop saved values without readers; return the position of each saved input of the backward.
 
-    With it go collectives of the forward that the partitioner repeats in the backward, and their inputs: it
-    keeps them because they have side effects. Draws that nobody reads stay, as others follow them.
+    Also dropped are the forward's collectives that the partitioner repeats in the backward (kept by the
+    partitioner because of side effects), with their inputs. Random ops without readers stay, because they
+    advance the generator for later random ops.
     """
     keep_ancestors(backward.graph)
     placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
     saved = placeholders[: len(placeholders) - tangents]
-    # sizes stay: `8 * B` may be read as one number, whose code is then written in terms of `B`
+    # sizes stay: `8 * B` may be read as one number, but its code is written in terms of `B`
     names = [n.name for n in saved if n.users or isinstance(n.meta["val"], torch.SymInt)]
     for node in saved:
         if node.name not in names:

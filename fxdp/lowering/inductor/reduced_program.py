@@ -1,11 +1,11 @@
-"""An emitted program with a few of its layers that are alike: what is traced and cut in two for all of them.
+"""Reduce an emitted program to a few of its repeated layers, as the input of tracing and partitioning.
 
-    entire    embed  F0 F1 F2 .. Fn  head  head'  Gn .. G2 G1 G0  embed'
-    short    embed  F0 F1 F2 Fm Fn  head  head'  Gn Gm G2 G1 G0  embed'
+    full       embed  F0 F1 F2 .. Fn  head  head'  Gn .. G2 G1 G0  embed'
+    reduced    embed  F0 F1 F2 Fm Fn  head  head'  Gn Gm G2 G1 G0  embed'
 
-Layers are runs of the same ops on values of the same kind, forward and backward. Those that are left out read
-all the same of the layer beside them, of parameters of their own and of what all share, and so do the layers
-on both sides: the short program is the same one of fewer layers.
+Repeated layers are runs of equal ops on values of equal type, in forward and backward. Every omitted layer
+reads the same values of the adjacent layer, of parameters of its own and of shared values, and so do the
+layers on both sides. So the reduced program is the same program with fewer layers.
 """
 
 from __future__ import annotations
@@ -32,41 +32,43 @@ from fxdp.ir.signature import Gradient, InputSpec, Mutation
 from fxdp.torch_compat import OpOverload, graph_module
 
 _KEPT = 4
-"""Layers that stay of those that are alike: three in a row must be so after Inductor's passes, too. A first
-and a last one whose neighbours are others, which these may treat in another way, are not among them."""
+"""The number of repeated layers that stay: three in a row must still be equal after Inductor's passes.
+
+A first and a last layer, which have different neighbors and may be treated differently, are not counted.
+"""
 _FEWEST = 4
-"""Layers that are left out, at least: fewer take less time than finding them and putting them back."""
+"""The minimal number of omitted layers: finding and restoring fewer takes more time than is saved."""
 _SHORTEST = 6
-"""Nodes of a layer in one half."""
+"""The minimal number of nodes of a layer in forward or backward."""
 
 _Key = tuple[tuple[object, int], int]
-"""What a node is in its layer, and the layer's number."""
+"""The identity of a node within a layer, and the number of the layer."""
 
 
 @dataclass(frozen=True)
 class ReducedProgram:
-    """A program of few layers, and what its nodes are in the entire one."""
+    """A program of few layers, with the correspondence to the full program."""
 
     gm: fx.GraphModule
     full: fx.GraphModule
     copies: Mapping[fx.Node, fx.Node]
-    """For nodes of the entire program those of the short one."""
+    """Map from nodes of the full program to nodes of the reduced program."""
     keys: Mapping[fx.Node, _Key]
-    """Of nodes of the entire program that belong to a layer."""
+    """Keys of the full program's nodes that belong to a layer."""
     nodes: Mapping[_Key, fx.Node]
     first: int
-    """The last layer before those that are left out."""
+    """The last layer before the omitted layers."""
     more: int
-    """How many are left out."""
+    """The number of omitted layers."""
     alike: range
-    """The layers of the short program that are alike."""
+    """The repeated layers, as numbered in the reduced program."""
 
     def short(self, number: int) -> int:
-        """The number that a layer which stays has in the short program."""
+        """Return the number in the reduced program of a layer that stays."""
         return number if number <= self.first else number - self.more
 
     def given(self) -> dict[fx.Node, Member]:
-        """The inputs of the short program that belong to layers."""
+        """Return the inputs of the reduced program that belong to layers."""
         found = {}
         for node, ((what, family), number) in self.keys.items():
             if what == "given" and node in self.copies:
@@ -74,11 +76,13 @@ class ReducedProgram:
         return found
 
     def standing_for(self, node: fx.Node, number: int) -> fx.Node:
-        """The node of the reduced program's layer `number` for one of the full program; other nodes stay.
+        """Return the node of the reduced program's layer `number` for a full program's node.
+
+        A node in no layer has one copy in the reduced program, for all layers.
 
         Raises
         ------
-        OtherLayersError : there is none.
+        OtherLayersError : there is no such node.
         """
         if node in self.keys:
             real = number if number <= self.first else number + self.more
@@ -86,11 +90,11 @@ class ReducedProgram:
         return self.copy(node)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """A node that stays, in the short program.
+        """Return the reduced program's copy of a node that stays.
 
         Raises
         ------
-        OtherLayersError : it does not stay.
+        OtherLayersError : the node does not stay.
         """
         if node not in self.copies:
             raise OtherLayersError(f"%{node.name} is in no layer that stays")
@@ -98,17 +102,17 @@ class ReducedProgram:
 
 
 def shortened(gm: fx.GraphModule, values: Mapping[InputSpec, Any]) -> ReducedProgram:
-    """The program without most of its layers.
+    """Return the program without most of its layers.
 
     Raises
     ------
-    OtherLayersError : there are few that are alike, or they communicate or draw random numbers.
+    OtherLayersError : few layers are equal, or layers communicate or draw random numbers.
     """
     return _Shortened(gm, values).run()
 
 
 class _Shortened:
-    """Finds the layers, and leaves most of them out."""
+    """Search for repeated layers, and writer of the reduced program."""
 
     def __init__(self, gm: fx.GraphModule, values: Mapping[InputSpec, Any]) -> None:
         self.gm = gm
@@ -144,7 +148,7 @@ class _Shortened:
             self.nodes[(half, k), i] = node
 
     def _numbered(self, region_windows: Regions) -> Regions:
-        """The backward's windows by the layers of the forward of which they read; they come last first."""
+        """Number the backward's layers by the forward layers they read; the last layer comes first."""
         sums = Counter(
             i + max((self.keys[n][1] for node in row for n in operands(node) if n in self.keys), default=-i)
             for i, row in region_windows.rows.items()
@@ -153,17 +157,17 @@ class _Shortened:
         return region_windows.numbered(lambda i: last - i)
 
     def _find_given(self) -> None:
-        """The inputs that layers have at the same places."""
+        """Find the inputs that layers read at equal positions."""
         parameter_groups = count()
         for rows in self.rows:
             for nodes in zip(*rows.values(), strict=True):
                 for column in zip(*map(operands, nodes), strict=True):
                     found = {i: n for i, n in zip(rows, column, strict=True) if n.op == "placeholder"}
-                    if len(set(found.values())) == len(found) > 1:  # else all of them share it
+                    if len(set(found.values())) == len(found) > 1:  # otherwise all layers share the input
                         self._add_family(found, parameter_groups)
 
     def _add_family(self, found: Mapping[int, fx.Node], parameter_groups: Iterator[int]) -> None:
-        """What layers read at one place; in another they may read that of the layer beside them."""
+        """Record the inputs that layers read at one position; a layer may read the adjacent layer's input."""
         known = {(what, j - i) for i, n in found.items() if n in self.keys for what, j in [self.keys[n]]}
         if len(known) > 1:
             raise OtherLayersError("a parameter has several places in its layer")
@@ -173,7 +177,7 @@ class _Shortened:
             self.nodes[what, i + by] = node
 
     def _alike(self) -> range:
-        """The most layers one after the other that read the same of their own and of those beside them."""
+        """Return the longest run of layers that read equal values, relative to their own number."""
         numbers = sorted(set.intersection(*(set(rows) for rows in self.rows)))
         best = range(0)
         for _, group in groupby(numbers, key=self._read_by):
@@ -183,7 +187,7 @@ class _Shortened:
         return best
 
     def _read_by(self, number: int) -> object:
-        """All that a layer reads, in words that are the same for the next layer."""
+        """Return a description of all operands of a layer, relative to the layer's number."""
         calls = (node for rows in self.rows for node in rows[number])
         return [self._reads(source, number) for node in calls for source in operands(node)]
 
@@ -211,7 +215,7 @@ class _Shortened:
         found = ReducedProgram(self.gm, self.gm, copies, self.keys, self.nodes, first, more, kept)
 
         def copy_of(node: fx.Node, number: int | None) -> fx.Node:
-            """What one of layer `number` reads: of the layers beside it those that are there now."""
+            """Return the operand of a node in layer `number`, taken from the adjacent layers that remain."""
             place = self.keys.get(node)
             if place is None or number is None or number not in alike:
                 return found.copy(node)
@@ -234,13 +238,13 @@ class _Shortened:
 
 
 def _known(node: fx.Node) -> object:
-    """All that a trace reads of a call, beside its arguments."""
+    """Return all metadata of a call that a trace reads, besides arguments."""
     known = meta(node)
     return str(known.type), str(known.placement), known.recompute, known.draws_for
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a call computes what it computes of its operands, here and now."""
+    """Return whether a call is a pure function: no communication, mutation or random numbers."""
     target = node.target
     communicates = target in STARTS or getattr(target, "__module__", "") == collectives.__name__
     writes = isinstance(target, OpOverload) and target._schema.is_mutable

@@ -1,13 +1,13 @@
-"""Proof that a half in segments computes what the half computes: value numbering on both.
+"""Prove by value numbering that a graph in regions computes the same as the original graph.
 
-    half        %a = sin(%x)   %b = sin(%a)            x: 0   a: sin(0) = 1   b: sin(1) = 2
-    segments    [sin]  [sin]   one code, called twice        call 1 gives 1   call 2 gives 2
+    graph       %a = sin(%x)   %b = sin(%a)            x: 0   a: sin(0) = 1   b: sin(1) = 2
+    regions     [sin]  [sin]   one code, called twice        call 1 gives 1   call 2 gives 2
 
-Two values have the same number if the same op made them of values with the same numbers (global value
-numbering; Alpern, Wegman and Zadeck, 1988). A call of a segment's code runs the graph that was compiled for
-the segment's kind, on the places that the call takes. So a call that reads a value before it exists, or
-after it was freed, a kind that serves two different segments, and a shifted result are all found, without
-running anything. Collectives, random draws and writes must come in the same order, too.
+Two values have equal numbers if the same op computed both from values with equal numbers (global value
+numbering; Alpern, Wegman and Zadeck, 1988). A call of a region runs the graph that was compiled for the
+region's kind, on the values at the places that the call takes. This finds, without running anything, a call
+that reads a value before the value exists or after it was freed, a kind shared by two different regions, and
+a shifted result. Collectives, random ops and writes must be in the same order, too.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fxdp.torch_compat import OpOverload
 
 
 class WrongRegionsError(Exception):
-    """The segments of a half do not compute what the half computes."""
+    """Raised if the regions of a graph do not compute the same as the graph."""
 
 
 def check_regions(gm: fx.GraphModule, plan: RegionPlan) -> None:
-    """Compare the values of a half with those of its segments.
+    """Compare the values of a graph with the values of its regions.
 
     Raises
     ------
-    WrongRegionsError : they differ; which call or result is wrong.
+    WrongRegionsError : the values differ; names the wrong call or result.
     """
     numbers = _Numbers()
     sources = [n for op in ("placeholder", "get_attr") for n in gm.graph.nodes if n.op == op]
@@ -51,7 +51,7 @@ def check_regions(gm: fx.GraphModule, plan: RegionPlan) -> None:
             raise WrongRegionsError(f"call {i} takes {len(taken)} values; its code has {len(inputs)} inputs")
         read = dict(zip(inputs, taken, strict=True))
         made = ours.graph(graph, read)
-        # what a segment writes is seen by whoever reads the same place later
+        # a later reader of the same place sees a region's writes
         for place, node in zip(call.takes, inputs, strict=True):
             values[place] = read[node]
         for place in call.frees:
@@ -73,7 +73,7 @@ def _taken(values: Sequence[int | None], places: Sequence[int], call: int) -> li
 
 
 class _Numbers:
-    """A number for each value, by how it was made."""
+    """Numbers for values, by the op and operands that made each value."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -83,19 +83,19 @@ class _Numbers:
 
 
 class _Run:
-    """Graphs run one after another on numbers, and their effects in order."""
+    """Symbolic execution of graphs on value numbers, with a record of side effects in order."""
 
     def __init__(self, numbers: _Numbers) -> None:
         self._numbers = numbers
         self.effects: dict[str, list[int]] = {}
 
     def graph(self, graph: fx.Graph, given: dict[fx.Node, int]) -> list[int]:
-        """Number the results of a graph; `given` holds those of its inputs, and afterwards what it wrote."""
+        """Return the numbers of a graph's results; `given`, the inputs' numbers, is updated for writes."""
         known = dict(given)
         for node in graph.nodes:
             if node.op != "call_function":
                 continue
-            # what must only be there before a collective starts is not read
+            # the last operand of a start only orders the collective, and is not read
             args = node.args[:-1] if node.target in STARTS else node.args
             made = (node.target, _key(args, known), _key(node.kwargs, known))
             known[node] = number = self._numbers.of(made)
@@ -109,12 +109,12 @@ class _Run:
         return [known[v] if isinstance(v, fx.Node) else self.literal(v) for v in found]
 
     def literal(self, value: Any) -> int:
-        """The number of a result that no op makes."""
+        """Return the number of a result that no op computes."""
         return self._numbers.of(("literal", _constant(value)))
 
 
 def _effect(node: fx.Node) -> str | None:
-    """What of a call must keep its order among others of the kind; None: nothing."""
+    """Return the kind of side effect whose order must be preserved for a call; None for a pure call."""
     target = node.target
     if starts_collective(node):
         return "collectives"
@@ -126,7 +126,7 @@ def _effect(node: fx.Node) -> str | None:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The operands that a call writes to."""
+    """Return the operands that a call writes to."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
         return []
     arguments = node.target._schema.arguments
@@ -137,7 +137,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _key(value: Any, known: Mapping[fx.Node, int]) -> Hashable:
-    """An argument as a key: values by their numbers, all else by type and text."""
+    """Return an argument as a key: values by number, all else by type and text."""
     if isinstance(value, fx.Node):
         return known[value]
     if isinstance(value, (list, tuple)):

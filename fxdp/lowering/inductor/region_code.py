@@ -1,7 +1,7 @@
-"""The code of a half in segments: each kind's code, and the order in which it is called.
+"""The code of a graph in regions: the compiled code of each kind, and the order of calls.
 
-values   inputs of the half | constants | results of segments, one segment after the other
-call     code 1   takes values 7, 3, 4   frees 7   gives the next values
+values   inputs of the graph | constants | results of regions, one region after the other
+call     code 1   takes values 7, 3, 4   frees 7   appends the next values
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from fxdp.lowering.op_by_op import op_by_op
 from fxdp.torch_compat import code_bytes, code_of_bytes
 
 _FULL, _REGIONS, _AS_IT_IS = b"w", b"s", b"g"
-"""What bytes of a half, or of one of its codes, begin with."""
+"""Prefixes of serialized code: one piece, regions, or a graph that runs op by op."""
 
 
 class AsItIs:
-    """A graph that runs op by op; called as Inductor's code is."""
+    """A graph that runs op by op, with the calling convention of Inductor's code."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self._run = op_by_op(gm)
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """Its results; `inputs` is emptied."""
+        """Return the results; `inputs` is emptied."""
         return self._run(inputs)
 
 
 @dataclass(frozen=True)
 class RegionCall:
-    """One segment: which code it runs, and on what, by places among the values."""
+    """The call of a region: the code to run, and the places of its operands among the values."""
 
     code: int
     takes: tuple[int, ...]
     frees: tuple[int, ...]
-    """Of what it takes, what nobody reads later: the code alone holds it then, and frees it when it can."""
+    """The places without a later reader: the code then holds the only reference, and can free the value."""
 
 
 @dataclass(frozen=True)
 class RegionCode:
-    """A half that runs segment by segment; called as Inductor's code is."""
+    """Code that runs region by region, with the calling convention of Inductor's code."""
 
     codes: tuple[Any, ...]
     calls: tuple[RegionCall, ...]
     results: tuple[int, ...]
-    """The places of the half's results."""
+    """The places of the graph's results."""
     constants: tuple[Any, ...]
-    """What lies after the inputs: tensors of the half's own, and results that are no tensors."""
+    """The values after the inputs: tensors held by the graph, and results that are no tensors."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """The half's results; `inputs` is emptied."""
+        """Return the graph's results; `inputs` is emptied."""
         values = [*inputs, *self.constants]
         inputs.clear()
         for call in self.calls:
             given = [values[i] for i in call.takes]
             for i in call.frees:
                 values[i] = None
-            values += self.codes[call.code](given)  # no name for them: the list alone holds what they made
+            values += self.codes[call.code](given)  # unnamed, so that the list holds the only references
         return [values[i] for i in self.results]
 
 
 def half_bytes(code: Boxed) -> bytes:
-    """A half's code, in segments or not, as bytes.
+    """Serialize compiled code, in regions or not.
 
     Raises
     ------
-    TypeError : it holds tensors of its own.
+    TypeError : the code holds tensors of its own.
     """
     if isinstance(code, AsItIs):
         return _AS_IT_IS + graph_bytes(code.gm)
@@ -89,7 +89,7 @@ def half_bytes(code: Boxed) -> bytes:
 
 
 def half_of_bytes(content: bytes, start: Start) -> Boxed:
-    """The half again, loaded and ready to run."""
+    """Load serialized code, ready to run."""
     with start.building():
         return _of_bytes(content)
 
@@ -105,21 +105,21 @@ def _of_bytes(content: bytes) -> Boxed:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """A half as calls of its segments, before anything is compiled."""
+    """A graph as calls of regions, before any region is compiled."""
 
     kinds: tuple[CompiledRegion, ...]
-    """One segment of each kind; its code serves all calls of the kind."""
+    """One region of each kind; its code serves all calls of the kind."""
     calls: tuple[RegionCall, ...]
     results: tuple[int, ...]
     constants: tuple[Any, ...]
 
     def compile(self, compile_one: Callable[[CompiledRegion], Boxed]) -> RegionCode:
-        """Compile one segment of each kind."""
+        """Compile one region of each kind."""
         return RegionCode(tuple(map(compile_one, self.kinds)), self.calls, self.results, self.constants)
 
 
 def plan_regions(gm: fx.GraphModule, regions: Sequence[CompiledRegion]) -> RegionPlan:
-    """Number the values of a half, and say which places each segment's call takes and frees."""
+    """Number the values of a graph, and determine the places that each region's call takes and frees."""
     kinds: dict[str, CompiledRegion] = {}
     for one in regions:
         kinds.setdefault(one.kind, one)
@@ -129,7 +129,7 @@ def plan_regions(gm: fx.GraphModule, regions: Sequence[CompiledRegion]) -> Regio
     made = [n for one in regions for n in one.gives]
     place = {n: i for i, n in enumerate([*inputs, *attributes, *literals, *made]) if isinstance(n, fx.Node)}
     constants = (*(attribute_of(gm, n) for n in attributes), *literals)
-    # a literal is told by its place: 1, 1.0 and True are equal
+    # a literal is identified by position: 1, 1.0 and True are equal
     numbers = count(len(inputs) + len(attributes))
     wanted = tuple(place[v] if isinstance(v, fx.Node) else next(numbers) for v in results(gm))
     kept = {*wanted, *(place[n] for n in attributes)}

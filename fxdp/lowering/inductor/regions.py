@@ -1,17 +1,17 @@
-"""A half in segments: the layers of a model one by one, and what lies between them.
+"""Divide a graph into regions: the layers of a model one by one, and the parts between layers.
 
-    half        embed, h.0 ..., h.1 ..., h.2 ..., loss
-    segments    [embed]  [layer]  [layer]  [layer]  [loss]        three kinds: a layer is compiled once
+    graph       embed, h.0 ..., h.1 ..., h.2 ..., loss
+    regions     [embed]  [layer]  [layer]  [layer]  [loss]        three kinds: a layer is compiled once
 
-Nothing is known here of modules: layers are found as runs of the same ops on values of the same shapes. Two
-segments are of a kind if they are the same graphs, with the same inputs and results, so one's code serves
-the other. What Inductor would fuse across the border of two layers stays apart: a border lies where fewest
-values cross it, in a transformer between two residual sums.
+Modules are unknown here: layers are found as runs of equal ops on values of equal shapes. Two regions are of
+one kind if their graphs, inputs and results are equal, so that the code of one serves both. Inductor cannot
+fuse across the border of two regions, so a border is placed where the fewest values cross: in a transformer,
+between two residual sums.
 
-Collectives of buckets stand between segments where they can (`between.py`), and run as they are.
+Collectives of buckets run between regions if possible (`between.py`), op by op.
 
-Values that cost nothing (constants, sizes) are made anew where they are read. Seeds of random draws come
-first: a seed is told from the next by a number, which would make each layer another.
+Values that cost nothing (constants, sizes) are recomputed in each region that reads them. Seeds of random ops
+come first: seeds are distinguished by an index, which would make each layer different.
 """
 
 from __future__ import annotations
@@ -40,59 +40,59 @@ from fxdp.lowering.inductor.call_text import line, token
 from fxdp.torch_compat import aten, prims
 
 _SHORTEST = 16
-"""Nodes in a layer: a call of code takes some microseconds, which a layer of few ops would not be worth."""
+"""The minimal number of nodes of a layer: a call takes some microseconds, too much for a layer of few ops."""
 _LEAST_WORK = 8
-"""Of these, those that compute: what a forward saves of its weights is a long run of views."""
+"""The minimal number of nodes that compute: the saved values of weights are a long run of views."""
 _LEAST = 3
-"""Layers in a run: for two, the time that a second compilation takes is not worth a call either."""
+"""The minimal number of layers in a run: for two layers, a second compilation costs less than the calls."""
 
 _MOST_OF_ALL = 0.75
-"""The share of calls that may be left to compile: several compilations take longer than one of as many."""
+"""The maximal share of calls left to compile: several compilations take longer than one of equal size."""
 
 _MADE_ANEW = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
 _SEEDS = frozenset({prims.inductor_seeds.default, prims.inductor_lookup_seed.default})
 
 
 class NoRegionsError(Exception):
-    """A half that stays in one piece."""
+    """Raised if a graph cannot be divided into regions."""
 
 
 @dataclass(frozen=True)
 class CompiledRegion:
-    """Some calls of a half, as a graph of its own."""
+    """Calls of a graph, as a graph of its own."""
 
     graph: fx.Graph
     takes: tuple[fx.Node, ...]
-    """What of the half it is given: inputs, then results of segments before it."""
+    """The operands from outside: inputs of the full graph, then results of earlier regions."""
     fixed: int
-    """How many of these keep their addresses between steps; they come first."""
+    """The number of operands, at the beginning, that keep their addresses between steps."""
     gives: tuple[fx.Node, ...]
     kept: tuple[int, ...]
-    """The results that others read with the strides that they were traced with; more than this half's."""
+    """The results read outside with their traced strides; may include more than the full graph's results."""
     kind: str
-    """Segments of the same kind run the same code."""
+    """The kind; regions of one kind share code."""
     between: bool = False
-    """Whether it is what stands between others, and runs as it is."""
+    """True if the calls run between regions, op by op."""
 
 
 _Made: TypeAlias = "tuple[CompiledRegion, Sequence[fx.Node]]"
-"""A segment, and its calls in the half."""
+"""A region, and its calls in the full graph."""
 
 
 def regions(
     gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0, hides: bool = True
 ) -> list[CompiledRegion]:
-    """A half in segments, in their order; none where nothing repeats.
+    """Return the regions of a graph, in order; empty if nothing repeats.
 
     Parameters
     ----------
     visible : the results that keep their strides.
-    fixed : so many inputs, the first, keep their addresses between steps.
-    hides : collectives that work hides stay so.
+    fixed : the number of inputs, at the beginning, that keep their addresses between steps.
+    hides : keep collectives overlapped with compute.
 
     Raises
     ------
-    NoRegionsError : the half reads graphs, or sizes that nothing gives.
+    NoRegionsError : the graph reads nested graphs, or sizes that no input gives.
     """
     between = calls_between(gm.graph)
     found = _Half(gm, visible, fixed, between, hides).regions()
@@ -100,7 +100,7 @@ def regions(
 
 
 class _Half:
-    """The calls of a half in their order, without those that are made anew where they are read."""
+    """The calls of a graph in order, without calls that are recomputed in each region."""
 
     def __init__(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, between: set[fx.Node], hides: bool
@@ -128,7 +128,7 @@ class _Half:
         self._calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
 
     def regions(self) -> list[CompiledRegion]:
-        """All of them in their order; none where nothing repeats."""
+        """Return all regions in order; empty if nothing repeats."""
         found, alone = self._merged()
         if len({one.kind for one, _ in found}) == len(found):
             return []
@@ -141,7 +141,7 @@ class _Half:
                 parts = self._parted(found[error.region][1], error.call)
                 if found[error.region][0].kind not in alone or len(parts) == 1:
                     return []
-                # it is compiled in two parts: nothing is lost, as no other is like it
+                # compiled in two parts without loss, because no other region has this kind
                 found[error.region : error.region + 1] = parts
                 alone.update(one.kind for one, _ in parts)
         if sum({one.kind: len(piece) for one, piece in found}.values()) > _MOST_OF_ALL * len(self._calls):
@@ -151,9 +151,9 @@ class _Half:
         return [one for before, after in zip(own, between, strict=True) for one in (*before, *after)]
 
     def _merged(self) -> tuple[list[_Made], set[str]]:
-        """Layers and what lies between them, and the kinds of which there is one only.
+        """Return layers and the parts between layers, and the kinds with only one region.
 
-        What is one of its kind is compiled together with what lies beside it.
+        Adjacent regions whose kinds occur only once are merged.
         """
         made = [(self._region(piece), piece) for piece in self._pieces(self._calls)]
         many = Counter(one.kind for one, _ in made)
@@ -169,18 +169,18 @@ class _Half:
         return found, kinds
 
     def _parted(self, calls: Sequence[fx.Node], at: fx.Node) -> list[_Made]:
-        """A segment as two: what comes before a call, and what comes after it."""
+        """Split a region in two: the calls before `at`, and the calls after."""
         place = self._position
         parts = [n for n in calls if place[n] < place[at]], [n for n in calls if place[n] > place[at]]
         return [(self._region(part), part) for part in parts if part]
 
     def _as_it_is(self, calls: Sequence[fx.Node]) -> CompiledRegion:
-        """What stands between segments; never of a kind with one of them."""
+        """Return calls between regions as a region of a separate kind that runs op by op."""
         one = self._region(calls)
         return replace(one, between=True, kind=f"between\n{one.kind}")
 
     def _is_free(self, node: fx.Node) -> bool:
-        # what the half itself returns must be made by some segment
+        # results of the full graph must be computed by a region
         if node.op != "call_function" or self._output in node.users:
             return False
         number = isinstance(node.meta.get("val"), (torch.SymInt, int))
@@ -190,7 +190,7 @@ class _Half:
         )
 
     def _pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """The calls in runs of layers, and what is left between them."""
+        """Yield the calls in runs of layers, and the remaining calls between runs."""
         run = longest_run([token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
         layer = [] if run is None else calls[run.start : run.start + run.period]
         if run is None or sum(not getattr(n.target, "is_view", False) for n in layer) < _LEAST_WORK:
@@ -204,7 +204,7 @@ class _Half:
         yield from self._pieces(calls[run.end :])
 
     def _turned(self, calls: Sequence[fx.Node], run: Repetitions) -> Repetitions:
-        """The run with its borders where fewest values cross them."""
+        """Shift the borders of a run to where the fewest values cross."""
         place = {node: i for i, node in enumerate(calls)}
         starts, ends = Counter[int](), Counter[int]()
         for node, i in place.items():
@@ -216,18 +216,19 @@ class _Half:
         for i in range(len(calls) + 1):
             across += starts[i] - ends[i]
             crossing.append(across)
-        # a turn leaves the beginning of the first layer over: without a begun one at the end it costs a layer
+        # a shift cuts off the beginning of the first layer: without a partial layer at the end, a layer is
+        # lost
         iterations = range(run.period if run.count > _LEAST else run.more + 1)
         iteration = min(iterations, key=lambda t: crossing[run.start + t + run.period])
         covered = run.period * run.count + run.more - iteration
         return Repetitions(run.start + iteration, run.period, covered // run.period, covered % run.period)
 
     def _region(self, calls: Sequence[fx.Node]) -> CompiledRegion:
-        """These calls, with the parts of what they return, as a graph."""
+        """Build the region of these calls, including the selections from their results."""
         calls = [n for call in calls for n in with_parts(call)]
         own = set(calls)
         takes = list(dict.fromkeys(a for n in calls for a in self._read(n) if a not in own))
-        takes.sort(key=lambda n: (n not in self._fixed, n.op != "placeholder"))  # as in the half
+        takes.sort(key=lambda n: (n not in self._fixed, n.op != "placeholder"))  # in the full graph's order
         takes += [s for s in self._sizes_in([*takes, *calls]) if s not in takes]
         outside = {n: [u for u in n.users if u not in own and self._takes(u, n)] for n in calls}
         gives = [n for n in calls if not self._free.issuperset(outside[n])]
@@ -244,7 +245,7 @@ class _Half:
         return CompiledRegion(graph, tuple(takes), fixed, tuple(gives), tuple(kept), kind)
 
     def _read(self, node: fx.Node) -> Iterator[fx.Node]:
-        """What a call reads, with what is read where that is made anew."""
+        """Yield the operands of a call; for a recomputed operand, yield the operands of its computation."""
         for source in self._data(node):
             if source in self._free:
                 yield from self._read(source)
@@ -252,14 +253,14 @@ class _Half:
                 yield source
 
     def _takes(self, node: fx.Node, value: fx.Node) -> bool:
-        """Whether a call reads a value: what stands between segments is not told when to start."""
+        """Return whether a call reads a value; a call between regions has no operands that only order."""
         return node not in self._apart or value in data_of(node)
 
     def _data(self, node: fx.Node) -> Iterable[fx.Node]:
         return data_of(node) if node in self._apart else node.all_input_nodes
 
     def _sizes_in(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """The half's inputs that give the sizes of these values."""
+        """Return the inputs of the full graph that give the sizes of these values."""
         symbols = {s for n in nodes for s in _symbols(n.meta.get("val"))}
         if unknown := symbols - self._sizes.keys():
             raise NoRegionsError(f"no input gives {sorted(map(str, unknown))}")
@@ -271,14 +272,14 @@ class _Half:
                 self._copy(source, graph, copies)
         given = (*node.args[:-1], []) if node in self._apart and node.target in STARTS else node.args
         args, kwargs = fx.map_arg((given, node.kwargs), copies.__getitem__)
-        # named after the op, not after the half's node: so layers are the same to Inductor's cache, too
+        # named after the op, not after the original node, so that layers are equal for Inductor's cache, too
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         made.meta.update(node.meta)
         copies[node] = made
 
 
 def _symbols(value: Any) -> Iterator[Any]:
-    """The symbols of which the sizes of a value are made."""
+    """Yield the symbols in the sizes of a value."""
     if isinstance(value, (tuple, list)):
         for one in value:
             yield from _symbols(one)

@@ -1,11 +1,11 @@
-"""Numbers that a program reads from its inputs, beside float64 tensors: as the tensors they are read from.
+"""Represent a number that is read from an input as a tensor, where combined with float64 tensors.
 
     %u0 = item(%scale)          kept: %scale
     %u1 = 1 - %u0               kept: 1 - %scale
     %y = mul(%x: f64, %u1)      traced as mul(%x, 1 - %scale)
 
-Inductor's kernels on CPU take a number as a `float`, of which a double has only the first half of the digits.
-Beside other dtypes a number counts that much and no more, and stays one.
+Inductor's kernels on CPU take a number as a C++ `float`, which has only half of the digits of a double.
+Combined with tensors of lower precision, a number needs no more digits, and stays a number.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _OF_TENSORS = {
     for name in ("add", "sub", "rsub", "mul", "div")
     for kind in ("Tensor", "Scalar")
 }
-"""Ops of a tensor and a number, by those of two tensors."""
+"""Ops of a tensor and a number, mapped to ops of two tensors."""
 
 
 class NumberTensors:
-    """The tensors of the numbers of a trace; those that nobody uses are dropped as dead."""
+    """The tensors behind the numbers of a trace; unused tensors are removed as dead code."""
 
     def __init__(self) -> None:
         self._kept: dict[fx.Node, Tensor] = {}
 
     def call(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """What is to be called with what in the place of a node's op."""
+        """Return the op to call for a node, and its arguments."""
         if len(args) < 2 or node.target not in _OF_TENSORS or not any(map(_is_wide, args[:2])):
             return node.target, args
         kept = [self._kept.get(n) if isinstance(n, fx.Node) else None for n in node.args[:2]]
@@ -46,7 +46,7 @@ class NumberTensors:
         return _OF_TENSORS[node.target], (*both, *args[2:])
 
     def keep(self, node: fx.Node, args: tuple[Any, ...], env: Mapping[fx.Node, Any]) -> None:
-        """Keep the tensor of a number that is read, or computed from such ones."""
+        """Record the tensor of a number that is read from a tensor, or computed from a recorded number."""
         if node.target is _READ and _is_wide(args[0]):
             self._kept[node] = args[0]
         elif node.target in _ARITHMETIC and not self._kept.keys().isdisjoint(node.all_input_nodes):

@@ -1,7 +1,7 @@
-"""How a program's halves come to be compiled; `cold_start` is a shorter way to the same code.
+"""The order in which a program's forward and backward are compiled; `cold_start` is a faster variant.
 
-The main line knows a `Start` only. The plain one builds each kernel by itself, as Inductor does, and compiles
-the forward, then the backward, on every rank.
+The compiler only uses the interface `Start`. The plain `Start` builds each kernel separately, as Inductor
+does, and compiles the forward, then the backward, on every rank.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from fxdp.torch_compat import is_on
 
 
 def _go_on() -> None:
-    """Nobody to wait for."""
+    """Return at once: the barrier of a single rank."""
 
 
 @dataclass
 class Start:
-    """The order in which a rank compiles both halves of one program, and what is in force meanwhile."""
+    """The order in which a rank compiles a program's forward and backward, and the contexts for compiling."""
 
     barrier: Callable[[], None] = _go_on
-    """Waits until all ranks have come so far."""
+    """Waits until all ranks have called."""
     _waited: bool = field(default=False, init=False)
 
     def building(self) -> AbstractContextManager[None]:
-        """Around the compilation of a half."""
+        """Return a context for the compilation of a graph."""
         return contextlib.nullcontext()
 
     def run(self, forward: Callable[[], None], backward: Callable[[], None], *, independent: bool) -> None:
-        """Compile both halves, one after the other if the backward depends on the forward's code."""
+        """Compile forward and backward; `independent`: the backward does not need the forward's code."""
         forward()
         backward()
 
     def finish(self) -> None:
-        """Wait for the others once, however far this rank has come: also if it failed."""
-        # each rank waits exactly once whatever its settings, else one rank's wait would meet
-        # another's next exchange
+        """Wait once for all ranks; also call after a failure."""
+        # each rank waits exactly once with any settings, otherwise the wait of one rank would be matched with
+        # the next exchange of another
         if not self._waited:
             self._waited = True
             self.barrier()
 
 
 def start_of(rank: int = 0, barrier: Callable[[], None] = _go_on) -> Start:
-    """The way to compile a program: the shorter one where that shortcut is on."""
+    """Return the way to compile a program: `ColdStart` if this shortcut is on."""
     if not is_on("cold_start"):
         return Start(barrier)
-    # here, so that nothing of it is loaded where it is left out
+    # imported here, so that nothing is loaded while the shortcut is off
     from fxdp.lowering.inductor.cold_start import ColdStart
 
     return ColdStart(barrier, backward_first=rank % 2 == 1)

@@ -1,18 +1,18 @@
-"""The strides of values: what Inductor would choose, what one half hands to the other and to the user.
+"""The strides of values that Inductor chooses, or that forward, backward and user agree on.
 
-On CPU Inductor runs every convolution on channels-last values. A forward that is traced so from the start has
-the strides that Inductor would give it, hence what it saves is known before it is compiled, and the ranks can
-compile both halves at the same time. Elsewhere Inductor weighs layouts by its own heuristics: there the
-backward has to wait for the forward's strides.
+On CPU, Inductor runs every convolution in channels-last format. A forward traced with this format from the
+start has the strides that Inductor would choose. So the strides of saved values are known before the forward
+is compiled, and ranks can compile forward and backward at the same time. On other devices, Inductor decides
+by heuristics, and the backward has to wait for the strides of the forward.
 
-Both halves are compiled for the strides with which results were traced. Inductor keeps those of a result
-that has memory of its own, but not always of a view: what is concatenated later may be computed inside of the
-larger buffer at once.
+Forward and backward are compiled for the traced strides of results. Inductor keeps the strides of a result
+with memory of its own, but not always of a view: a value that is concatenated later may be computed inside of
+the concatenation's buffer at once.
 
     %kept = permute(%x)                 traced [6, 8, 2] with strides (16, 1, 8)
-    %all = cat([%x, ..], 2)             %x lies in %all: %kept has (112, 1, 8)
+    %all = cat([%x, ..], 2)             %x is a part of %all: %kept has (112, 1, 8)
 
-And of a view of which nothing else is read it makes no more than the view:
+If only a view of a value is read, Inductor computes only the view:
 
     %entire = exp(%x)                    traced [6, 8] with strides (8, 1)
     %kept = %entire[:, :2]               traced [6, 2] with strides (8, 1), computed alone with (2, 1)
@@ -35,23 +35,23 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def traces_channels_last(device: torch.device) -> bool:
-    """Whether Inductor runs all convolutions channels-last on this device."""
+    """Return whether Inductor runs all convolutions channels-last on this device."""
     if device.type != "cpu":
         return False
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
 
 
 def channels_last(image: Tensor) -> Tensor:
-    """The image as Inductor's convolutions read it; itself where it is laid out so."""
+    """Return an image in the memory format of Inductor's convolutions; unchanged if in this format."""
     layout = _FORMATS.get(image.dim())
     return image if layout is None else image.contiguous(memory_format=layout)
 
 
 def of_that_shape(weight: Tensor) -> Tensor:
-    """The same memory with the shape and strides of a weight in channels-last: its values are elsewhere.
+    """Return a weight's memory viewed with channels-last shape and strides; element values are arbitrary.
 
-    For who reads none: a convolution's backward for the gradient of its weights, which would copy them to lay
-    them out so.
+    For a convolution's backward that computes only the weight gradient, and so reads no weights. A real
+    conversion would copy the weights.
     """
     if weight.dim() not in _FORMATS or not weight.is_contiguous():
         return weight
@@ -61,23 +61,23 @@ def of_that_shape(weight: Tensor) -> Tensor:
 
 
 def chooses_layouts(joint: fx.GraphModule, device: torch.device) -> bool:
-    """Whether Inductor would lay values out in another way than they were traced: for convolutions."""
+    """Return whether Inductor may change memory formats from the traced ones, because of convolutions."""
     if traces_channels_last(device):
         return False
     return any(n.target is aten.convolution.default for n in joint.graph.nodes)
 
 
 def results(gm: fx.GraphModule) -> list[Any]:
-    """The flat results of a traced graph."""
+    """Return the flat results of a traced graph."""
     values = gm.graph.output_node().args[0]
     assert isinstance(values, (list, tuple))
     return list(values)
 
 
 def moved(gm: fx.GraphModule, strides: Sequence[Any], among: Collection[int]) -> list[int]:
-    """Which of the results numbered `among` are laid out in another way than they were traced.
+    """Return the results among `among` whose strides differ from the traced strides.
 
-    `strides` are those of the compiled code's results, as far as they are known.
+    `strides` are the strides of the compiled code's results, None where unknown.
     """
     values = results(gm)
     known = [i for i in among if i < len(strides) and strides[i] is not None]
@@ -97,7 +97,7 @@ def _hint(size: Any) -> Any:
 
 
 def copied(gm: fx.GraphModule, which: Collection[int] = ()) -> fx.GraphModule:
-    """A copy of a graph, in which the results numbered `which` have memory of their own."""
+    """Return a copy of a graph, in which the results numbered `which` have memory of their own."""
     graph = fx.Graph()
     values = graph.graph_copy(gm.graph, {})
     assert isinstance(values, (list, tuple))
@@ -107,14 +107,14 @@ def copied(gm: fx.GraphModule, which: Collection[int] = ()) -> fx.GraphModule:
 
 
 def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The value in memory of its own, laid out as it was traced."""
+    """Copy a value into new memory with the traced strides."""
     value: Tensor = node.meta["val"]
     order = sorted(range(value.dim()), key=lambda d: -_hint(value.stride(d)))
     return _dense(graph, node, order) if _is_dense(value, order) else _spaced(graph, node)
 
 
 def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
-    """Whether nothing lies between the elements, whose dims are in this order; a part of another has gaps."""
+    """Return whether elements, with dims in this order, have no gaps; a part of a larger value has gaps."""
     step = 1
     for d in reversed(order):
         if _hint(value.shape[d]) != 1 and _hint(value.stride(d)) != step:
@@ -131,14 +131,14 @@ def _dense(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
         (aten.lift_fresh_copy.default, ()),
         (aten.permute.default, (back,)),
     )
-    for target, args in steps:  # Inductor leaves a clone out, not a lift_fresh_copy
+    for target, args in steps:  # Inductor removes a clone, but not a lift_fresh_copy
         made, found = graph.call_function(target, (made, *args)), target(found, *args)
         made.meta["val"] = found
     return made
 
 
 def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """With the gaps that it was traced with, as a part of an entire that this half never makes."""
+    """Copy a value with the gaps of the traced strides, as a part of a larger value that does not exist."""
     value: Tensor = node.meta["val"]
     size = [_number(graph, aten.sym_size.int, node, d) for d in range(value.dim())]
     stride = [_number(graph, aten.sym_stride.int, node, d) for d in range(value.dim())]
@@ -156,7 +156,7 @@ def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _number(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> Any:
-    """What an op gives, or where that is open its node: Inductor takes no symbol as an argument."""
+    """Return the result of an op on sizes; if symbolic, as a node: Inductor takes no symbol as argument."""
     found = op(*map(_value, args))
     if not isinstance(found, torch.SymInt):
         return found
@@ -170,7 +170,7 @@ def _value(argument: Any) -> Any:
 
 
 def restride(backward: fx.GraphModule, strides: Sequence[Any], saved_order: Sequence[int]) -> None:
-    """Tell the backward how Inductor laid out what the forward saves."""
+    """Update the backward's saved inputs to the strides that Inductor chose in the forward."""
     placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
     for node, position in zip(placeholders, saved_order, strict=False):
         value = node.meta["val"]

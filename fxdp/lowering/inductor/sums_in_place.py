@@ -1,11 +1,11 @@
-"""Buckets of gradients that are summed where the gradients lie, instead of being laid end to end first.
+"""All-reduce buckets of gradients in place, instead of concatenating the gradients first.
 
-    before    a, b -> cat -> all_reduce -> wait -> slices       each gradient is copied, and lives in a bucket
-    after     a, b -> start_sums -> finish_sums                 each is its own tensor, as without other ranks
+    before    a, b -> cat -> all_reduce -> wait -> slices       each gradient is copied into a bucket
+    after     a, b -> start_sums -> finish_sums                 each gradient stays a tensor of its own
 
-Only for what runs op by op, between segments, and where ranks read each other's values where they lie
-(`ranks/comms/direct_sums.py`). A sum writes into its terms, so nobody may read one of them as it was: neither
-in this graph, nor by a view of it.
+Only for graphs that run op by op, between regions, and for ranks that read each other's memory
+(`ranks/comms/direct_sums.py`). An in-place reduction overwrites its operands, so neither this graph nor a
+view may read an operand's former value.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SLICE = aten.slice.Tensor
 
 
 def sums_in_place(graph: fx.Graph) -> bool:
-    """Whether a graph starts such sums, or waits for them: it cannot be compiled."""
+    """Return whether a graph starts or finishes in-place reductions: such a graph cannot be compiled."""
     return any(node.target in (start_sums, finish_sums) for node in graph.nodes)
 
 
 def sum_in_place(graph: fx.Graph, group: str) -> bool:
-    """Rewrite the buckets that are summed by `group`, where nobody reads their gradients otherwise.
+    """Rewrite the buckets that `group` reduces if the gradients have no other readers; return if changed.
 
-    Those alone that stand between segments; whether there are any.
+    Only buckets that run between regions are rewritten.
 
     before: `%all_reduce = all_reduce(cat([%a, %b]), sum, group)`, `%c = slice(wait(%all_reduce), 0, 0, 4)`
     after:  `%start = start_sums([%a, %b], group)`, `%c = finish_sums(%start)[0]`
@@ -57,16 +57,16 @@ def sum_in_place(graph: fx.Graph, group: str) -> bool:
 
 
 def _is_bucket(node: fx.Node) -> bool:
-    """Whether different flat values are put end to end for a sum alone, and are more than a message."""
+    """Return whether a node concatenates distinct flat values for one reduction, above message size."""
     if node.target is not _CAT or len(node.args) > 1 or len(node.users) > 1:
         return False
     pieces: Any = node.args[0]
-    # a message is put together in any case
+    # a message is packed in any case
     return len({*pieces}) == len(pieces) and node.meta["val"].nbytes > MESSAGE_BYTES
 
 
 def _parts_of(wait: fx.Node, pieces: Sequence[fx.Node]) -> list[fx.Node] | None:
-    """The slices that take the sums apart again as they were put together; None if it is read otherwise."""
+    """Return the slices that undo the concatenation of `pieces`; None if the result is read differently."""
     ends = [*accumulate(piece.meta["val"].numel() for piece in pieces)]
     found = {_range(user, ends[-1]): user for user in wait.users}
     wanted = [*pairwise([0, *ends])]
@@ -76,7 +76,7 @@ def _parts_of(wait: fx.Node, pieces: Sequence[fx.Node]) -> list[fx.Node] | None:
 
 
 def _range(node: fx.Node, size: int) -> tuple[int, int] | None:
-    """From where to where a call slices a flat value of so many elements; None if it does something else."""
+    """Return the bounds of a slice of a flat value with `size` elements; None for any other call."""
     if node.target is not _SLICE or len(node.args) != 4 or node.args[1] != 0:
         return None
     _, _, start, stop = node.args
@@ -84,7 +84,7 @@ def _range(node: fx.Node, size: int) -> tuple[int, int] | None:
 
 
 def _may_be_written(piece: fx.Node) -> bool:
-    """Whether a flat value is read for the sum alone, and so is what it shows."""
+    """Return whether a flat value, and the value that it is a view of, is read by the reduction alone."""
     value = piece.meta["val"]
     if value.dim() != 1 or not value.is_contiguous() or len(piece.users) > 1:
         return False
@@ -98,7 +98,7 @@ def _may_be_written(piece: fx.Node) -> bool:
 
 
 def _are_apart(node: fx.Node) -> bool:
-    """Whether all that read a flat value read parts of it that have no element in common."""
+    """Return whether all readers of a flat value read disjoint slices."""
     value = node.meta["val"]
     if value.dim() != 1:
         return False

@@ -1,4 +1,4 @@
-"""Trace an emitted joint graph with Inductor's decompositions, which are not those of the capture."""
+"""Trace an emitted joint graph with Inductor's decompositions, which differ from the capture's."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from fxdp.torch_compat import (
 )
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
-"""Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""
+"""Collectives whose ops take a tensor and a number, which Inductor promotes together: bool to int64."""
 
 _READ = aten._local_scalar_dense.default
 _FORMATS = frozenset({layouts.in_format, layouts.in_format_of})
-"""For kernels that Inductor takes apart; strides that are symbols could not tell the format anyway."""
+"""Ops that set the memory format for kernels that Inductor decomposes; symbolic strides hide formats."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A joint graph of the ops that Inductor compiles, and what it was traced with."""
+    """A joint graph of ops that Inductor compiles, with the fake inputs of the trace."""
 
     joint: fx.GraphModule
-    """Its results are outputs, mutations, unread draws, gradients."""
+    """The graph; results are outputs, mutations, unread random ops, gradients."""
     fake_mode: FakeTensorMode
     inputs: list[Any]
     tangents: list[Any]
     sizes: Mapping[str, Any]
-    """Numbers, or symbolic ones, which stay open unless an op fixes them."""
+    """Fixed or symbolic sizes; symbolic sizes stay symbolic unless an op specializes one."""
 
 
 def trace(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device
 ) -> Traced:
-    """The emitted graph as Inductor wants it; `values` holds real tensors, on whose strides code may rely."""
+    """Trace the emitted graph for Inductor; `values` holds real tensors, on whose strides code may rely."""
     fake_mode, sizes = shapes.trace_sizes()
     inputs, tangents = forward_inputs(gm.graph), backward_inputs(gm.graph)
     env = {named_size(name): value for name, value in sizes.items()}
     if shapes.single:
-        env[named_size("b")] = env[B]  # one symbol, not two of the same value: what is equal stays provable
+        env[named_size("b")] = env[B]  # one symbol instead of two equal ones, so that equality stays provable
     given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
@@ -81,7 +81,7 @@ def _fake(
     if isinstance(spec, (Parameter, Buffer, Constant)):
         if spec in values:
             return fake_mode.from_tensor(values[spec].detach(), static_shapes=True)
-        with fake_mode:  # the rows of a padded gather
+        with fake_mode:  # the row index of a padded gather
             return torch.empty(sizes["B"], dtype=torch.int64, device=device)
     assert isinstance(type_, TensorType)
     placement = meta(node).placement
@@ -94,10 +94,10 @@ def _fake(
 def joint_function(
     gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node], device: torch.device
 ) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """The graph as `f(primals, tangents)` whose results are outputs, mutations, unread draws, gradients.
+    """Return the graph as `f(primals, tangents)` with outputs, mutations, unread random ops, gradients.
 
-    Where Inductor runs convolutions channels-last, their images and weights are laid out so from the start.
-    Bools that are gathered or broadcast travel as bytes, as Inductor would not send them as they are.
+    If Inductor runs convolutions channels-last, images and weights are converted from the start. Bools that
+    are gathered or broadcast are sent as bytes, because Inductor would promote bools.
     """
     order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
@@ -116,7 +116,7 @@ def joint_function(
 
 
 class _Run:
-    """One run of an emitted graph, node by node, as the trace shall see it."""
+    """A run of an emitted graph, node by node, for the trace."""
 
     def __init__(self, env: dict[fx.Node, Any], lays_out: bool) -> None:
         self.env = env
@@ -128,7 +128,7 @@ class _Run:
         self._traces = OpTraces()
 
     def call(self, node: fx.Node, number: int) -> Any:
-        """The value of a node, the `number`th of its graph, once those that it reads are in `env`."""
+        """Return the value of a node, the `number`th of the graph; operands must be in `env`."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
         if node.target in _FORMATS:
             return args[0]
@@ -149,40 +149,40 @@ class _Run:
         return value if self._as_bytes.isdisjoint(node.all_input_nodes) else value.to(torch.bool)
 
     def _in_memory_format(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, those of a convolution channels-last.
+        """Return the arguments, with those of a convolution converted to channels-last.
 
-        Inductor would lay them out itself, but after the trace: the strides of what is saved would then be
-        known only when the forward is compiled.
+        Inductor would convert after the trace: the strides of saved values would then be known only after the
+        forward is compiled.
         """
         if node.target is aten.convolution.default:
             return (channels_last(args[0]), channels_last(args[1]), *args[2:])
-        # laid out again where they are read: the forward would save a copy of all weights
+        # converted again where read: otherwise the forward would save a copy of all weights
         if node.target is aten.convolution_backward.default:
             if not argument(node, "output_mask")[0]:
                 return (*args[:2], of_that_shape(args[2]), *args[3:])
             if release_before(2, 13) and not isinstance(args[1].shape[0], int):
-                # Inductor does not lay them out, and kernels for no images take them as they lie
+                # Inductor does not convert here, and kernels for empty batches use the given format
                 return (*args[:2], channels_last(args[2]), *args[3:])
         return args
 
     def _sendable(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, a bool that is to travel as bytes."""
+        """Return the arguments, with a bool that is sent as bytes converted."""
         if node.target not in _TAKE_A_NUMBER or args[0].dtype != torch.bool:
             return args
         self._as_bytes.add(node)
         return (args[0].to(torch.uint8), *args[1:])
 
     def _draw(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
-        """A draw, which reads the one before it: only data keeps Inductor from changing their order."""
+        """Run a random op that takes the previous random result, so that Inductor cannot change the order."""
         made = node.target(*args[:-1], self._drawn)  # type: ignore[operator]
         self._drawn = made if isinstance(made, Tensor) else made[0]
         return made if node.users else self._drawn
 
 
 def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
-    """A number computed from numbers that are read from tensors, itself read from one; others as they are.
+    """Return a symbolic number computed from tensors' values as a number read from a new tensor.
 
-    A backward that Inductor writes knows what it is given by its symbol, and `1 - 0.5 * u0` has none.
+    A backward that Inductor writes identifies inputs by symbol, and `1 - 0.5 * u0` is no symbol.
     """
     if not isinstance(value, (torch.SymFloat, torch.SymInt)):
         return value
@@ -194,10 +194,10 @@ def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
 
 
 def dead_rng_ops(graph: fx.Graph) -> list[fx.Node]:
-    """The last of one device's draws if nobody reads it.
+    """Return the last random op of one device if the op has no reader.
 
-    The forward returns it, else the partitioner would drop it; draws before it are read by those after them.
-    Without a backward nothing is dropped.
+    The forward returns this op, otherwise the partitioner would drop the op; earlier random ops are read by
+    later ones. Without a backward nothing is dropped, and the list is empty.
     """
     last = [n for n in graph.nodes if is_twin(n.target)][-1:]
     return [n for n in last if not n.users and backward_results(graph)]

@@ -1,9 +1,9 @@
-"""Several C++ kernels of Inductor in one translation unit.
+"""Build several C++ kernels of Inductor in one translation unit.
 
-Inductor builds each kernel as a library of its own. On a small kernel g++ spends a quarter of a second on
+Inductor builds each kernel as a separate library. For a small kernel, g++ spends a quarter of a second on
 headers and linking and a twentieth on the kernel, so a program with forty kernels costs ten seconds of a cold
-start more than it has to. Here the kernels stand in one file, each in its own namespace, with one extension
-module around them. The compiler's flags and the kernels' code are Inductor's, so the numbers are the same.
+start more than necessary. Here the kernels are in one file, each in a separate namespace, within one
+extension module. The compiler flags and the code of the kernels are Inductor's, so the numbers are equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, StrictUndefined
 
 LARGEST = 16
-"""Kernels in a unit, at most: a large program has several units, which are built side by side."""
+"""The maximal number of kernels in a unit: a large program has several units, which are built in parallel."""
 
 _ENTRY = re.compile(r'extern "C"\s+void\s+(\w+)\s*\(')
 _INCLUDE = re.compile(r"^[ \t]*(#\s*include\b.*?)[ \t]*$", re.MULTILINE)
@@ -26,37 +26,37 @@ _ARGUMENT = re.compile(r"(const )?(\w+\*+|int64_t|float)$")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: the C++ types of its arguments, and the source of the function that takes them."""
+    """A kernel: the C++ types of the arguments, and the source of the function."""
 
     argtypes: tuple[str, ...]
     source: str
 
     @property
     def entry(self) -> str:
-        """The function's name."""
+        """The name of the function."""
         found = _ENTRY.search(self.source)
         assert found is not None
         return found.group(1)
 
     @property
     def includes(self) -> list[str]:
-        """The include lines, which may not stand inside of a namespace."""
+        """The include lines, which may not be inside of a namespace."""
         return _INCLUDE.findall(self.source)
 
     @property
     def body(self) -> str:
-        """The source without its include lines, its function visible in its namespace alone."""
+        """The source without include lines, with the function visible only in its namespace."""
         return _ENTRY.sub(r"static void \1(", _INCLUDE.sub("", self.source)).strip()
 
     @property
     def taken(self) -> str:
-        """The function's arguments, taken from Python's."""
+        """The C++ expressions that convert the function's arguments from Python."""
         types = [a.removeprefix("const ") for a in self.argtypes]
         return ", ".join(f"take<{type_}>(args[{i}])" for i, type_ in enumerate(types))
 
 
 def can_share(kernel: Kernel) -> bool:
-    """Whether the kernel can stand beside others: one entry, no macros, arguments that a unit can take."""
+    """Return whether a kernel can share a unit: one entry, no macros, arguments of supported types."""
     return (
         len(_ENTRY.findall(kernel.source)) == 1
         and kernel.source.count('extern "C"') == 1
@@ -66,7 +66,7 @@ def can_share(kernel: Kernel) -> bool:
 
 
 def units(asked: Sequence[tuple[Sequence[str], str]]) -> list[tuple[str, list[int]]]:
-    """Share out kernels, given by argument types and source, among units: sources, and who is in them."""
+    """Distribute kernels, given by argument types and source, over units: sources, with kernel numbers."""
     kernels = [Kernel(tuple(argtypes), source) for argtypes, source in asked]
     sharing = [number for number, kernel in enumerate(kernels) if can_share(kernel)]
     count = math.ceil(len(sharing) / LARGEST)
@@ -75,9 +75,9 @@ def units(asked: Sequence[tuple[Sequence[str], str]]) -> list[tuple[str, list[in
 
 
 def unit_source(kernels: Sequence[Kernel]) -> str:
-    """The C++ source of an extension module `unit` with a function `kernel_<i>` for each kernel.
+    """Return the C++ source of an extension module `unit` with a function `kernel_<i>` for each kernel.
 
-    `connect(address)` must be called before: it takes the address of the function that gives a tensor's data.
+    `connect(address)` must be called first, with the address of the function that returns a tensor's data.
     """
     includes = dict.fromkeys(line for kernel in kernels for line in kernel.includes)
     return _UNIT.render(kernels=kernels, includes=includes)
