@@ -5,21 +5,21 @@
     │   └── TorchMismatchError  fxdp's own code does not fit the installed torch (a bug in fxdp)
     ├── PlacementError      an op that cannot be made exact on this mesh
     ├── ExactnessError      fxdp.verify found a value that differs from one device's
-    │   └── RuleError       an op rule that claims what its op does not compute
-    ├── MeshError           a mesh, process group or device that does not fit
-    ├── InputError          a call whose inputs do not fit the program or each other
+    │   └── RuleError       an op rule that claims a result that the op does not compute
+    ├── MeshError           a mesh, process group or device that does not fit the request
+    ├── InputError          inputs of a call that do not fit the program or one another
     ├── AgreementError      ranks that were given different models, options or inputs
     ├── RankFailedError     another rank raised or died
     ├── ScheduleError       a pipeline schedule that is not complete, or unknown
     │   └── DeadlockError   ranks that would wait for one another forever
-    ├── StageError          a model that cannot be cut into the stages asked for
+    ├── StageError          a model that cannot be split into the requested stages
     ├── VerifierError       a graph that breaks an invariant of its level (a bug in fxdp)
-    ├── UnsupportedTorchError   a torch that is absent, too old or built without what fxdp needs
+    ├── UnsupportedTorchError   a torch that is absent, too old or built without a needed feature
     └── StateError          a call at the wrong time (after shutdown, a second backward, ...)
 
-    UntestedTorchWarning    a torch that fxdp was not proven with
+    UntestedTorchWarning    a torch release with which fxdp is not proven
 
-Every message says where, what was got, what was expected and the remedy.
+Every message names the location, the actual and the expected value, and the remedy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FxdpError(Exception):
 class CaptureError(FxdpError):
     """The model cannot be captured as one joint forward and backward graph.
 
-    `plan` is what is known all the same, where a plan was asked for: mesh, parameters, and this error.
+    `plan` has the known parts of a plan, if a plan was requested: mesh, parameters, and this error.
     """
 
     plan: object = None
@@ -47,15 +47,15 @@ class ExactnessError(FxdpError):
 
 
 class RuleError(ExactnessError):
-    """An op rule claims a placement that is not what the op computes."""
+    """An op rule claims a placement that the op's result does not have."""
 
 
 class MeshError(FxdpError, ValueError):
-    """A mesh, process group or device does not fit what was asked for."""
+    """A mesh, process group or device does not fit the request."""
 
 
 class InputError(FxdpError, ValueError):
-    """The inputs of a call do not fit the program or each other."""
+    """The inputs of a call do not fit the program or one another."""
 
 
 class AgreementError(FxdpError):
@@ -63,7 +63,7 @@ class AgreementError(FxdpError):
 
 
 class RankFailedError(FxdpError):
-    """Another rank raised an error or died; its message is part of this one."""
+    """Another rank raised an error or died; the message contains the error of that rank."""
 
 
 class ScheduleError(FxdpError, ValueError):
@@ -71,11 +71,11 @@ class ScheduleError(FxdpError, ValueError):
 
 
 class DeadlockError(ScheduleError):
-    """In a pipeline's order of work the ranks would wait for one another forever."""
+    """The order of work in a pipeline would make ranks wait for one another forever."""
 
 
 class StageError(FxdpError, ValueError):
-    """The model cannot be cut into the stages asked for."""
+    """The model cannot be split into the requested stages."""
 
 
 class VerifierError(FxdpError):
@@ -83,7 +83,7 @@ class VerifierError(FxdpError):
 
 
 class UnsupportedTorchError(FxdpError):
-    """Torch is not installed, too old, or built without what fxdp needs."""
+    """Torch is not installed, too old, or built without a feature that fxdp needs."""
 
 
 class TorchMismatchError(CaptureError):
@@ -91,15 +91,15 @@ class TorchMismatchError(CaptureError):
 
 
 class UntestedTorchWarning(UserWarning):
-    """The installed torch is not one that fxdp was proven with."""
+    """The installed torch is not a release with which fxdp is proven."""
 
 
 class StateError(FxdpError, RuntimeError):
-    """The call came at a time when it cannot be served."""
+    """The call is not possible at this time, as after shutdown, or as a second backward."""
 
 
 def a_kind(value: object) -> str:
-    """What a value is, in the words of a message: `an int`, `a Linear`, `an MLP`."""
+    """Return the class of a value with an article, for a message: `an int`, `a Linear`, `an MLP`."""
     name = type(value).__name__
     spelled = len(name) > 1 and name[:2].isupper()  # letter by letter: an em, an el, a you
     return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled else 'AEIOaeio') else 'a'} {name}"

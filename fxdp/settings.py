@@ -1,19 +1,19 @@
-"""What fxdp takes from the environment: the one module that reads environment variables.
+"""All settings from the environment: the one module that reads environment variables.
 
 variable         meaning                                                           default
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun      none
-FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
+FXDP_TIMEOUT_S   seconds that a rank waits for another before raising              300
 FXDP_LOST_S      seconds without an answer after which another machine counts as lost    25
-FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
-FXDP_SHORTCUTS       off: nothing is done only to save time; -NAME,-NAME: not these    on
-FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
+FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not by shared memory    1
+FXDP_SHORTCUTS       off: no optimization that only saves time; -NAME,-NAME: all but these    on
+FXDP_COLD_START      0: Inductor builds each kernel separately, ranks do not share compiling    1
 FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer for all    1
-FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
-FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
-FXDP_CACHE_MB    how large it may become; what was not used for longest goes first; 0: as without     512
-FXDP_UNTESTED_TORCH  1: no warning of a torch that fxdp was not proven with           0
-FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    8
-FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
+FXDP_CACHE       0: no cache on disk from run to run, except Inductor's own             1
+FXDP_CACHE_DIR   folder of the cache; only its owner may have write permission         fxdp in Inductor's
+FXDP_CACHE_MB    maximal size; the least recently used entries go first; 0: no cache   512
+FXDP_UNTESTED_TORCH  1: no warning if fxdp is not proven with the installed torch      0
+FXDP_TREE_ABOVE  more ranks than this are connected as a tree, not all to all; equal on all ranks    8
+FXDP_HOST        address at which other ranks reach this one (control channel)     found automatically
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import MeshError
 
-_LONGEST = 1e7  # seconds, 115 days: longer times do not fit into what waits for sockets
+_LONGEST = 1e7  # seconds, 115 days: longer timeouts overflow in socket calls
 _MOST_RANKS = 1 << 20
 _MOST_RESTARTS = 1 << 20
 _SHORTCUTS = "FXDP_SHORTCUTS"
@@ -34,13 +34,13 @@ _SWITCHES = {
     "FXDP_COLD_START": ("cold_start",),
     "FXDP_CACHE": ("cached_joint", "cached_pair", "cached_libraries"),
 }
-"""Variables that leave out certain shortcuts."""
+"""Variables that turn off certain shortcuts."""
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process among those that torchrun started."""
+    """The place of this process among the processes that torchrun started."""
 
     rank: int
     world_size: int
@@ -48,15 +48,15 @@ class Launch:
     master_addr: str
     master_port: int
     ranks_here: int = 0
-    """How many of them are on this host; 0 where nobody says."""
+    """The number of torchrun's processes on this host; 0 if unknown."""
     restarts: int = 0
-    """How often torchrun has started them before with the same store, in which their last words still are."""
+    """The number of restarts by torchrun with the same store, in which old failure broadcasts remain."""
     agent_store: bool = False
-    """Whether the store is torchrun's own, which is there before any rank is."""
+    """True if the store belongs to torchrun, so that the store exists before any rank starts."""
 
     @property
     def several_hosts(self) -> bool:
-        """Whether some of them may be on other hosts."""
+        """True if some of the processes may be on other hosts."""
         return self.ranks_here < self.world_size
 
 
@@ -66,12 +66,12 @@ class Settings:
 
     Attributes
     ----------
-    launch : torchrun's variables, None when the process was not started by torchrun.
-    timeout_s : seconds a rank waits for another one in a collective or in the control channel.
+    launch : torchrun's variables; None if the process was not started by torchrun.
+    timeout_s : seconds that a rank waits for another in a collective or in the control channel.
     lost_s : seconds without an answer after which another machine counts as lost.
-    host : the address at which other ranks reach this one, None to find it.
-    shared_memory : whether ranks of one host may sum large values through memory that they share.
-    tree_above : how many ranks have a connection to each other one at most; more are joined as a tree.
+    host : the address at which other ranks reach this one; None to find the address.
+    shared_memory : True if ranks of one host may sum large values through shared memory.
+    tree_above : the largest number of ranks with a connection between each pair; more ranks form a tree.
     """
 
     launch: Launch | None = None
@@ -102,12 +102,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class ShortcutSettings:
-    """Shortcuts that are not taken; `FXDP_LAYERS` and its like are switches of single ones.
+    """Shortcuts that are turned off; `FXDP_LAYERS` and similar variables switch single shortcuts.
 
     Attributes
     ----------
-    all_off : whether all are left out.
-    off : the names of others that are, each with the setting that says so.
+    all_off : True if all shortcuts are off.
+    off : the names of shortcuts that are off, each with the responsible setting.
     """
 
     all_off: bool = False
@@ -130,22 +130,22 @@ class ShortcutSettings:
 
     @property
     def text(self) -> str:
-        """The settings as a part of the key of what depends on them."""
+        """The settings as text, for the key of a cache entry that depends on shortcuts."""
         return "off" if self.all_off else " ".join(sorted(self.off))
 
     def why_off(self, name: str) -> str | None:
-        """The setting by which a shortcut is left out; None where none says so."""
+        """Return the setting that turns a shortcut off; None if the shortcut is on."""
         return f"{_SHORTCUTS}=off" if self.all_off else self.off.get(name)
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What is kept on disk from run to run; read by itself, as a plan without ranks asks for it, too.
+    """Settings of the cache on disk; separate from `Settings`, because a plan without ranks needs them, too.
 
     Attributes
     ----------
-    folder : where captures and compiled programs are kept; None: in Inductor's place, which torch knows.
-    megabytes : how much they may take together; 0: nothing is kept, nor read.
+    folder : the folder for captures and compiled programs; None: next to Inductor's cache, known by torch.
+    megabytes : the limit for the total size; 0: nothing is stored or read.
     """
 
     folder: str | None = None
@@ -170,12 +170,12 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class UntestedSettings:
-    """What is said of a torch that fxdp was not proven with; read by itself, before torch is imported.
+    """Settings of the warning about an unproven torch; separate, because torch is not imported yet.
 
     Attributes
     ----------
-    known : the user knows it, and wants no warning.
-    rank : this process's number among those that torchrun started.
+    known : True if the user wants no warning.
+    rank : the rank of this process, as set by torchrun.
     """
 
     known: bool = False
@@ -197,25 +197,25 @@ class UntestedSettings:
 
 
 def compiler_asked(environment: Mapping[str, str] | None = None) -> str:
-    """The C++ compiler that Inductor is told to take."""
+    """Return the C++ compiler that the environment tells Inductor to use."""
     env = os.environ if environment is None else environment
     return env.get("CXX") or "g++"
 
 
 def inductor_cache_asked(environment: Mapping[str, str] | None = None) -> str | None:
-    """The folder in which Inductor is told to keep what it compiles."""
+    """Return the folder in which the environment tells Inductor to keep compiled code; None if not set."""
     env = os.environ if environment is None else environment
     return env.get("TORCHINDUCTOR_CACHE_DIR") or None
 
 
 def settings_given(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of fxdp's own that the environment sets, sorted by name."""
+    """Return fxdp's own variables that the environment sets, sorted by name."""
     env = os.environ if environment is None else environment
     return {name: env[name] for name in sorted(env) if name.startswith("FXDP_")}
 
 
 def become(place: Launch) -> None:
-    """Make this process a rank: set what torchrun would, for a store that another process has."""
+    """Make this process a rank: set torchrun's variables, for a store in another process."""
     os.environ.update(
         RANK=str(place.rank),
         WORLD_SIZE=str(place.world_size),
@@ -228,7 +228,7 @@ def become(place: Launch) -> None:
 
 
 def lead_gloo_to(interface: str) -> None:
-    """Let gloo talk by this interface, where nobody has said by which."""
+    """Let gloo use this network interface, unless the environment names one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
@@ -260,7 +260,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
 
 
 def _left_out(env: Mapping[str, str]) -> list[str]:
-    """The names that `FXDP_SHORTCUTS` leaves out one by one."""
+    """Return the names that `FXDP_SHORTCUTS` turns off one by one."""
     text = env.get(_SHORTCUTS, "").strip()
     if text in ("", "on", "off"):
         return []
@@ -277,7 +277,7 @@ def _integer(env: Mapping[str, str], name: str, default: int, least: int, most: 
     text = env.get(name)
     if not text:
         return default
-    digits = text.isascii() and text.isdigit() and len(text) < 10  # a number of any length would be read
+    digits = text.isascii() and text.isdigit() and len(text) < 10  # rejects numbers of any length
     if not digits or not least <= int(text) <= most:
         raise MeshError(
             f"environment variable {name} is {text[:30]!r}; expected an integer from {least} to {most}"
@@ -302,5 +302,5 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def variables_of_user() -> Mapping[str, str]:
-    """All variables, for those that a model's own code reads."""
+    """Return all variables of the environment, for code of a model that reads variables."""
     return os.environ

@@ -1,1 +1,1 @@
-"""What is kept on disk between runs, in a folder that nobody else can write."""
+"""Caches on disk that outlive a run, in a folder that only the user can write."""

@@ -1,11 +1,11 @@
-"""`Entries`: values that are kept from run to run, by a hash of all that they depend on.
+"""`Entries`: a cache on disk of values from earlier runs, keyed by a hash of all inputs.
 
     key_of("joint", graph's text, options)  ->  9f31...     also of the versions of fxdp, torch and Python
     entries.find(key)                       ->  the value, or None
     entries.keep(key, value)
 
-Nothing here can fail: a folder that is full, read-only or not private, and an entry that is damaged, are one
-line of the log, and then everything goes on as without them.
+No operation raises: for a full, read-only or shared folder, or a damaged entry, one line is logged, and the
+run goes on without the cache.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _DIGEST = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries in a folder; without one nothing is found and nothing kept."""
+    """Cache entries in a folder; without a folder nothing is found and nothing is stored."""
 
     folder: PrivateFolder | None
 
     @staticmethod
     def within(folder: str | None, megabytes: float) -> Entries:
-        """Those in a folder, None: beside Inductor's cache; without one where they may take no space."""
+        """Return the entries in a folder (None: next to Inductor's cache); no folder for a limit of 0 MB."""
         if not megabytes:
             return Entries(None)
         path = Path(folder) if folder else Path(inductor_folder()) / "fxdp"
         return Entries(PrivateFolder(path, int(megabytes * 2**20)))
 
     def find(self, key: str, load: Callable[[bytes], Any] = pickle.loads) -> Any:
-        """The value that was kept under the key; None where there is none that can be used."""
+        """Return the value stored under a key; None if there is no usable value."""
         if self.folder is None:
             return None
         try:
@@ -55,18 +55,18 @@ class Entries:
             return None if content is None else load(_checked(content))
         except (UnusableFolderError, OSError) as error:
             _say(self._unusable(error))
-        except Exception as error:  # whatever a damaged or foreign entry makes of unpickling
+        except Exception as error:  # any error of unpickling a damaged or foreign entry
             _say(f"an entry of the cache in {self.folder.path} is ignored: {type(error).__name__}: {error}")
             self.folder.remove(key)
         return None
 
     def keep(self, key: str, value: Any, dump: Callable[[Any], bytes] = pickle.dumps) -> None:
-        """Keep a value, if it can be: what cannot be pickled is made anew each time."""
+        """Store a value under a key; a value that cannot be pickled is not stored."""
         if self.folder is None:
             return
         try:
             content = dump(value)
-        except Exception as error:  # a user's class among the values, which pickle does not find
+        except Exception as error:  # for example, a user's class that pickle cannot import
             _log.debug("not kept on disk: %s: %s", type(error).__name__, error)
             return
         try:
@@ -82,17 +82,17 @@ class Entries:
 
 
 def key_of(*parts: str) -> str:
-    """The name of an entry that depends on these texts and on the versions of all that made it."""
+    """Return the key of an entry that depends on these texts and on all versions of involved software."""
     hashed = hashlib.sha256(_versions().encode())
     for part in parts:
         text = part.encode()
-        hashed.update(f"\n{len(text)}\n".encode())  # no two lists of texts are alike when joined
+        hashed.update(f"\n{len(text)}\n".encode())  # lengths make joined lists of texts unique
         hashed.update(text)
     return hashed.hexdigest()
 
 
 def _checked(content: bytes) -> bytes:
-    """What follows the head, as it was written."""
+    """Return the content behind the header, after comparing the digest."""
     start = len(_HEAD) + _DIGEST
     digest = hashlib.sha256(content[start:]).digest()
     if not content.startswith(_HEAD) or digest != content[len(_HEAD) : start]:
@@ -102,7 +102,7 @@ def _checked(content: bytes) -> bytes:
 
 @functools.cache
 def _versions() -> str:
-    """Of fxdp its source itself, which changes between releases, too."""
+    """Return the versions of torch, sympy and Python, and a hash of fxdp's source, as text."""
     return "\n".join(
         (
             exact_torch_release(),
@@ -116,12 +116,12 @@ def _versions() -> str:
 def _source() -> str:
     hashed = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
-    folders = (root, (root / "passes").resolve())  # the latter is a link, which `rglob` does not follow
+    folders = (root, (root / "passes").resolve())  # the second is a link, which `rglob` does not follow
     for file in sorted({path for folder in folders for path in folder.rglob("*.py")}):
         hashed.update(f"{file.name}\n".encode() + file.read_bytes())
     return hashed.hexdigest()
 
 
-@functools.cache  # one line for one reason, however often it is met
+@functools.cache  # log each reason once
 def _say(text: str) -> None:
     _log.warning("%s", text)

@@ -1,8 +1,8 @@
-"""`PrivateFolder`: files of this user alone, written in full or not at all, the oldest ones removed.
+"""`PrivateFolder`: files of the current user only, written atomically, the least recently used removed first.
 
-What is read from it may be code, so it is used only if nobody else can write it: it is this user's own and
-neither its group nor others may write, as ssh asks of its keys. It is opened once, and files are named
-relative to what was opened: a folder that somebody puts in its place later is another one.
+The files may contain code, so the folder is used only if no other user can write: the folder must belong to
+the current user and must not be writable by group or others, as ssh requires for keys. Files are named
+relative to a descriptor of the folder, so a folder that is swapped in later is not used.
 """
 
 from __future__ import annotations
@@ -17,46 +17,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STRAY_S = 3600
-"""After so long a temporary file is of a process that was killed while it wrote."""
+"""Age in seconds after which a temporary file belongs to a killed process."""
 _TEMPORARY = ".tmp-"
 _ROOM = 0.9
-"""To what share of the limit a full folder is emptied, so that not every write has to remove something."""
+"""The share of the limit to which a full folder is emptied, so that not every write has to remove files."""
 
 
 class UnusableFolderError(Exception):
-    """The folder is not this user's alone, or cannot be made; says which and why."""
+    """Raised if the folder is not private, or cannot be created; names the folder and the reason."""
 
 
 @dataclass(frozen=True)
 class PrivateFolder:
-    """A folder and how many bytes its files may have together."""
+    """A folder with a limit on the total bytes of its files."""
 
     path: Path
     limit: int
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, which counts as used now; None if there is none.
+        """Return the content of a file, and mark the file as used now; None if there is no file.
 
         Raises
         ------
-        UnusableFolderError : others could have written it.
-        OSError : it cannot be read.
+        UnusableFolderError : another user could have written the file.
+        OSError : the file cannot be read.
         """
         with contextlib.suppress(FileNotFoundError), self._opened() as folder:
             with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as stream:
                 content = stream.read()
-            with contextlib.suppress(OSError):  # read-only, or removed meanwhile
+            with contextlib.suppress(OSError):  # read-only, or removed in the meantime
                 os.utime(name, dir_fd=folder)
             return content
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a file of this content; who reads meanwhile finds the file before, or none.
+        """Write a file atomically; a concurrent reader finds the previous content, or no file.
+
+        A content above the folder's limit is not written.
 
         Raises
         ------
-        UnusableFolderError : others could write it.
-        OSError : it cannot be written.
+        UnusableFolderError : another user could write the file.
+        OSError : the file cannot be written.
         """
         if len(content) > self.limit:
             return
@@ -73,7 +75,7 @@ class PrivateFolder:
             self._make_room(folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there and can be removed."""
+        """Remove a file if possible."""
         with contextlib.suppress(UnusableFolderError, OSError), self._opened() as folder:
             os.unlink(name, dir_fd=folder)
 
@@ -89,7 +91,7 @@ class PrivateFolder:
             os.close(folder)
 
     def _make_room(self, folder: int) -> None:
-        """Remove files that were not used for longest, until the others are within the limit."""
+        """Remove the least recently used files until the rest is within the limit."""
         files = sorted(_files(folder))
         total = sum(size for _, size, _ in files)
         goal = self.limit if total <= self.limit else int(self.limit * _ROOM)
@@ -111,9 +113,9 @@ def _check(found: os.stat_result, path: Path) -> None:
 
 
 def _files(folder: int) -> Iterator[tuple[float, int, str]]:
-    """When each was used last, its size and name."""
+    """Yield the time of last use, size and name of each file."""
     for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process makes room, too
+        with contextlib.suppress(FileNotFoundError):  # another process may remove files, too
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             yield found.st_mtime, found.st_size, name
 

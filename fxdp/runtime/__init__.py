@@ -1,1 +1,1 @@
-"""What runs at each step, and nothing else."""
+"""Code that runs at each step, and no other code."""

@@ -1,4 +1,4 @@
-"""An emitted program bound to a model's tensors, and its place in autograd."""
+"""An emitted program bound to a model's tensors, as a node of autograd."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _UNEVEN = (
 
 @dataclass
 class BoundProgram:
-    """The forward and backward of one rank for one kind of call.
+    """The forward and backward of one rank, for one cache entry of calls.
 
-    A call fills the template with its inputs and sizes, and runs `pair`. Nothing else happens at a step.
+    A call fills the template with inputs and sizes, and runs `pair`. A step does nothing beyond that.
     """
 
     pair: ForwardBackward
@@ -55,35 +55,35 @@ class BoundProgram:
     world: int
     rank: int
     seeded: bool
-    """Whether the program draws random numbers of its own on each rank."""
+    """True if the program draws random numbers that differ between ranks."""
     seeded_backward: bool = False
-    """Whether the backward, too (a hook that adds noise to gradients)."""
+    """True if the backward draws random numbers, too (a hook that adds noise to gradients)."""
     written: tuple[tuple[int, int], ...] = ()
     """Pairs of position and index of the inputs that the program writes."""
     sharded: tuple[tuple[int, DTensor], ...] = ()
-    """The parameters of which this rank holds rows, by position: autograd knows these, the program rows."""
+    """Sharded parameters by position: autograd sees the `DTensor`, the program reads the local shard."""
     guarded: Callable[[int], AbstractContextManager[None]] = lambda call: nullcontext()
-    """Around each backward of a call: errors of this rank reach the others, theirs reach this one."""
+    """Context for each backward of a call: an error on this rank reaches all ranks, and vice versa."""
     moment: Callable[[], int] = int
-    """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
+    """Returns the number of the current call, so that ranks run backwards in one order; 0 if not needed."""
     full: Callable[[], Mapping[str, Tensor]] = dict
-    """The full values of parameters that live from call to call, by the names under which they are read."""
+    """Returns the unsharded parameters that live across calls, by the names used in the program."""
     settled: Callable[[], None] = lambda: None
-    """Waits until all ranks have read what this one has shown them; after each forward and backward."""
+    """Waits until all ranks have read this rank's published shards; called after forward and backward."""
     messages: tuple[Names, Names] = ((), ())
-    """What the forward and what the backward starts, for a profiler."""
+    """The collectives started by the forward and by the backward, for a profiler."""
     undefined_gradients: UndefinedGradients = field(default_factory=UndefinedGradients)
-    """Which gradients are None where a loss does not read all outputs."""
+    """Determines the gradients that are None if a loss does not read all outputs."""
     apart: tuple[int, ...] = ()
-    """The positions of what has no gradient in the program: autograd knows of no way to them."""
+    """The positions of inputs without a gradient, which autograd does not see."""
     takes_sizes: bool = field(init=False)
-    """Whether a call must bring its sizes."""
+    """True if a call must pass its sizes."""
     takes_rows: bool = field(init=False)
-    """Whether a call must bring the row numbers of padded gathers."""
+    """True if a call must pass the row indices of padded gathers."""
     tangents: tuple[TangentSpec, ...] = field(init=False)
     differentiable: frozenset[int] = field(init=False)
     number_positions: tuple[int, ...] | None = None
-    """Which of the saved values are host numbers; learnt at the first run."""
+    """The positions of host numbers among the saved values; determined in the first run."""
     _warned: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class BoundProgram:
         rank: int,
         seeded: bool,
     ) -> BoundProgram:
-        """Bind an emitted graph's halves to the tensors in `values`."""
+        """Bind the forward and backward of an emitted graph to the tensors in `values`."""
         backward = any(meta(n).backward for n in gm.graph.nodes if node_draws(n))
         written = _written(gm.graph)
         return cls(pair, CallFrame.of(gm, values), world, rank, seeded, seeded and backward, written)
@@ -110,15 +110,15 @@ class BoundProgram:
     def run(
         self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None, even: bool = True
     ) -> Sequence[Tensor]:
-        """This rank's outputs; with a backward if the program has one and gradients are on.
+        """Return this rank's outputs, with a backward if the program has one and gradients are enabled.
 
-        `even` says whether the ranks' parts of the batch are equal in size.
+        `even` says whether the local batches of all ranks have equal sizes.
         """
         values = self.template.filled(inputs, sizes, rows, self.full())
         for given in inputs:
             if given._backward_hooks:
-                suppress(given)  # of one whose gradient is left out
-        # what the model writes in place reaches the caller, also where a copy stood for his tensor
+                suppress(given)  # the hooks of an input whose gradient is None must not run
+        # in-place writes of the model must reach the caller's tensor, even if the program got a copy
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded), ranged("forward", self.messages[0]):
             outputs = self._run(values, even)
@@ -129,9 +129,9 @@ class BoundProgram:
         return outputs
 
     def _generator(self, seeded: bool) -> AbstractContextManager[None]:
-        """Numbers of this rank's own, which one draw from the user's generator seeds.
+        """Return a context with this rank's own random numbers, seeded by one draw from the user's generator.
 
-        So one seed reproduces a run on a given mesh, and the user's generator moves on equally on all ranks.
+        So one seed reproduces a run on a given mesh, and the user's generator advances equally on all ranks.
         """
         return own_generator(rank_seed(drawn_seed(), self.rank)) if seeded else nullcontext()
 
@@ -153,9 +153,10 @@ class BoundProgram:
         even: bool,
         fed: Collection[int] = (),
     ) -> list[Any]:
-        """One gradient or None per input, from what autograd brings for the outputs.
+        """Return one gradient or None per input, given autograd's gradients of the outputs.
 
-        Outputs that are `fed` to another compiled module have gradients of its loss, not of one outside.
+        An output that is `fed` to another compiled module gets a gradient of that module's loss; a loss
+        outside of compiled modules is not involved.
         """
         zero = frozenset([i for i, spec in enumerate(self.tangents) if grads[spec.output] is None])
         backward = self.pair.backward(zero)
@@ -163,7 +164,7 @@ class BoundProgram:
         self._warn_outside([s for s in specs if s.output not in fed and grads[s.output] is not None], even)
         tangents = [self._tangent(spec, grads, outputs) for spec in specs]
         inputs = [*[saved[i] for i in self.pair.saved_order], *tangents]
-        saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
+        saved.clear()  # the callee empties `inputs`, so that each activation is freed after its last use
         absent = self.undefined_gradients.begin(zero)
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
             results = list(backward.run(inputs))
@@ -173,7 +174,7 @@ class BoundProgram:
             for position in positions:
                 results[position] = None
                 leaf = leaves.get(position, self.template.values[position])
-                if leaf is not None:  # no input
+                if leaf is not None:  # None for an input
                     suppress(leaf)
         return results
 
@@ -187,7 +188,7 @@ class BoundProgram:
         return full_value(grad).contiguous()  # a `DTensor`, if a penalty on sharded weights was added
 
     def _warn_outside(self, specs: Sequence[TangentSpec], even: bool) -> None:
-        """Say what a loss outside of compiled modules means, for outputs that such a loss reads."""
+        """Warn how a loss outside of compiled modules is reduced, if such a loss reads an output."""
         if self.world > 1 and any(spec.sharded for spec in specs):
             self._warn_once(_AVERAGED, self.world)
             if not even:
@@ -200,7 +201,7 @@ class BoundProgram:
 
 
 class _Step(torch.autograd.Function):
-    """One forward and backward as a single autograd node."""
+    """Forward and backward of a program as a single autograd node."""
 
     @staticmethod
     def forward(
@@ -208,7 +209,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         results = program.pair.forward(values)
         count = program.pair.outputs
-        # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
+        # no views, into which a caller could not write (`loss /= 4`); saved values see such a write
         outputs, saved = tuple(r.detach() for r in results[:count]), list(results[count:])
         numbers = program.number_positions
         if numbers is None:
@@ -240,11 +241,11 @@ class _Step(torch.autograd.Function):
 
 
 def _saved(ctx: Any) -> list[Tensor]:
-    """What a forward has saved, if nobody has written it since: torch counts writes."""
+    """Return the saved values of a forward; raise if a value was written since, as counted by torch."""
     try:
         return list(ctx.saved_tensors)
     except RuntimeError as error:
-        if "inplace" not in str(error):  # a second backward, say
+        if "inplace" not in str(error):  # for example, a second backward
             raise
         raise StateError(
             "what the backward of a compiled module reads was changed in place after its forward: a "
@@ -254,7 +255,7 @@ def _saved(ctx: Any) -> list[Tensor]:
 
 
 STEP_BACKWARD = backward_class(_Step)
-"""The autograd node of every output that a compiled module computed."""
+"""The class of the autograd node behind every output of a compiled module."""
 
 
 def _written(graph: fx.Graph) -> tuple[tuple[int, int], ...]:

@@ -1,9 +1,9 @@
-"""Compiled modules that feed one another, as a GAN's generator its critic.
+"""Scale gradients between compiled modules that feed one another, as a GAN's generator its critic.
 
-The gradient of a sharded output counts as that of a loss of this rank's own, of which the ranks' mean is
-meant, and is divided by the number of ranks (DistributedDataParallel's convention). What a compiled module
-gives for its inputs is the gradient of the *global* loss. On the way from one to the other it is multiplied
-by the ranks.
+The gradient of a sharded output is taken as the gradient of this rank's local loss, whose mean over ranks is
+optimized, and is divided by the number of ranks (the convention of DistributedDataParallel). The input
+gradients of a compiled module are gradients of the *global* loss. So a gradient that flows from one compiled
+module to another is multiplied by the number of ranks.
 
     images = generator(z);  loss = critic(images);  loss.backward()
 """
@@ -20,7 +20,7 @@ from fxdp.runtime.bound import STEP_BACKWARD
 
 
 def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: int) -> Sequence[Tensor]:
-    """The inputs of a call; through those that come from a compiled module flow gradients times `world`."""
+    """Return the inputs of a call; gradients flowing back into a compiled module are scaled by `world`."""
     if world == 1 or not torch.is_grad_enabled():
         return tensors
     return [
@@ -30,14 +30,14 @@ def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: 
 
 
 def parameters_behind(tensor: Tensor) -> Iterator[nn.Parameter]:
-    """The parameters from which ordinary code computed a tensor, since compiled modules gave results."""
+    """Yield the parameters from which eager code computed a tensor, back to results of compiled modules."""
     for node, _ in _behind(tensor):
-        if isinstance(found := getattr(node, "variable", None), nn.Parameter):  # where gradients accumulate
+        if isinstance(found := getattr(node, "variable", None), nn.Parameter):  # accumulates gradients
             yield found
 
 
 def _feeds(tensor: Tensor) -> bool:
-    """Whether a tensor was computed from results of compiled modules, which are noted as such."""
+    """Return whether a tensor depends on results of compiled modules, and record these results as fed."""
     fed = False
     for node, output in _behind(tensor):
         if isinstance(node, STEP_BACKWARD):
@@ -48,7 +48,7 @@ def _feeds(tensor: Tensor) -> bool:
 
 
 def _behind(tensor: Tensor) -> Iterator[tuple[Any, int]]:
-    """The autograd nodes from which a tensor was computed, with their outputs, back to compiled modules."""
+    """Yield the autograd nodes behind a tensor, with output numbers, back to compiled modules."""
     waiting: list[tuple[Any, int]] = [(tensor.grad_fn, tensor.output_nr)]
     seen: set[tuple[Any, int]] = set()
     while waiting:
@@ -62,7 +62,7 @@ def _behind(tensor: Tensor) -> Iterator[tuple[Any, int]]:
 
 
 class _Times(torch.autograd.Function):
-    """The same tensor; its gradient times a number."""
+    """Identity in the forward; multiplies the gradient by a number."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients of compiled programs are first derivatives: what differentiates them again is told so."""
+"""Refuse second derivatives: gradients of compiled programs can be differentiated only once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from fxdp.errors import StateError
 
 
 def once_differentiable(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """What a backward hands out; with create_graph=True marked, as it would count as a constant later."""
+    """Return a backward's gradients; with create_graph=True, marked so that another backward raises.
+
+    Without the mark, a second backward would treat the gradients as constants.
+    """
     if not torch.is_grad_enabled():
         return list(gradients)
     return [None if g is None else _OnlyOnce.apply(g.detach().requires_grad_()) for g in gradients]  # type: ignore[no-untyped-call]
 
 
 class _OnlyOnce(torch.autograd.Function):
-    """A gradient that must not be differentiated again."""
+    """A gradient that raises if differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""What a staged program calls besides its stages: micro-batches, transfers between stages, sums over a step.
+"""Functions called by a staged program: micro-batches, transfers between stages, accumulation over a step.
 
-Transfers are asynchronous: `send` and `receive` return at once, `wait` gives a received value, `wait_sent`
-lets go of a sent one. All values travel as bytes, so every dtype does. On CUDA they are issued on a stream of
-their own (`runtime/streams.py`), for which the process group's stream waits, and waited for by compute.
+Transfers are asynchronous: `send` and `receive` return at once, `wait` returns a received value, `wait_sent`
+releases a sent value. All values are sent as bytes, so any dtype is supported. On CUDA, transfers are issued
+on a separate stream (`runtime/streams.py`), for which the stream of the process group waits, and compute
+waits for the transfers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from fxdp.ir.ops.moments import combine
 from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
 
-_LATE = "timed out waiting"  # gloo's words; torch has no class for it
+_LATE = "timed out waiting"  # from gloo's error message; torch has no exception class for this
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One part of this rank's batch: its number (None: the global batch), its inputs, the step's seed."""
+    """A micro-batch of this rank: number (None: the full local batch), inputs, and the seed of the step."""
 
     index: int | None
     inputs: tuple[Tensor, ...]
@@ -34,19 +35,19 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Pending:
-    """A transfer under way, and the value that it reads or fills, which must live until it is done."""
+    """A transfer in flight, and the value that the transfer reads or fills, alive until the end."""
 
     work: Any
     value: Tensor
     copy: Tensor | None = None
-    """What travels of a sent value: itself where its memory is plain."""
+    """The contiguous copy that is sent; the value itself if already contiguous."""
     peer: int = -1
-    """The other rank, by its number among all."""
+    """The global rank of the peer."""
 
 
 @dataclass(frozen=True)
 class Transport:
-    """One process group of the pipeline's ranks; what is issued on it goes one way through the stages."""
+    """A process group of the pipeline's ranks, for transfers in one direction through the stages."""
 
     group: dist.ProcessGroup
     ranks: Sequence[int]
@@ -65,7 +66,7 @@ class Transport:
     def receive(
         self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, *, stream: str
     ) -> Pending:
-        """A buffer of that shape, memory of compute's, filled when `wait` returns; issued on `stream`."""
+        """Start receiving into a new buffer of compute's, filled when `wait` returns; issued on `stream`."""
         value = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if value.numel() == 0:
             return Pending(None, value)
@@ -75,7 +76,7 @@ class Transport:
 
 
 def wait(pending: Pending) -> Tensor:
-    """The received value; on CUDA the current stream waits for it, not the host."""
+    """Return the received value; on CUDA the current stream waits for the transfer, not the host."""
     wait_sent(pending)
     return pending.value
 
@@ -85,7 +86,7 @@ def wait_sent(pending: Pending) -> None:
 
     Raises
     ------
-    RankFailedError : the other rank did not come in time.
+    RankFailedError : the peer did not join the transfer before the timeout.
     """
     if pending.work is None:
         return
@@ -101,7 +102,7 @@ def wait_sent(pending: Pending) -> None:
 
 
 def microbatch(full: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]) -> Microbatch:
-    """The samples `start : start + size` of every input that has a batch dim."""
+    """Return the samples `start : start + size` of every input with a batch dim."""
     inputs = tuple(
         value if dim is None else value.narrow(dim, start, size).contiguous()
         for value, dim in zip(full.inputs, dims, strict=True)
@@ -110,9 +111,9 @@ def microbatch(full: Microbatch, index: int, start: int, size: int, dims: Sequen
 
 
 def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
-    """The sum so far; in place once it is the step's own buffer (the first value may be an alias).
+    """Return the accumulated value; in place if `own`, as the first value may be an alias of another tensor.
 
-    `op` is that of the Partial placement: `sum`, `max`, `min` or `moments`.
+    `op` is the reduction of the Partial placement: `sum`, `max`, `min` or `moments`.
     """
     if op == "sum":
         return total.add_(value) if own else total + value
@@ -122,5 +123,5 @@ def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
 
 
 def piece(value: Tensor, first: int, last: int) -> Tensor:
-    """Rows `first` to `last` of a data rank's rows."""
+    """Return the rows `first` to `last` of a value."""
     return value[first:last]

@@ -1,4 +1,4 @@
-"""The ranges of a profile, named as the plan names what runs: stages, micro-batches, messages with causes.
+"""Profiler ranges, named like the plan: stages, micro-batches, and collectives with their causes.
 
     forward_1_mb3
     send_hidden_mb3_to2
@@ -7,7 +7,7 @@
         ...
         wait for all_reduce_8
 
-Only a step that a profiler records pays for them: any other asks once or twice whether one does.
+Only a step that a profiler records pays for ranges: any other step checks once or twice for a profiler.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from fxdp.ir.ops.packed_sums import start_sum, start_sums
 from fxdp.torch_compat import TorchDispatchMode, profiling
 
 Names = Sequence[tuple[str, str]]
-"""Of the messages of a half, in the order in which they start: the op that starts each, and its name."""
+"""Pairs for the collectives of a graph, in order of start: the op that starts each, and the name."""
 
 
 _NOBODY = nullcontext()
 
 
 def ranged(what: str, names: Names) -> AbstractContextManager[None]:
-    """Under a profiler a range for a half, and ranges in it for the messages that it starts."""
+    """Return a context with profiler ranges for a graph and the graph's collectives, if a profiler runs."""
     return _recorded(what, names) if profiling() else _NOBODY
 
 
 @contextmanager
 def _recorded(what: str, names: Names) -> Iterator[None]:
-    # under a dispatch mode torch records itself at each op, which nobody wants to see where nothing travels
+    # a dispatch mode adds events of its own at each op, not worth it for a graph without collectives
     with record_function(what), RangedMessages(names) if names else nullcontext():
         yield
 
 
 class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Ranges around the ops that start messages and wait for them.
+    """Dispatch mode with ranges around the ops that start collectives or wait.
 
-    Inductor's code and generated code call the same ops in the same order: which message an op starts, its
-    place tells. Where another op comes than the plan has there, ranges are named by ops from then on.
+    Inductor's code and generated code call the same ops in the same order, so the position determines the
+    collective that an op starts. After an op that differs from the plan, ranges are named by ops.
     """
 
     def __init__(self, names: Names) -> None:
@@ -73,7 +73,7 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "fxdp" and not op.startswith("start"):
             return ""
         started, name = self._names.pop() if self._names else ("", "")
-        # Inductor calls the op that writes into its operand, and `start_sum` packs what it sums
+        # Inductor calls the in-place op, and `start_sum` packs its operands
         if started == ("all_reduce" if func in (start_sum, start_sums) else op.rstrip("_")):
             return name
         self._names.clear()
@@ -81,9 +81,9 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RangedStep(fx.Interpreter):
-    """Runs the written step of a pipeline rank with a range for each of its nodes.
+    """Interpreter of a pipeline rank's step with a range for each node.
 
-    `messages` are the names of what each of its modules starts.
+    `messages` maps each module of the program to the collectives that the module starts.
     """
 
     def __init__(self, program: fx.GraphModule, messages: Mapping[str, Names]) -> None:
@@ -91,7 +91,7 @@ class RangedStep(fx.Interpreter):
         self._messages = messages
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run it in a range of its name."""
+        """Run a node in a range with the node's name."""
         if n.op in ("placeholder", "output", "get_attr"):
             return super().run_node(n)
         with ranged(n.name, self._messages.get(str(n.target), ())):

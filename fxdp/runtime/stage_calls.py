@@ -1,4 +1,4 @@
-"""The callables of a staged program: a part, lowered for sizes and bound to the model's tensors."""
+"""The callables of a staged program: a part, lowered for given sizes and bound to the model's tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Code:
     pair: ForwardBackward
     template: CallFrame
     takes: tuple[str, ...] = ()
-    """What other parts give its forward, by name, in the order in which a call has it."""
+    """The names of the values that other parts pass to the forward, in the order of the call's arguments."""
     takes_back: tuple[str, ...] = ()
-    """The same of its backward."""
+    """The names of the values that other parts pass to the backward, in the order of the call's arguments."""
     seed: int | None = None
-    """Set where the part draws random numbers: differs between stages and ranks."""
+    """Seed of a part with random ops, different for each stage and rank; None without random ops."""
     first: tuple[int, ...] = ()
-    """The results of its backward's first half, where that runs in two."""
+    """The results of the first graph of a split backward; empty if not split."""
 
     def forward(self, batch: Microbatch, values: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The part's results, and after them everything that its backward needs, as one tuple."""
+        """Return the part's results, followed by everything that the backward needs, as one tuple."""
         crossing = dict(zip(self.takes, values, strict=True))
         arguments = self.template.filled(batch.inputs, crossing=crossing)
         with self._generator(batch):
@@ -42,7 +42,7 @@ class Code:
         return (*results[:count], (self, list(results[count:])))
 
     def backward_arguments(self, saved: list[Any], values: Sequence[Tensor]) -> list[Any]:
-        """What was saved, which is let go of, then the loss's tangent or what other stages sent."""
+        """Return the saved values (emptying `saved`), then the tangent of the loss or values from stages."""
         arguments = [saved[i] for i in self.pair.saved_order]
         saved.clear()
         sent = dict(zip(self.takes_back, values, strict=True))
@@ -55,18 +55,18 @@ class Code:
         return arguments
 
     def _generator(self, batch: Microbatch) -> AbstractContextManager[None]:
-        """Numbers of this stage's, rank's and micro-batch's own, the same in a repeated forward."""
+        """Return a context that seeds random ops by stage, rank and micro-batch, for a repeatable forward."""
         if self.seed is None:
             return nullcontext()
         return own_generator(part_seed(batch.seed, self.seed, batch.index or 0))
 
 
 Saved: TypeAlias = tuple[Code, list[Any]]
-"""What one half of a part hands to the other, with the code that made it."""
+"""Saved values for the second callable of a part, with the code that computed the values."""
 
 
 class StepModule(nn.Module):
-    """A function as one of the modules of a step, to which the model's tensors in it are none of its own."""
+    """A function as a module of the step, without the model's tensors as parameters of this module."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ class StepModule(nn.Module):
 
 
 def forward(codes: Mapping[int | None, Code]) -> StepModule:
-    """A part's forward by the number of the micro-batch: `(micro-batch, *values) -> (*results, saved)`."""
+    """Return a part's forward for any micro-batch: `(micro-batch, *values) -> (*results, saved)`."""
     return StepModule(lambda batch, *values: codes[batch.index].forward(batch, values))
 
 
 def once(code: Code, streams: Streams) -> StepModule:
-    """A part without backward that runs once per step: `(global batch, *values) -> results`, on `stream`."""
+    """Return a part without backward, run once per step: `(full batch, *values) -> results`, on `stream`."""
 
     def run(batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
         with streams.on(stream):
@@ -89,7 +89,7 @@ def once(code: Code, streams: Streams) -> StepModule:
 
 
 def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
-    """A part's entire backward: its results, those aside that it adds to `sums`."""
+    """Run a part's full backward; return the results, except results that are added to `sums`."""
     code, kept = saved
     arguments = code.backward_arguments(kept, values)
     arguments += sums
@@ -97,7 +97,7 @@ def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Ten
 
 
 def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
-    """The first half: what earlier stages wait for, and `rest`, which the second half needs."""
+    """Run the first graph of a split backward; return the gradients that earlier stages need, and `rest`."""
     code, kept = saved
     run, _ = code.pair.halved(code.first)
     results, count = run(code.backward_arguments(kept, values)), len(code.first)
@@ -105,7 +105,7 @@ def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
 
 
 def weight_gradient(rest: Saved, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The second half: its results, those aside that it adds to `sums`."""
+    """Run the second graph of a split backward; return all results that are not added to `sums`."""
     code, arguments = rest
     _, run = code.pair.halved(code.first)
     arguments += sums

@@ -1,4 +1,4 @@
-"""An entire step inside of one call: the schedule runs forward and backward, autograd hands gradients out."""
+"""A full step within one call: the schedule runs forward and backward, and autograd distributes gradients."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from fxdp.torch_compat import profiling
 
 @dataclass
 class Step:
-    """The program of one rank for one kind of call and its sizes.
+    """The program of one rank for one kind of call with given sizes.
 
     Parameters
     ----------
-    program : takes the entire local batch, gives a value per result slot (None: another rank has it).
-    results : the slots.
-    leaves : the model's parameters by slot.
+    program : maps the full local batch to one value per entry of `results` (None: on another rank).
+    results : the specs of the results.
+    leaves : the model's parameters by spec.
     buffers : the model's buffers that a step changes.
     loss : the output that may be differentiated; None without a backward.
-    differentiable : outputs that depend on parameters; differentiating them is refused, `loss` aside.
-    seed : gives the seed of a step's random numbers.
-    moment : which call is under way.
-    handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
-    entire : gives the full value values of parameters that live from step to step, which the program takes
-    then. settled : waits until all ranks have read what this one has shown them.
-    messages : what each module of the program starts, for a profiler.
+    differentiable : outputs that depend on parameters; differentiating one raises, except for `loss`.
+    seed : returns the seed of a step's random numbers.
+    moment : returns the number of the current call.
+    handed_out : called with the number of the call whose gradients autograd distributes, to be compared
+        between ranks.
+    full : returns the unsharded parameters that live across steps, which the program then takes as an input.
+    settled : waits until all ranks have read this rank's published shards.
+    messages : the collectives that each module of the program starts, for a profiler.
     """
 
     program: fx.GraphModule
@@ -53,7 +54,7 @@ class Step:
     messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
     _sharded: dict[int, DTensor] = field(init=False)
-    """Sharded leaves, by their place in that order: asked once, as asking takes longer than handing out."""
+    """Sharded leaves by position in `_order`, cached as checking takes longer than distributing gradients."""
 
     def __post_init__(self) -> None:
         self._order = [s.of for s in self.results if isinstance(s, Gradient)]
@@ -62,7 +63,7 @@ class Step:
 
     takes_sizes: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
-    """A step is written for the sizes of its micro-batches, so no call brings them."""
+    """False: a step is written for the sizes of its micro-batches, so a call passes no sizes or rows."""
 
     def run(
         self,
@@ -71,19 +72,19 @@ class Step:
         _rows: Tensor | None = None,
         _even: bool = True,
     ) -> Sequence[Tensor]:
-        """This rank's outputs; the loss among them carries the gradients of the step."""
+        """Return this rank's outputs; the loss among the outputs carries the gradients of the step."""
         if self.loss is None or not torch.is_grad_enabled():
             return self._execute(inputs)[0]
         outputs, gradients = self._execute(inputs)
         leaves = [inputs[s.index] if isinstance(s, Input) else self.leaves[s] for s in self._order]
-        # only to those that get a gradient on this rank: torch would call the hooks of others with None
+        # only leaves with a gradient on this rank: torch would call hooks of the other leaves with None
         reached = [None if g is None else leaf for leaf, g in zip(leaves, gradients, strict=True)]
         if all(leaf is None for leaf in reached):
-            reached = [*leaves]  # a loss that can be differentiated all the same
+            reached = [*leaves]  # a loss that is differentiable even without gradients here
         return _HandOut.apply(self, outputs, gradients, *reached)  # type: ignore[no-untyped-call,no-any-return]
 
     def _execute(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Outputs, and gradients in the order of the leaves."""
+        """Return the outputs, and the gradients in the order of the leaves."""
         with torch.no_grad():
             full = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
             given: tuple[Any, ...] = (full,) if self.full is None else (full, self.full(full))
@@ -104,7 +105,7 @@ class Step:
         return outputs, gradients
 
     def shards_of(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients as autograd hands them out: of sharded parameters as rows, as they are."""
+        """Return the gradients for autograd: local shards for sharded parameters, all others unchanged."""
         sharded = list(gradients)
         for place, leaf in self._sharded.items():
             gradient = sharded[place]
@@ -113,11 +114,11 @@ class Step:
 
 
 class _HandOut(torch.autograd.Function):
-    """The loss of a step whose gradients are there already."""
+    """Autograd node of the loss of a step whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, values: Any, gradients: Any, *leaves: Any) -> tuple[Tensor, ...]:
-        # no views of what a rank received or put together: into those a caller could not write (`loss /= 4`)
+        # no views of received or concatenated values: a caller could not write into a view (`loss /= 4`)
         outputs = [value.detach() for value in values]
         ctx.step, ctx.gradients, ctx.call = step, gradients, step.moment()
         ctx.set_materialize_grads(False)
@@ -150,7 +151,7 @@ class _HandOut(torch.autograd.Function):
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:
-    """The gradients times the loss's incoming gradient; not in place, as two of them may be one tensor."""
+    """Return the gradients times the loss's incoming gradient; not in place, as gradients may be aliases."""
     if scale.device.type == "cpu" and scale.item() == 1:
         return list(gradients)
     return [None if g is None else g * scale.to(g.dtype) for g in gradients]

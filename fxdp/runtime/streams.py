@@ -1,19 +1,19 @@
-"""The streams of a staged program, and the two calls that order them; on CPU nothing happens.
+"""The streams of a staged program, and the calls that order streams; no-ops on CPU.
 
-    compute        the stream on which the caller runs: stages, sums, all that the table below does not name
+    compute        the stream of the caller: stages, reductions, everything not named below
     p2p_forward    issues the sends and receives of values
-    p2p_backward   issues those of gradients
-    reduce         what runs once per step after the last micro-batch and communicates: gradients, the loss
+    p2p_backward   issues the sends and receives of gradients
+    reduce         collectives once per step, after the last micro-batch: gradients, the loss
 
-Compute is the hub: another stream waits for compute before each thing that it runs, and compute waits for
-that thing before the program lets go of what it read or filled. So of whatever is freed, all uses come before
-the point that compute has reached, and whatever is allocated after that, on any stream, is used later. That
-is why no tensor needs `record_stream`, with which memory would be free only when the device gets there, not
-where the program says: a host far ahead would hold more micro-batches at once than 1F1B must.
-`pipeline/write/happens_before.py` proves this for each program.
+Compute is the hub: each other stream waits for compute before each task, and compute waits for the task
+before the program drops the values that the task read or filled. So all uses of freed memory come before the
+point that compute has reached, and memory allocated afterwards, on any stream, is used later. Therefore no
+tensor needs `record_stream`, which would free memory only when the device gets there, not where the program
+says: a host far ahead would then hold more micro-batches at once than 1F1B requires.
+`pipeline/write/happens_before.py` proves this order for each program.
 
-A transfer itself runs on a stream of its process group, which waits for the stream that issues it; `wait` and
-`wait_sent` of `runtime/p2p.py` let compute wait for it.
+A transfer itself runs on a stream of its process group, which waits for the stream that issues the transfer;
+`wait` and `wait_sent` of `runtime/p2p.py` let compute wait for the transfer.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ REDUCE = "reduce"
 
 
 class Streams:
-    """Streams of a device that has none: all runs in the order in which it is called."""
+    """Streams of a device without streams: all calls run in order."""
 
     @staticmethod
     def of(device: torch.device) -> Streams:
-        """The streams of a device."""
+        """Return the streams of a device."""
         return CudaStreams(device) if device.type == "cuda" else Streams()
 
     def record(self, stream: str) -> Any:
-        """An event that has passed once all that the stream was given so far is done."""
+        """Return an event that completes when all work given to the stream so far is done."""
         return None
 
     def wait(self, stream: str, event: Any, *held: Any) -> None:
-        """What the stream is given from now on begins after the event; the host does not wait.
+        """Let all further work on the stream begin after the event; the host does not wait.
 
-        The caller keeps what is `held` until then, and lets go of it now.
+        The caller keeps the values `held` alive until this call, and drops the values now.
         """
 
     def on(self, stream: str) -> AbstractContextManager[Any]:
-        """Give the stream what is called inside."""
+        """Return a context in which work is given to the stream."""
         return _HERE
 
 
@@ -56,7 +56,7 @@ _HERE = nullcontext()
 
 
 class _Cuda(Protocol):
-    """What is used of `torch.cuda`; tests give a recorder instead."""
+    """The part of `torch.cuda` that is used here; tests pass a recorder instead."""
 
     def Stream(self, device: torch.device) -> Any: ...  # noqa: N802
 
@@ -68,9 +68,9 @@ class _Cuda(Protocol):
 
 
 class CudaStreams(Streams):
-    """Streams of a CUDA device, made once and used by all programs of a model.
+    """Streams of a CUDA device, created once and shared by all programs of a model.
 
-    `compute` is the stream that is current when it is named, so a model may be called on any stream.
+    `compute` is the current stream at the time of use, so a model may be called on any stream.
     """
 
     def __init__(self, device: torch.device, cuda: _Cuda | None = None) -> None:
@@ -79,17 +79,17 @@ class CudaStreams(Streams):
         self._side = {name: self._cuda.Stream(device) for name in (P2P_FORWARD, P2P_BACKWARD, REDUCE)}
 
     def record(self, stream: str) -> Any:
-        """See `Streams.record`."""
+        """Return an event that completes when all work given to the stream so far is done."""
         event = self._cuda.Event()
         event.record(self._stream(stream))
         return event
 
     def wait(self, stream: str, event: Any, *held: Any) -> None:
-        """See `Streams.wait`."""
+        """Let all further work on the stream begin after the event; the host does not wait."""
         self._stream(stream).wait_event(event)
 
     def on(self, stream: str) -> AbstractContextManager[Any]:
-        """See `Streams.on`."""
+        """Return a context in which work is given to the stream."""
         return _HERE if stream == COMPUTE else self._cuda.stream(self._side[stream])
 
     def _stream(self, name: str) -> Any:

@@ -1,7 +1,8 @@
-"""Hooks on a parameter that gets no gradient stay quiet, as on one device, whose backward does not reach it.
+"""Suppress hooks on a parameter without a gradient, as on one device, where the backward skips it.
 
-The backward of a program has an edge to each parameter, and along those that bring nothing torch calls hooks
-with None. A hook that multiplies, clips or counts gradients would fail, or count twice what had accumulated.
+The backward of a program has an edge to each parameter, and torch calls hooks with None along an edge without
+a gradient. A hook that multiplies, clips or counts gradients would fail, or count an accumulated gradient
+twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def suppress(parameter: Tensor) -> None:
-    """From now on the hooks that a parameter has are called where it got a gradient, and only there."""
+    """Call the present hooks of a parameter only when the parameter gets a gradient, from now on."""
     hooks: Any = parameter._backward_hooks
     after: MutableMapping[int, Callable[..., Any]] | None = parameter._post_accumulate_grad_hooks
     if after and not all(isinstance(hook, _SuppressedHook) for hook in after.values()):
@@ -29,7 +30,7 @@ def suppress(parameter: Tensor) -> None:
 
 @dataclass
 class _Came:
-    """Knows what came last."""
+    """Hook that records whether the last value was a gradient."""
 
     gradient: bool = False
 
@@ -39,11 +40,11 @@ class _Came:
 
 @dataclass(frozen=True)
 class _SuppressedHook:
-    """One hook."""
+    """A hook that is skipped without a gradient."""
 
     hook: Callable[..., Any]
     came: _Came | None = None
-    """Of a hook that is given the parameter, after its gradient was added."""
+    """The record for a hook that takes the parameter, called after the gradient was accumulated."""
 
     def __call__(self, value: Tensor | None) -> Any:
         here = value is not None if self.came is None else self.came.gradient

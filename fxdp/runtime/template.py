@@ -1,13 +1,13 @@
-"""The arguments of an emitted part: the model's own tensors stand in them, a call fills in the rest.
+"""The arguments of an emitted part: a template that holds the model's tensors, and that a call fills in.
 
-slot of the part     position holds
-Parameter, Buffer    the model's tensor, which a step reads as it then is; of a parameter whose rows other
-                     pipeline ranks hold, what these sent
-Constant             the captured tensor; of one that no capture made, the row numbers of padded gathers
-Input                the caller's tensor, or a micro-batch's part of it
+spec of the input    argument at this position
+Parameter, Buffer    the model's tensor, read in its state at the step; for a parameter sharded over other
+                     pipeline ranks, the value received from these ranks
+Constant             the captured tensor; without a captured tensor, the row indices of padded gathers
+Input                the caller's tensor, or the slice of a micro-batch
 Size                 a number of the call
-Crossing             what another part of the program gives
-Tangent              nothing: the backward takes it, after what the forward saved
+StageValue           a value of another part of the program
+Tangent              none: an argument of the backward, after the saved values
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class TangentSpec:
-    """What the backward expects for one output: its number, dtype, and whether the ranks hold parts."""
+    """Specification of a backward's tangent for one output: the output's number, dtype and sharding."""
 
     output: int
     dtype: torch.dtype
@@ -38,24 +38,24 @@ class TangentSpec:
 
 @dataclass(frozen=True)
 class CallFrame:
-    """The arguments of one part, in the order of its forward's inputs."""
+    """The arguments of a part, in the order of the forward's inputs."""
 
     values: tuple[Any, ...]
-    """What is known before any call; None elsewhere."""
+    """The values known before any call, with None at all other positions."""
     inputs: tuple[tuple[int, int], ...] = ()
     """Pairs of position and index among the inputs of the call."""
     sizes: tuple[tuple[int, str], ...] = ()
     """Pairs of position and name of a size."""
     rows: int | None = None
-    """Position of the row numbers of padded gathers."""
+    """Position of the row indices of padded gathers."""
     crossing: tuple[tuple[int, str], ...] = ()
-    """Pairs of position and name of what another part gives."""
+    """Pairs of position and name of a value from another part."""
     tangents: tuple[TangentSpec | str, ...] = ()
-    """What the backward takes after the saved values: tangents, and names of what other parts give."""
+    """The backward's arguments after the saved values: tangents, and names of values from other parts."""
 
     @classmethod
     def of(cls, gm: fx.GraphModule, values: Mapping[InputSpec, Any]) -> CallFrame:
-        """The arguments of an emitted graph, with the model's tensors in `values`."""
+        """Return the template of an emitted graph, with the model's tensors from `values`."""
         known: list[Any] = []
         inputs: list[tuple[int, int]] = []
         sizes: list[tuple[int, str]] = []
@@ -81,7 +81,7 @@ class CallFrame:
         return cls(tuple(known), tuple(inputs), tuple(sizes), rows, tuple(crossing), later)
 
     def with_numbers(self, sizes: Mapping[str, int], rows: Tensor | None) -> CallFrame:
-        """The same with what is fixed for all calls of one size, so that no call fills it in."""
+        """Return a template with all values that are fixed for calls of one size filled in."""
         values = list(self.values)
         for position, name in self.sizes:
             values[position] = sizes[name]
@@ -96,7 +96,7 @@ class CallFrame:
         rows: Tensor | None = None,
         crossing: Mapping[str, Tensor] = _NOTHING,
     ) -> list[Any]:
-        """The arguments of one call, in a list of its own, which the callee empties."""
+        """Return the arguments of a call, in a new list, which the callee empties."""
         values = list(self.values)
         for position, index in self.inputs:
             values[position] = inputs[index].contiguous()
@@ -105,7 +105,7 @@ class CallFrame:
         if self.rows is not None:
             values[self.rows] = rows
         for position, name in self.crossing:
-            # as if received: a stage of this rank hands on what it has, which may be channels last
+            # contiguous as if received: a stage of this rank may pass on a channels-last value
             values[position] = crossing[name].contiguous()
         return values
 

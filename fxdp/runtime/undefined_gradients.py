@@ -1,16 +1,17 @@
-"""Gradients that one device leaves None: of what only those outputs depend on that no loss has read.
+"""Determine the gradients that are None on one device, because no loss has read the outputs they depend on.
 
     out, aux = compiled(x);  loss(out).backward()
 
     gradient of     depends on    is
     body            out, aux      a value
     head            out           a value
-    head of aux     aux           None: an optimizer leaves it alone, weight decay and momentum, too
+    head of aux     aux           None: an optimizer skips the parameter, including weight decay and momentum
 
-One device has a gradient as soon as the loss of any sample reads the output. Of outputs whose samples are
-sharded, ranks may read others than one another (a rank without labels for `aux`). Where that may decide,
-they tell each other while the backward runs; elsewhere nothing is sent. Outputs that all ranks have full
-must be read by all alike: whoever does otherwise is told at the next call (`ranks/comms/sequence_log.py`).
+One device has a gradient as soon as the loss of any sample reads the output. If the samples of an output are
+sharded, the losses of different ranks may read different outputs (a rank without labels for `aux`). Where
+this can make a difference, ranks exchange the outputs read during the backward; otherwise nothing is sent.
+Replicated outputs must be read by all ranks or by none: a violation is reported at the next call
+(`ranks/comms/sequence_log.py`).
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ from typing import NamedTuple, TypeAlias
 from fxdp.runtime.template import TangentSpec
 
 Exchange: TypeAlias = "Callable[[Sequence[int]], Callable[[], Sequence[Sequence[int]]]]"
-"""Sends this rank's integers; what it returns waits for those of all ranks."""
+"""Sends this rank's integers, and returns a function that waits for the integers of all ranks."""
 
-_BITS = 62  # of an integer that ranks exchange
+_BITS = 62  # per integer that ranks exchange
 
 
 class _Unread(NamedTuple):
-    """What follows from the tangents that a backward is not given."""
+    """The consequences of a set of missing tangents."""
 
     outputs: frozenset[int]
     asks: bool
-    """Whether other ranks' losses decide, too. All ranks ask alike: it follows from entire outputs alone."""
+    """True if losses of other ranks matter, too; equal on all ranks, as only replicated outputs decide."""
     told: int
-    """The outputs that all ranks must leave out alike, as bits; to be noted where there are any."""
+    """The unread outputs that all ranks must leave unread, as bits, for the sequence log; 0 if none."""
     absent: Sequence[int]
-    """The positions of the gradients that are None, if no rank's loss has read these outputs."""
+    """The positions of gradients that are None if no rank's loss has read the outputs."""
 
 
 @dataclass
 class UndefinedGradients:
-    """Which gradients of a program are None.
+    """Determines which gradients of a program are None.
 
     Parameters
     ----------
-    tangents : those of the program.
-    behind : for each input of the forward that has a gradient its position, and the outputs behind it.
-    exchange : with all ranks; None where there is one, or where ranks need not run the same backwards.
-    note : told the outputs that all ranks must leave out alike, as bits.
+    tangents : the tangents of the program.
+    behind : per input of the forward with a gradient, the position and the outputs that depend on the input.
+    exchange : exchanges integers between all ranks; None for one rank, or if backwards may differ by rank.
+    meta : called with the outputs that all ranks must leave unread, as bits.
     """
 
     tangents: Sequence[TangentSpec] = ()
@@ -59,9 +60,10 @@ class UndefinedGradients:
     _absent: dict[frozenset[int], Sequence[int]] = field(default_factory=dict, repr=False)
 
     def begin(self, missing: frozenset[int]) -> Callable[[], Sequence[int]]:
-        """A backward begins, of which this rank has no tangents of the numbers `missing`.
+        """Begin a backward without the tangents numbered `missing` on this rank.
 
-        What it returns is called after it, and gives the positions of the gradients that are None.
+        The returned function is called after the backward, and returns the positions of the gradients that
+        are None.
         """
         known = self._known.get(missing)
         if known is None:
@@ -78,16 +80,16 @@ class UndefinedGradients:
         sharded = frozenset(t.output for t in self.tangents if t.sharded)
         read = frozenset(t.output for t in self.tangents) - sharded - unread
         asks = any(
-            # all of a gradient's outputs may be unread, and yet a backward runs
+            # all outputs of a gradient may be unread although a backward runs
             outputs & sharded and outputs.isdisjoint(read) and (read or not outputs >= sharded)
             for outputs in {outputs for _, outputs in self.behind}
         )
-        # none at all: another compiled module, which the outputs feed, had none to give, on any rank
+        # no tangent at all: another compiled module, fed by the outputs, had no gradients on any rank
         alike = unread - sharded if asks or len(missing) < len(self.tangents) else unread
         return _Unread(unread, asks, sum(1 << i for i in alike), self._without(unread))
 
     def _without(self, unread: frozenset[int]) -> Sequence[int]:
-        """The positions of gradients of which all outputs are unread."""
+        """Return the positions of gradients whose outputs are all unread."""
         found = self._absent.get(unread)
         if found is None:
             found = [place for place, outputs in self.behind if outputs and outputs <= unread]
@@ -101,7 +103,7 @@ class UndefinedGradients:
 
 
 def _outputs(integers: Sequence[int]) -> frozenset[int]:
-    """The outputs that one rank has sent as bits."""
+    """Return the outputs that a rank has sent as bits."""
     return frozenset(
         word * _BITS + bit for word, bits in enumerate(integers) for bit in range(_BITS) if bits >> bit & 1
     )

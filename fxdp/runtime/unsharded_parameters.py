@@ -1,12 +1,12 @@
-"""Unsharded parameters that live from call to call, until rows change: `strategy="optimizer"`.
+"""Unsharded parameters that live across calls, until a shard changes: `strategy="optimizer"`.
 
-    call 1     rows gathered                    %w_whole made
-    call 2     (accumulates)                    the same %w_whole
-    step()     rows of this rank stepped on     %w_whole is old
-    call 3     rows gathered                    the old one goes, a new one comes
+    call 1     all-gather of shards             %w_full is created
+    call 2     (accumulates)                    the same %w_full
+    step()     this rank's shard is updated     %w_full is outdated
+    call 3     all-gather of shards             %w_full is replaced
 
-A rank knows whether its own rows have changed; whether any rank's have, the exchange before each call says.
-So all ranks gather at the same calls.
+A rank knows whether its own shards have changed; the exchange before each call finds changes on any rank. So
+all ranks gather in the same calls.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fxdp.ir.model_tensors import local_of, sharding_of
 from fxdp.ir.ops.parameter_shards import shard_range
 
 Key: TypeAlias = "tuple[str, torch.dtype]"
-"""A full value: the parameter's name, and the dtype in which it is read."""
+"""Key of an unsharded parameter: name, and the dtype in which the parameter is read."""
 Place: TypeAlias = "tuple[int, str, torch.dtype]"
-"""The same on a pipeline rank."""
+"""Key of an unsharded parameter on a pipeline rank: number, name and dtype."""
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one program reads.
+    """The unsharded parameters that a program reads.
 
     Attributes
     ----------
-    places : all full values, on this pipeline rank and on others; the same on all ranks.
-    own : this rank's, by the names under which the program reads them.
+    places : the unsharded parameters on this pipeline rank and on all others; equal on all ranks.
+    own : this rank's unsharded parameters, by the names under which the program reads each.
     """
 
     places: frozenset[Place]
@@ -44,27 +44,27 @@ class Gathered:
 
 @dataclass
 class UnshardedParameters:
-    """The full values of one model, which all of its programs share."""
+    """The unsharded parameters of a model, shared by all programs of the model."""
 
     module: nn.Module
     _values: dict[Key, Tensor] = field(default_factory=dict)
     _copies: dict[str, Tensor] = field(default_factory=dict)
-    """This rank's rows of what other pipeline ranks alone have full, as they were."""
+    """Copies of this rank's shards of parameters that only other pipeline ranks unshard."""
     _places: set[Place] = field(default_factory=set)
     _written: list[tuple[Tensor, int]] = field(default_factory=list)
-    """Of each buffer of rows one tensor in it, and how often the buffer was written."""
+    """One tensor of each buffer of shards, with torch's version count of the buffer."""
     _stepped: bool = False
 
     def note_step(self) -> None:
-        """An optimizer that has parameters of the model steps."""
+        """Record a step of an optimizer with parameters of the model."""
         self._stepped = True
 
     def changed(self) -> bool:
-        """Whether this rank's rows are no longer those that were gathered.
+        """Return whether this rank's shards differ from the gathered shards.
 
-        Steps and writes into rows are seen at once. What is written through a `DTensor` is counted on the
-        `DTensor` at best (`p.data.mul_()` and `torch._foreach_mul_([p])` on nothing at all), so where no step
-        was taken the rows are compared, bit by bit: 1/ranks of what the forward is about to read.
+        Steps and in-place writes into shards are detected at once. A write through a `DTensor` is counted on
+        the `DTensor` at best (and not at all for `p.data.mul_()` and `torch._foreach_mul_([p])`). So without
+        a step, shards are compared bit by bit: 1/ranks of the bytes that the forward is about to read.
         """
         if not self._places:
             return False
@@ -74,18 +74,18 @@ class UnshardedParameters:
             return any(not _alike(now, then) for now, then in self._pairs())
 
     def drop(self) -> None:
-        """Let go of all values: some rank's rows have changed."""
+        """Drop all values, because a shard has changed on some rank."""
         self._values.clear()
         self._copies.clear()
         self._places.clear()
 
     def of(self, wanted: Gathered, gather: Callable[[], Sequence[Tensor]]) -> dict[str, Tensor]:
-        """The values that a program reads, by its names; gathered now if one of them is missing on any rank.
+        """Return a program's unsharded parameters by name; gather now if one is missing on any rank.
 
-        `gather` gives this rank's in the order of `wanted.own`; all ranks call this together.
+        `gather` returns this rank's values in the order of `wanted.own`. All ranks call together.
         """
         if not wanted.places <= self._places:
-            # values that are to be saved for a backward must not be made in inference mode
+            # values saved for a backward must not be created in inference mode
             with torch.inference_mode(False), torch.no_grad():
                 self._values.update(zip(wanted.own.values(), gather(), strict=True))
                 self._copy({name for _, name, _ in wanted.places} - {name for name, _ in self._values})
@@ -103,7 +103,7 @@ class UnshardedParameters:
         return [(rows, rows._version) for rows in found.values()]
 
     def _pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """This rank's rows, and those that were gathered."""
+        """Yield pairs of this rank's present shards and the shards at the last gather."""
         for (name, dtype), full in self._values.items():
             parameter = self.module.get_parameter(name)
             assert isinstance(parameter, DTensor)
@@ -117,7 +117,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _alike(now: Tensor, then: Tensor) -> bool:
-    """Whether the bits are equal: values that are not finite are, too, and -0.0 is not 0.0."""
+    """Return whether two tensors have equal bits, so that nan equals nan, and -0.0 differs from 0.0."""
     words = _WORDS.get(now.element_size())
     if words is None or not now.is_contiguous() or not then.is_contiguous():
         return torch.equal(now, then)

@@ -50,8 +50,8 @@ def channels_last(image: Tensor) -> Tensor:
 def of_that_shape(weight: Tensor) -> Tensor:
     """Return a weight's memory viewed with channels-last shape and strides; element values are arbitrary.
 
-    For a convolution's backward that computes only the weight gradient, and so reads no weights. A real
-    conversion would copy the weights.
+    For a convolution's backward that computes only the weight gradient, and so reads no weights. Converting
+    the weights would copy them.
     """
     if weight.dim() not in _FORMATS or not weight.is_contiguous():
         return weight
