@@ -1,1 +1,1 @@
-"""Sharding propagation: choose a placement for each value of a graph, by what redistributions cost."""
+"""Sharding propagation: choose a placement for each value of a graph, by the cost of redistributions."""

@@ -1,11 +1,11 @@
-"""Choose among a rule's alternatives: the one whose operands cost the fewest bytes to bring in place.
+"""Choice among a rule's alternatives: the one with the fewest bytes to redistribute the operands.
 
-Costs count bytes that a rank sends, to a factor common to all: P -> R is an all-reduce (2n), P -> S a
+Costs count bytes that a rank sends, up to a common factor: P -> R is an all-reduce (2n), P -> S a
 reduce-scatter (n), S -> R an all-gather (n); R -> S slices and R -> P keeps the value on one rank, both
-free of traffic. A value that is cheaply computed from a smaller one (a cast, an expansion) is gathered
-there. A gather that only keeps a sum of terms unreduced saves nothing: the sum is added to its price.
-Ties go to the alternative that leaves less work and memory on each rank: sharded results first (on the
-first dim, as results are handed out), then replicated, then partial ones.
+free of traffic. A value that is cheaply computed from a smaller one (a cast, an expansion) is gathered there.
+A gather that only keeps a sum of terms unreduced saves nothing: the price of the sum is added. Ties go to the
+alternative that leaves less work and memory on each rank: sharded results first (on the first dim, like the
+program's results), then replicated, then partial ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxdp.rules.registry import Alternative, Op, Operand
 def redistribution_cost(
     have: Sequence[Placement], want: Placement | None, n: int, gather_bytes: int | None = None
 ) -> float:
-    """Bytes sent to bring a value of `n` bytes from its placements to the wanted one."""
+    """Return the bytes sent to bring a value of `n` bytes from the existing placements to the wanted one."""
     if want is None or want in have:
         return 0.0
     gathered = n if gather_bytes is None else gather_bytes
@@ -30,12 +30,12 @@ def redistribution_cost(
 
 
 def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, float]:
-    """The cheapest alternative with its redistribution bytes; "all R" is always among them."""
+    """Return the cheapest alternative and the redistribution bytes; "all R" is always a candidate."""
     return cheapest(op, [op.alternative(), *alternatives])
 
 
 def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
-    """The cheapest of these with its redistribution bytes."""
+    """Return the cheapest candidate and the redistribution bytes."""
     sizes = [type_bytes(o.type) for o in op.operands]
     costs = [_cost(a, op.operands, sizes) for a in candidates]
     priced = [
@@ -55,8 +55,8 @@ def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence
 
 
 def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
-    """Bytes of the reduction that an alternative which sends something leaves for later."""
-    # slicing and masking count a little, but send nothing
+    """Return the bytes of the reduction that an alternative with traffic leaves for later."""
+    # slicing and masking have a small cost, but send nothing
     if cost < 1:
         return 0.0
     pairs = zip(op.outputs, alternative.outputs, strict=True)
@@ -64,7 +64,7 @@ def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
 
 
 def _reduction(type_: TensorType) -> int:
-    # into parts, if it has a batch dim to cut; entire it costs twice as much
+    # reduced into shards if it has a batch dim; in full it costs twice as much
     scatters = any(batch_factor(n) is not None for n in type_.shape)
     return type_bytes(type_) * (1 if scatters else 2)
 

@@ -1,6 +1,6 @@
-"""Draws whose numbers on a GPU depend on more than their op says: refused under `rng="single-device"`.
+"""Random ops that `rng="single-device"` refuses, because on a GPU their numbers depend on more than the op.
 
-Both ops are in graphs of GPUs alone: on CPUs dropout and attention that draws are several ops each.
+Both ops occur in graphs of GPUs alone: on CPUs, dropout and attention with dropout are several ops each.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fxdp.placing.memory_order import drawn_for, memory_gaps
 
 _NEW = (aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
 _ALIGNED = 128
-"""Bytes: more than any kernel asks for."""
+"""Alignment in bytes, larger than any kernel requires."""
 
 
 def check_draw(node: fx.Node) -> None:
-    """Refuse what one GPU may draw otherwise.
+    """Refuse a random op for which a single GPU may draw different numbers.
 
     Raises
     ------
@@ -49,8 +49,11 @@ def check_draw(node: fx.Node) -> None:
 
 
 def _begins_in_the_middle(node: fx.Node) -> bool:
-    """Dropout's kernel takes as many elements at once as the operand's address allows, and draws for them
-    in another order (`dropout_cuda` in torch's `native/cuda/Dropout.cu`); with gaps it takes one at a time.
+    """Return whether the operand starts at an unaligned offset in the memory of a tensor.
+
+    Dropout's kernel processes as many elements at once as the operand's address allows, and draws in a
+    different order for these (`dropout_cuda` in torch's `native/cuda/Dropout.cu`). With gaps the kernel
+    processes one element at a time, at any address.
     """
     layout, operand = drawn_for(node), next(iter(tensor_operands(node)))
     if layout is None or memory_gaps(node):
@@ -62,7 +65,10 @@ def _begins_in_the_middle(node: fx.Node) -> bool:
 
 
 def _is_given(mask: fx.Node) -> bool:
-    """Whether values of an input, a parameter or a buffer are in it: then eager code has it, too."""
+    """Return whether a mask depends on values of an input, a parameter or a buffer.
+
+    If so, eager code has the mask, too.
+    """
     unread = {node for node in mask.graph.nodes if reads_shape_alone(node.target) or node.target in _NEW}
     read = spread([mask], lambda node: () if node in unread else node.all_input_nodes)
     return any(isinstance(meta(node).spec, (Input, Parameter, Buffer)) for node in read)

@@ -1,6 +1,6 @@
-"""Which nodes equal `arange(B)` along one dim, broadcast along all others.
+"""Detection of nodes that equal `arange(B)` along one dim, broadcast along all remaining dims.
 
-Indexing a sharded dim with such a value is local: every sample asks for its own row. Hugging Face's
+Indexing a sharded dim with this value is local: every sample reads the row of the same number. Hugging Face's
 causal masks and pooled heads do this (`x[torch.arange(B), last]`).
 """
 
@@ -19,11 +19,11 @@ from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType, TensorType
 
 _COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
-"""The dtypes that hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""
+"""The dtypes that can hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""
 
 
 def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
-    """The dim along which `node` is `arange(B)`, from those of earlier nodes."""
+    """Return the dim along which `node` is `arange(B)`, or None; `known` has these dims of earlier nodes."""
     target, type_ = node.target, meta(node).type
     if not isinstance(type_, TensorType) or type_.dtype not in _COUNTING:
         return None
@@ -72,7 +72,7 @@ def _ndim(node: fx.Node) -> int:
 
 
 def _only_batch_dim(node: fx.Node, source: fx.Node) -> int | None:
-    """A view that only adds or drops dims of size 1 keeps the one dim of size B."""
+    """Return the only dim of size B if a view only adds or drops dims of size 1, else None."""
     sizes = [n for n in _shape(node) if n != 1]
     if sizes != [B] or [n for n in _shape(source) if n != 1] != [B]:
         return None

@@ -1,4 +1,4 @@
-"""In which order an op fills memory: random numbers are laid down as the memory lies."""
+"""The order in which an op fills memory: random numbers are written in memory order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fxdp.ir.metadata import MemoryLayout, meta, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:
-    """The dims, outermost first, of memory that torch makes like the first operand of a captured op.
+    """Return the dims, outermost first, of memory that torch allocates like a captured op's first operand.
 
-    That is the operand's own order where it fills its memory. Where it does not (it was expanded, or sliced
-    with gaps), torch makes dense memory by a rule of its own, so torch is asked. Empty where capture kept no
-    layout.
+    This is the operand's own order of dims if there are no gaps in memory. Otherwise (after an expand, or a
+    slice with gaps) torch allocates dense memory by a rule of torch, so torch is asked. The result is empty
+    if capture recorded no layout.
     """
     layout = drawn_for(node)
     if layout is None:
@@ -24,10 +24,7 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
 
 
 def memory_gaps(node: fx.Node) -> tuple[int, ...]:
-    """The dims of the first operand whose elements lie further apart than what is in them: it was sliced.
-
-    Or all in one place: it was expanded.
-    """
+    """Return the first operand's dims with gaps in memory (after a slice) or stride 0 (after an expand)."""
     layout = drawn_for(node)
     found, step = [], 1
     for dim in reversed(memory_order(node)):
@@ -40,5 +37,5 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
 
 
 def drawn_for(node: fx.Node) -> MemoryLayout | None:
-    """How the operand lies that a random op draws for, as far as capture kept it."""
+    """Return the memory layout for which a random op draws, as far as recorded by capture."""
     return meta(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))

@@ -1,4 +1,4 @@
-"""A graph node as a rule sees it."""
+"""Conversion of a graph node to an `Op`, the input of a rule."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fxdp.rules.registry import Op, Operand
 
 
 def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[Op, list[fx.Node]]:
-    """The `Op` of a call, and the nodes of its operands.
+    """Return the `Op` of a call, and the nodes of the operands.
 
-    `operand(index, source)` makes each operand; SymInt nodes become their expressions (or ints), lists
-    become tuples, so that an `Op` is hashable and equal for equal signatures.
+    `operand(index, source)` creates each operand. SymInt nodes become expressions (or ints), and lists become
+    tuples, so that an `Op` is hashable and equal for equal signatures.
     """
     sources: list[fx.Node] = []
     operands: list[Operand] = []

@@ -1,4 +1,4 @@
-"""One walk over the joint graph in order: a placement for every value, and what it costs to convert them."""
+"""Propagation of placements through the joint graph, in order, with the cost of redistributions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fxdp.placing.op_view import op_view
 from fxdp.rules.families.random import drawn_for_full_batch
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
 
-_MAX_STEPS = 16  # ops computed in full to save a gather
+_MAX_STEPS = 16  # limit of ops recomputed in full to save a gather
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a rule and the chooser decided for one op signature."""
+    """Decision of a rule and the chooser for one op signature."""
 
     alternative: Alternative
     rule: str
@@ -39,11 +39,15 @@ class Choice:
 
 @dataclass(slots=True)
 class Value:
-    """The placements in which a node's value exists, the first being its own.
+    """Placements in which a node's value exists, the first being the node's own.
 
-    `replicable` values are functions of replicated ones only, so their full value can be computed rather
-    than gathered. A sharded value that a cheap op computes from one `source` that is not entire (all other
-    operands are) takes the `gather_bytes` of the smallest value on that way, `steps` long.
+    Attributes
+    ----------
+    replicable : the value depends on replicated values only, so the full value can be computed instead of
+        gathered.
+    source, gather_bytes, steps : for a sharded value that a cheap op computes from a single operand that is
+        not full, this `source`; the bytes of the smallest value on the chain of sources; the length of the
+        chain.
     """
 
     placements: tuple[Placement, ...]
@@ -55,7 +59,7 @@ class Value:
 
 @dataclass(slots=True)
 class ShardingPropagation:
-    """One pass over the graph in order, with everything it learns."""
+    """One propagation over a graph in order, with all results."""
 
     batch: tuple[int | None, ...]
     single_device_rng: bool
@@ -76,7 +80,7 @@ class ShardingPropagation:
             self.place(node)
 
     def place(self, node: fx.Node) -> None:
-        """Place one node whose operands are placed."""
+        """Place one node after its operands."""
         if node.op == "placeholder":
             self._place_placeholder(node)
         elif node.op == "output":
@@ -85,7 +89,7 @@ class ShardingPropagation:
             self._place_call(node)
 
     def delivered(self, node: fx.Node) -> Placement:
-        """How an output of the program is handed out: sharded on its first batch dim if it has one."""
+        """Return the placement of a program's output: sharded on the first batch dim, if any, else R."""
         type_ = meta(node).type
         assert isinstance(type_, TensorType)
         dim = next((d for d, n in enumerate(type_.shape) if batch_factor(n) is not None), None)
@@ -156,20 +160,20 @@ class ShardingPropagation:
             self.redistributions.append((node, wanted))
             self.cost += redistribution_cost(placements, wanted, value_bytes(node))
             self.gathered |= isinstance(placement, Shard)
-            # who reads the terms beside their sum would have them summed again: they are given up
+            # a reader of the terms beside their sum would need a second reduction: the terms are given up
             placements = (wanted,) if isinstance(placement, Partial) else (placement, wanted)
         if replicable and R not in placements:
             placements = (*placements, R)
         self.values[node] = Value(placements, replicable)
 
     def _learn_source(self, node: fx.Node, sources: list[fx.Node]) -> None:
-        """Where the node's full value comes from, if not from a gather of the node itself."""
+        """Find the source for recomputing the node's full value, instead of gathering the node."""
         value = self.values[node]
         parts = list(dict.fromkeys(s for s in sources if R not in self.values[s].placements))
-        # two gathers in the place of one are no gain
+        # two gathers instead of one save nothing
         if len(parts) > 1:
             return
-        # all that it is made of is there full: computing it again sends nothing
+        # all operands are full: recomputing the node sends nothing
         if not parts:
             value.placements, meta(node).rematerialized = (*value.placements, R), True
             return
@@ -180,7 +184,7 @@ class ShardingPropagation:
             value.gather_bytes = bytes_ if bytes_ < value_bytes(node) else None
 
     def _derive(self, node: fx.Node) -> None:
-        """Let the full value be computed from a source that has been gathered meanwhile."""
+        """Recompute the node's full value from a source that has been gathered since."""
         chain = [node]
         while R not in self.values[chain[-1]].placements:
             source = self.values[chain[-1]].source
@@ -208,7 +212,7 @@ class ShardingPropagation:
         value.placements = (*value.placements, wanted)
 
     def _gather_source(self, node: fx.Node) -> None:
-        """Gather the smallest value on the way to the node, and compute the rest of the way full."""
+        """Gather the smallest value on the chain to the node, and recompute the rest of the chain in full."""
         chain, wanted = [node], self.values[node].gather_bytes
         while self.values[chain[-1]].gather_bytes is not None:
             chain.append(self.values[chain[-1]].source)  # type: ignore[arg-type]
@@ -223,7 +227,7 @@ class ShardingPropagation:
             placement = R
             known_spec = meta(value).spec
             if isinstance(known_spec, Tangent) and value not in self.values:
-                self._place_tangent(value, known_spec)  # of a parameter that the model returns as it is
+                self._place_tangent(value, known_spec)  # of a parameter that the model returns unchanged
             if isinstance(spec, Output):
                 placement = self.delivered(value)  # type: ignore[assignment]
             elif isinstance(spec, (Gradient, Mutation)) and isinstance(spec.of, Input):
@@ -239,7 +243,7 @@ class ShardingPropagation:
             self._place_tangent(source, known.spec)
         assert isinstance(known.type, TensorType)
         value = self.values[source]
-        # before the first gather no source can have become full, and to look costs a walk up each time
+        # before the first gather no source can be full, and each search walks up the graph
         if self.gathered and value.source is not None and R not in value.placements:
             self._derive(source)
         return Operand(index, known.type, value.placements, self.iota.get(source), value.gather_bytes)
@@ -254,7 +258,7 @@ class ShardingPropagation:
                 drawn_for_full_batch(op, memory_order(node), memory_gaps(node), one_rank=self.one_rank)
             )
             return Choice(cheapest(op, branches)[0], "drawn_for_full_batch", True)
-        # an op is known by its operands' types and placements, so one layer's answer serves all like it
+        # an op is identified by its operands' types and placements, so equal layers share one answer
         found = self.choices.get(op)
         if found is None:
             found = self.choices[op] = _choose(op, self.one_rank, meta(node).location)
@@ -267,7 +271,7 @@ def _choose(op: Op, one_rank: bool, location: Location) -> Choice:
     if registered is None:
         return Choice(op.alternative(), UNKNOWN, seeded)
     alternatives = () if one_rank else tuple(registered.rule(op))
-    # of an op that must not run replicated (a part has statistics of its own) the way by R is no alternative
+    # an op that must not run replicated (each part has its own statistics) has no alternative by way of R
     if one_rank or registered.full:
         return Choice(choose(op, alternatives)[0], registered.name, seeded)
     if not alternatives:

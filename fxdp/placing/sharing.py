@@ -1,7 +1,7 @@
-"""Values that are converted several times further down, and are better converted once, where they are made.
+"""Values that are redistributed several times downstream, and are cheaper to redistribute once at the source.
 
-A sum of terms that two linear ops pass on is reduced before them; a part that two cheap ops read, whose
-results are wanted full, is gathered before them (placement notes, 5).
+A partial value that two linear ops pass on is reduced before both; a sharded value that two cheap ops read,
+for results that are needed in full, is gathered before both (placement notes, 5).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fxdp.placing.propagation import ShardingPropagation
 
 
 def shared_redistributions(propagation: ShardingPropagation) -> dict[fx.Node, Placement]:
-    """Where to convert once what is now converted several times further down."""
+    """Return the values to redistribute once instead of several times downstream, with placements."""
     reduced: list[tuple[list[fx.Node], Placement]] = []
     gathered: list[tuple[list[fx.Node], Placement]] = []
     for node, wanted in propagation.redistributions:
         own = meta(node).placement
         if isinstance(own, Partial):
-            # in the forward once is enough: the sooner a sum is started, the more of them travel together
+            # in the forward, one is enough: the earlier sums start, the more can be combined
             twice = 1 if meta(node).backward or wanted != R else 2
             reduced += [(_chain(node), wanted)] * twice
         elif isinstance(own, Shard) and wanted == R:
@@ -33,9 +33,10 @@ def shared_redistributions(propagation: ShardingPropagation) -> dict[fx.Node, Pl
 def _meetings(
     chained_modules: list[tuple[list[fx.Node], Placement]], *, first: bool
 ) -> dict[fx.Node, Placement]:
-    """The values that two chains share, each the first (or last) in the graph of its chain.
+    """Return the values that several chains share: for each chain the first (or last) one in the graph.
 
-    Their sum is wanted entire if any redistribution wants it full, else as the shard that most rows are of.
+    A shared sum is needed in full if any redistribution needs a full value, else as the shard on the first
+    batch dim.
     """
     reached: dict[fx.Node, list[Placement]] = {}
     for chain, wanted in chained_modules:
@@ -46,7 +47,7 @@ def _meetings(
     for chain, _ in chained_modules:
         met = [n for n in chain if n in shared]
         if met:
-            # a chain runs upwards: sums meet as far up as they can, parts as far down
+            # a chain runs upwards: sums are shared as far up as possible, gathers as far down
             node = met[-1 if first else 0]
             chosen[node] = R if R in reached[node] else _first_shard(node)
     return chosen
@@ -59,19 +60,19 @@ def _first_shard(node: fx.Node) -> Placement:
 
 
 def _chain(node: fx.Node) -> list[fx.Node]:
-    """A partial value and those from which linear ops make it without making it larger."""
+    """Return a partial value and the values from which linear ops compute this one without enlarging."""
     chain = [node]
     while True:
         operands = zip(tensor_operands(chain[-1]), meta(chain[-1]).operands, strict=False)
         partial = [s for s, wanted in operands if wanted == P and meta(s).placement == P]
-        # of two terms that are added their sum is one reduction, they are two
+        # the sum of two terms needs one reduction, the two terms need two
         if len(partial) != 1 or value_bytes(partial[0]) > value_bytes(chain[-1]):
             return chain
         chain.append(partial[0])
 
 
 def _sources(propagation: ShardingPropagation, node: fx.Node) -> list[fx.Node]:
-    """A sharded value and those, no larger, from which cheap ops make it."""
+    """Return a sharded value and the values, no larger, from which cheap ops compute this one."""
     chain = [node]
     while True:
         source = propagation.values[chain[-1]].source

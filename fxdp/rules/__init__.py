@@ -1,6 +1,6 @@
-"""How each op acts on placements: pure functions that return all alternatives which are exact.
+"""Sharding rules: pure functions that map an op to all exact alternatives of placements.
 
-For who writes a rule as a function (`fxdp.register_rule`):
+To write a rule as a function (`fxdp.register_rule`):
 
     from fxdp.rules import Alternative, Op, P, R, S
 
@@ -10,8 +10,9 @@ For who writes a rule as a function (`fxdp.register_rule`):
         for dim in x.batch_dims:  # dims whose size counts samples
             yield op.alternative({x.index: S(dim)}, S(dim))
 
-`R` full, `S(dim)` in parts along a dim, `P` terms of a sum. An `Op` is what a rule sees of a node, an
-`Alternative` one exact way to run it, and a `Rewrite` what a rank's call must be told beside its own sizes.
+`R` is full, `S(dim)` sharded along a dim, `P` terms of a sum. An `Op` is a node as the input of a rule, an
+`Alternative` one exact way to run the node, and a `Rewrite` lists changes to a rank's call beyond local
+sizes.
 """
 
 from fxdp.ir.decompositions import Rewrite

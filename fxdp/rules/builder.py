@@ -1,10 +1,9 @@
-"""An op spelled as several, some of which reduce over the ranks in between.
+"""Builder for decompositions: one op as several, with reductions across ranks in between.
 
-A rule whose op works along the sharded dim (softmax, argmax, ...) may offer it as a recipe: steps on local
-parts, whose partial results a later step reads in full. The recipe is data; `passes/expand_decompositions.py`
-puts
-it into the graph where it was chosen, and the redistributions between its steps become collectives as all
-others.
+A rule for an op that works along the sharded dim (softmax, argmax, ...) may offer a decomposition: steps on
+local parts, whose partial results later steps read in full. The decomposition is data.
+`passes/expand_decompositions.py` inserts it into the graph if it was chosen, and redistributions between
+steps become ordinary collectives.
 
     log_softmax of S(1)      top   = amax(x)             P(max)
                              small = x - top             S(1), reads top full: an all-reduce
@@ -33,46 +32,47 @@ from fxdp.torch_compat import OpOverload
 
 @dataclass
 class DecompositionBuilder:
-    """Writes a recipe for `op`, step by step."""
+    """Builder that records a decomposition of `op`, step by step."""
 
     op: Op
     inputs: dict[int, Placement | None] = field(default_factory=dict)
     steps: list[DecompositionStep] = field(default_factory=list)
 
     def operand(self, operand: Operand, placement: Placement = R) -> Term:
-        """An operand of the op, read in a placement."""
+        """Read an operand of the op in a placement."""
         self.inputs[operand.index] = placement
         return Term(operand.index, operand.type, placement)
 
     def unread(self, operand: Operand) -> None:
-        """An operand whose value does not matter."""
+        """Mark an operand whose value does not matter."""
         self.inputs[operand.index] = None
 
     def positions(self, like: Term, ndim: int, size: Dim, shard: Shard) -> Term:
-        """The row numbers along a sharded dim of `size`, as a column of a value of `ndim` dims."""
+        """Add the row numbers along a sharded dim of `size`, as a column of a value of `ndim` dims."""
         inner = exact_quotient(size, product(shard.outer, B))
         assert inner is not None
         shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
         # S(dim, outer) of 3 + 2 rows in two blocks: rank 1 has rows 3 4 and 8 9, `between` = 5 apart
-        between = B if shard.outer != 1 else 0  # samples from one block to the next
+        between = B if shard.outer != 1 else 0  # number of samples from one block to the next
         args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, between, OFFSET)
         return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
 
     def full(self, term: Term) -> Term:
-        """A term as a result that is complete.
+        """Add a full copy of a term, for use as a result.
 
-        An op of its own, since a result is the step that makes it, and that one may give terms of a sum.
+        The copy is a separate op, since a result is identified by its step, which may have a partial
+        placement.
         """
         return self.call(aten.alias.default, term, type=term.type, at=R)
 
     def call(self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any) -> Term:
-        """One op; a partial term is read in full."""
+        """Add one op, which reads partial terms in full."""
         read = tuple(_full(a) if isinstance(a, Term) else a for a in args)
         self.steps.append(DecompositionStep(target, read, tuple(kwargs.items()), type, at))
         return Term(-len(self.steps), type, at)
 
     def pointwise(self, target: OpOverload, *args: Any, dtype: torch.dtype | None = None) -> Term:
-        """An elementwise op on terms that broadcast: a part where an operand is one."""
+        """Add an elementwise op on terms that broadcast; sharded if an operand is sharded."""
         terms = [a for a in args if isinstance(a, Term)]
         ndim = max(len(t.type.shape) for t in terms)
         shape: list[Dim] = [1] * ndim
@@ -83,30 +83,33 @@ class DecompositionBuilder:
         return self.call(target, *args, type=TensorType(dtype or terms[0].type.dtype, tuple(shape)), at=shard)
 
     def cast(self, term: Term, dtype: torch.dtype) -> Term:
-        """The term in another dtype."""
+        """Add a cast of the term to another dtype, if needed."""
         if term.type.dtype == dtype:
             return term
         type_ = TensorType(dtype, term.type.shape)
         return self.call(aten._to_copy.default, term, type=type_, at=_full(term).at, dtype=dtype)
 
     def reduce(self, target: OpOverload, term: Term, dims: Sequence[int], at: Placement) -> Term:
-        """A reduction over dims, which stay with size 1."""
+        """Add a reduction over dims, which stay with size 1."""
         shape = tuple(1 if d in dims else n for d, n in enumerate(term.type.shape))
         return self.call(target, term, tuple(dims), True, type=TensorType(term.type.dtype, shape), at=at)
 
     def reshaped(self, term: Term, shape: tuple[Dim, ...]) -> Term:
-        """An entire term without dims of size 1, or with more of them."""
+        """Add a view of a full term that drops or adds dims of size 1, if needed."""
         if term.type.shape == shape:
             return term
         type_ = TensorType(term.type.dtype, shape)
         return self.call(aten.view.default, term, shape, type=type_, at=R)
 
     def serves(self, *results: Term | None) -> Alternative:
-        """The recipe as an alternative; its price are the reductions between its steps."""
+        """Return the decomposition as an alternative.
+
+        The price is the cost of the reductions between the steps.
+        """
         read = {a.index for step in self.steps for a in step.args if isinstance(a, Term)}
-        # a partial result is not counted: whether it is reduced at all is its reader's affair
+        # a partial result is not counted: its reader decides whether to reduce it
         partial = [s.type for i, s in enumerate(self.steps, 1) if isinstance(s.at, Partial) and -i in read]
-        # twice, as the chooser counts: an all-reduce sends each byte to be added and then to be known
+        # twice, as in the cost model: an all-reduce sends each byte once to add and once to share
         price = 2 * sum(map(type_bytes, partial))
         chosen = tuple(self.inputs.get(o.index, R) for o in self.op.operands)
         outputs = tuple(None if r is None else r.at for r in results)
@@ -116,7 +119,7 @@ class DecompositionBuilder:
 def in_parts(
     op: Op, dims: Collection[int], cooked: Callable[[Op, list[int], Shard], Alternative]
 ) -> Iterator[Alternative]:
-    """A recipe for each way in which floating-point operands lie in parts along one of these dims."""
+    """Yield a decomposition for each shard of floating-point operands along one of these dims."""
     if op.operands[0].type.dtype.is_floating_point:
         for shard in offered(op.operands):
             if shard.dim in dims:

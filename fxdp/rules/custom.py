@@ -1,13 +1,13 @@
-"""Rules for ops that users register: `fxdp.register_rule`.
+"""Registration of rules for user ops: `fxdp.register_rule`.
 
-Three forms, from the shortest to the one that can say everything:
+There are three forms, from the shortest to the most general:
 
     fxdp.register_rule(op, pointwise=True)
     fxdp.register_rule(op, labels="n_, _ -> n_")
     @fxdp.register_rule(op)
     def rule(op): yield op.alternative({0: S(0)}, S(0))
 
-An op without a rule is not wrong: its operands are gathered and it runs replicated on every rank.
+An op without a rule is still correct: its operands are gathered and the op runs replicated on every rank.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ def register_rule(*ops: Any, pointwise: bool, linear_in: Sequence[str] = ...) ->
 def register_rule(
     *ops: Any, labels: str = "", pointwise: bool = False, linear_in: Sequence[str] = ()
 ) -> Callable[[Rule], Rule] | None:
-    """Tell how ops of yours act on the batch, so that they run on each rank's part.
+    """Register how your ops act on the batch, so that each rank runs them on its part.
 
-    Ops are functional overloads (`torch.ops.mylib.f.default`), packets (all functional overloads), or what
-    `torch.library.custom_op` returned. A backward is an op of its own, with its own rule.
+    Ops are functional overloads (`torch.ops.mylib.f.default`), packets (all functional overloads), or results
+    of `torch.library.custom_op`. A backward is a separate op, with its own rule.
 
     Parameters
     ----------
     labels : a string per tensor argument `-> ` a string per result, one character per dim; `_` is a dim that
-        must be full, `...` any number of those. For every letter this promises: results that have it
-        depend, at index i, only on the operands' slices at i; results that lack it are the *sum* of such
-        terms over i.
+        must be full, `...` any number of full dims. For every letter this promises: a result with the
+        letter depends, at index i, only on the operands' slices at i; a result without the letter is the
+        *sum* of these terms over i.
 
             "n_, _ -> n_"               rows of x by a full weight
             "n_, n_, _ -> n_, _"        its backward: the weight's gradient sums over rows
             "bmk, bkn -> bmn"           bmm
             "n..., ... -> n..."         the first dim counts samples
     pointwise : every element of the results depends on the aligned elements of the operands only.
-    linear_in : names of arguments in which the op is linear, all others held fixed: there a sum of terms
-        may pass unreduced. A backward is linear in its incoming gradients.
+    linear_in : names of arguments in which the op is linear, with all remaining ones fixed: there a sum of
+        terms may pass unreduced. A backward is linear in its incoming gradients.
 
-    Without either, returns a decorator for a rule: a pure function `Op -> iterable of Alternative` that
-    yields all exact ways to run the op on parts; "all full" is always one. `fxdp.rules` has the words for
-    it; `fxdp.check_rule` proves any.
+    Without labels and pointwise, returns a decorator for a rule: a pure function `Op -> iterable of
+    Alternative` that yields all exact ways to run the op on parts; "all full" is always one. `fxdp.rules` has
+    the classes for a rule; `fxdp.check_rule` proves any rule.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def _labelled(inputs: Sequence[str], results: Sequence[str], linear_in: Sequence
         texts = zip(shapes, (*inputs, *results), strict=True)
         if all(shape is None or len(filled(text, len(shape))) == len(shape) for shape, text in texts):
             yield from by_labels(op, zip(operands, inputs, strict=True), results)
-            yield from _sums(op, linear_in)  # else of another rank than the labels describe
+            yield from _sums(op, linear_in)  # otherwise an operand has a rank that the labels do not describe
 
     return labelled
 
@@ -160,7 +160,7 @@ def _tensor_arguments(target: OpOverload) -> list[str]:
 
 
 def _parsed(labels: str, targets: Sequence[OpOverload | OpOverloadPacket]) -> tuple[list[str], list[str]]:
-    """The labels of the tensor arguments and of the results; all faults at once."""
+    """Return the labels of the tensor arguments and of the results; raise with all faults at once."""
     left, arrow, right = labels.partition("->")
     inputs, results = ([text.strip() for text in side.split(",")] for side in (left, right))
     faults = [] if arrow else ["there is no '->'"]

@@ -1,4 +1,4 @@
-"""Small answers about dims that several op families ask."""
+"""Functions on dims and arguments that several op families share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fxdp.rules.registry import Alternative, Op, Operand
 
 
 def wrap(dim: int, ndim: int) -> int:
-    """A possibly negative dim as an index; 0 for a 0-dim tensor."""
+    """Return a possibly negative dim as an index; 0 for a 0-dim tensor."""
     return dim % ndim if ndim else 0
 
 
 def wrap_all(dims: int | Iterable[int], ndim: int) -> frozenset[int]:
-    """One or several dims as indices."""
+    """Return one or several dims as indices."""
     return frozenset(wrap(d, ndim) for d in ((dims,) if isinstance(dims, int) else dims))
 
 
 def widens(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether a cast keeps sums: no rounding and no change of kind (int, real, complex)."""
+    """Return whether a cast preserves sums: no rounding and no change of kind (int, real, complex)."""
     same_kind = _kind(source) == _kind(target)
     return same_kind and torch.bool != source and torch.promote_types(source, target) == target
 
@@ -33,30 +33,30 @@ def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
 
 
 def has_argument(op: Op, name: str) -> bool:
-    """Whether the op's schema has an argument of this name."""
+    """Return whether the op's schema has an argument of this name."""
     return any(argument.name == name for argument in op.target._schema.arguments)
 
 
 def argument_or_none(op: Op, name: str) -> Any:
-    """The argument of this name; None where the op's schema has none."""
+    """Return the argument of this name, or None if the op's schema has none."""
     return op.arg(name) if has_argument(op, name) else None
 
 
 def keeps_dims(op: Op) -> bool:
-    """Whether reduced dims stay with size 1."""
+    """Return whether reduced dims stay with size 1."""
     return bool(argument_or_none(op, "keepdim"))
 
 
 def operand_or_none(value: Any) -> Operand | None:
-    """The argument if it is a tensor."""
+    """Return the argument if it is a tensor, else None."""
     return value if isinstance(value, Operand) else None
 
 
 def candidates(operand: Operand) -> tuple[Shard, ...]:
-    """The shards worth asking of an operand: those it has.
+    """Return the shards in which an operand is worth reading: the existing ones.
 
-    A value that exists as a sum of terms only could also be reduced into shards, at half the cost of
-    reducing it full.
+    A value that exists only as terms of a sum can also be reduced into shards, at half the cost of a full
+    reduction.
     """
     if operand.placements == (P,):
         return tuple(Shard(d) for d in operand.batch_dims)
@@ -64,12 +64,12 @@ def candidates(operand: Operand) -> tuple[Shard, ...]:
 
 
 def offered(operands: Iterable[Operand]) -> dict[Shard, None]:
-    """The candidates of several operands of one rank, without repeats, in order."""
+    """Return the candidates of several operands of equal rank, in order, without duplicates."""
     return {shard: None for operand in operands for shard in candidates(operand)}
 
 
 def moved(op: Op, target: Callable[[int], int | None]) -> Iterator[Alternative]:
-    """The only operand's shards pass to the dim that `target` names; None where they cannot."""
+    """Move each shard of the only operand to the dim that `target` returns; skip dims with None."""
     (x,) = op.operands
     for shard in candidates(x):
         dim = target(shard.dim)
@@ -78,18 +78,18 @@ def moved(op: Op, target: Callable[[int], int | None]) -> Iterator[Alternative]:
 
 
 def rearranged(op: Op, target: Callable[[int], int | None]) -> Iterator[Alternative]:
-    """`moved`, of an op that computes nothing, so that a sum of terms stays one."""
+    """Move shards like `moved`, for an op that computes nothing and so passes partial values on."""
     yield from linear(op, op.operands)
     yield from moved(op, target)
 
 
 def without(dim: int) -> Callable[[int], int | None]:
-    """Where the other dims are once `dim` is gone; None for itself."""
+    """Return a map of dims for an op that removes `dim`, which maps to None."""
     return lambda d: None if d == dim else d - (d > dim)
 
 
 def together(op: Op, full: frozenset[int]) -> Iterator[Alternative]:
-    """All operands and results, of one rank, are sharded on one dim that is not in `full`."""
+    """Shard all operands and results, of equal rank, on one common dim that is not in `full`."""
     for shard in offered(op.operands):
         if shard.dim not in full and _fits(op, shard.dim):
             yield op.alternative({o.index: shard for o in op.operands}, shard)

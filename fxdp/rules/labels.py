@@ -1,11 +1,10 @@
-"""Ops described by labels on dims, as in einsum: one description serves forward and backward ops alike.
+"""Rules written as labels on dims, as in einsum: one description serves forward and backward ops.
 
-A string per operand and per output names its dims, one letter each; `_` is a dim that must stays in one
-piece, `...` any number of those.
-The promise behind a letter `l`, which the family's docstring states for its ops: an output that has `l`
-depends, at index `i` of `l`, only on the operands' slices at `i`; an output that lacks `l` is the sum
-over `i` of such terms. Hence any split of `l` is exact: operands that have `l` are sharded on it, all
-others full; outputs that have it are sharded, outputs that lack it are partial.
+A string per operand and per output names the dims, one letter each; `_` is a dim that must stay unsharded,
+and `...` any number of unsharded dims. A letter `l` makes a promise, which the family's docstring states for
+its ops: an output with `l` depends, at index `i` of `l`, only on the operands' slices at `i`; an output
+without `l` is the sum over `i` of such terms. Hence any split of `l` is exact: operands with `l` are sharded
+on it and all remaining ones full; outputs with `l` are sharded, outputs without `l` are partial.
 
     mm              mk, kn          -> mn         k contracted: P
     convolution     n..., ...       -> n...
@@ -29,17 +28,17 @@ _Places: TypeAlias = list[tuple[Operand, int]]
 
 
 def letters(count: int, full: Collection[int] = ()) -> str:
-    """The first `count` letters, `_` in the place of dims that must stays in one piece."""
+    """Return the first `count` letters, with `_` for the dims in `full`, which must stay unsharded."""
     return "".join("_" if dim in full else name for dim, name in enumerate(ascii_letters[:count]))
 
 
 def filled(labels: str, ndim: int) -> str:
-    """`labels` with `_` for each dim that their `...` stands for."""
+    """Return `labels` for `ndim` dims, with `...` replaced by as many `_`."""
     return labels.replace("...", "_" * (ndim - len(labels) + 3))
 
 
 def trailing(labels: str, ndim: int) -> str:
-    """`labels` aligned at the last dim, as broadcasting aligns; cut or filled up with `_` in front."""
+    """Align `labels` at the last dim, like broadcasting; cut them, or pad them with `_`, in front."""
     return "_" * (ndim - len(labels)) + labels[max(len(labels) - ndim, 0) :]
 
 
@@ -53,12 +52,12 @@ def by_labels(
     unread: Sequence[Operand | None] = (),
     rewrite: Rewrite | None = None,
 ) -> Iterator[Alternative]:
-    """One alternative per label of batch size and factorisation `outer` that an operand has.
+    """Yield one alternative per label of batch size and per factorisation `outer` that an operand has.
 
-    Operands that are not named are full. All dims of one label must have one size; with `broadcast` a
-    dim of size 1 is complete too. An addend enters the outputs once, so it is partial where they are.
-    Values of `unread` operands do not matter. An output may have a fixed placement instead of labels; one
-    string alone is for every output.
+    Operands without labels are full. All dims of one label must have equal size; with `broadcast` a dim of
+    size 1 is complete too. An addend is added once, so it is partial where the outputs are. Values of
+    `unread` operands do not matter. An output may have a fixed placement instead of labels; a single string
+    is for every output.
     """
     outputs = [outputs] * len(op.outputs) if isinstance(outputs, str) else outputs
     places: dict[str, _Places] = {}
@@ -84,9 +83,9 @@ def by_labels(
 
 
 def linear(op: Op, *groups: Sequence[Operand | None]) -> Iterator[Alternative]:
-    """`P` in, `P` out: the outputs are linear in each group of operands taken together.
+    """Yield alternatives from `P` to `P`: the outputs are linear in each group of operands taken together.
 
-    A group that holds no partial value is left out: making one from a full value gains nothing.
+    A group without a partial value is left out, because making a full value partial gains nothing.
     """
     for group in groups:
         operands = [o for o in group if o is not None]
@@ -95,19 +94,19 @@ def linear(op: Op, *groups: Sequence[Operand | None]) -> Iterator[Alternative]:
 
 
 def _common_size(places: _Places, broadcast: bool) -> Dim | None:
-    """The size, a multiple of the batch, that all dims of a label have."""
+    """Return the common size of all dims of a label, if it is a multiple of the batch, else None."""
     sizes = {o.shape[d] for o, d in places}
     if broadcast:
         sizes.discard(1)
     if len(sizes) != 1:
         return None
     size = sizes.pop()
-    # a dim of fixed size has nothing to do with samples: no rank has a part of it
+    # a dim of fixed size does not count samples: no rank has a part of it
     return size if batch_factor(size) is not None else None
 
 
 def _outers(places: _Places) -> dict[Dim, None]:
-    # one block is always worth asking; several only where a value lies in so many already
+    # one block is always worth a try; several only if a value exists in as many blocks
     found: dict[Dim, None] = {1: None}
     for operand, dim in places:
         for shard in operand.shards:
@@ -131,7 +130,7 @@ def _results(
             results.append(labels)
         else:
             dim = filled(labels, len(type_.shape)).find(label)
-            if dim < 0 or type_.shape[dim] == 1:  # summed, with or without the dim kept
+            if dim < 0 or type_.shape[dim] == 1:  # summed over, with or without keepdim
                 results.append(P)
             elif type_.shape[dim] == size:
                 results.append(Shard(dim, outer))

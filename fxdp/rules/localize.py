@@ -1,9 +1,9 @@
-"""Localize an op's arguments: from the global sizes it was captured with to this rank's.
+"""Localization of an op's arguments: from the captured global sizes to this rank's sizes.
 
-The rules of design.md 5: the size list of a size-producing op is thrown away and made anew from the
-output's placement; arguments that a rule names in its `Rewrite` count the rank's own batch; every other
-number (divisors, arange ends, `n / (n - 1)`) stays global. Pure: sizes stay expressions in `B`, `b` and
-`offset`; the pass turns them into graph nodes and the tests evaluate them.
+The rules of design.md 5: the size list of a size-producing op is replaced by the local shape of the output's
+placement; arguments that a rule names in its `Rewrite` count the rank's own batch; every remaining number
+(divisors, arange ends, `n / (n - 1)`) stays global. All functions are pure: sizes stay expressions in `B`,
+`b` and `offset`; the pass turns these into graph nodes and the tests evaluate them.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ SIZE_ARGUMENT: dict[OpOverload, str] = {
     for overload in overloads(targets)
     if any(argument.name == name for argument in overload._schema.arguments)
 }
-"""The argument of each size-producing op that equals its output's shape."""
+"""For each size-producing op, the argument that equals the output's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinusOffset:
-    """An index operand whose global row numbers must count from the rank's first row."""
+    """Index operand with global row numbers, which must count from the rank's first row."""
 
     operand: Operand
 
 
 def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The op's `(args, kwargs)` as this rank must pass them.
+    """Return the op's `(args, kwargs)` for this rank's call.
 
     Operands stay `Operand`s (or become `MinusOffset`), sizes stay ints or expressions in `B`, `b`.
     """
@@ -76,7 +76,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     names = [argument.name for argument in op.target._schema.arguments]
     args = tuple(replaced.get(names[i], value) for i, value in enumerate(op.args))
     kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
-    # arguments that were left to their defaults
+    # arguments that the call left at their defaults
     kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
     if not rewrite.minus_offset:
         return args, kwargs
@@ -89,7 +89,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
 
 
 def local_target(op: Op, alternative: Alternative) -> OpOverload:
-    """The op that a rank runs: the op itself, or the one its rewrite names."""
+    """Return the op that a rank runs: the op itself, or the target of the rewrite."""
     return (alternative.rewrite or Rewrite()).target or op.target
 
 

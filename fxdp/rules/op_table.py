@@ -1,4 +1,4 @@
-"""The decision for each op, as rows and as Markdown: what `fxdp rules` shows."""
+"""The table of rules by op, as rows and as Markdown, for `fxdp rules`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEANINGS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class RuleRow:
-    """An op overload (without `aten.` and `.default`), its rule's family and kind."""
+    """An op overload (without `aten.` and `.default`), with family and kind of the rule."""
 
     op: str
     family: str
@@ -26,7 +26,10 @@ class RuleRow:
 
 
 def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
-    """All ops that have a rule, by family and name; with `word`, those whose op or family contains it."""
+    """Return all ops with a rule, sorted by family and name.
+
+    With `word`, return only ops with this word in the name or family.
+    """
     rows = []
     for target in registry.targets():
         name = str(target).removeprefix("aten.").removesuffix(".default")
@@ -37,19 +40,19 @@ def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
 
 
 def without_rule(word: str = "") -> tuple[str, ...]:
-    """The ops of the installed torch that have no rule: they run replicated, and are reported."""
+    """Return the ops of the installed torch without a rule: they run replicated, and are reported."""
     known = {row.op for row in rule_rows()}
     return tuple(name for name in functional_ops() if name not in known and word in name)
 
 
 def counts(rows: tuple[RuleRow, ...]) -> dict[Kind, int]:
-    """How many ops there are of each kind."""
+    """Return the number of ops of each kind."""
     found = Counter(row.kind for row in rows)
     return {kind: found[kind] for kind in MEANINGS}
 
 
 def markdown(rows: tuple[RuleRow, ...]) -> str:
-    """The table as a file: `fxdp rules --markdown > fxdp/rules/TABLE.md`."""
+    """Return the table as Markdown: `fxdp rules --markdown > fxdp/rules/TABLE.md`."""
     lines = [
         "# What fxdp does with each op",
         "",

@@ -1,10 +1,10 @@
-"""What a rule sees (`Op`), what it answers (`Alternative`), and which op has which rule.
+"""Rules, their input (`Op`), their answers (`Alternative`), and the registry from ops to rules.
 
 A rule is a pure function `Op -> iterable of Alternative`: the ways in which running the op on every
-rank's local operands gives the local parts of the global result. "Everything replicated" is always
-one of them and need not be said. The chooser (`placing/chooser.py`) adds the cost of bringing each operand
-to the placement an alternative asks for and takes the cheapest, so a rule never decides between a
-gather and a reduction itself. A rule knows no graph and no mesh.
+rank's local operands gives the local parts of the global result. "Everything replicated" is always exact and
+need not be listed. The chooser (`placing/chooser.py`) adds the cost of redistributing each operand to the
+placement of an alternative and takes the cheapest, so a rule never decides between a gather and a reduction
+itself. A rule knows no graph and no mesh.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from fxdp.torch_compat import OpOverload, OpOverloadPacket
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor operand as a rule sees it.
+    """Tensor operand in the input of a rule.
 
-    `placements` are those in which the value already exists; `iota` is the dim along which the value
-    is `arange(B)` (all other dims broadcast it), or None. `gather_bytes` is what it takes to gather the
-    value, or a smaller one (before a cast or an expansion) from which it is then computed in full; None where
-    that is the value itself.
+    Attributes
+    ----------
+    placements : the placements in which the value already exists.
+    iota : the dim along which the value is `arange(B)` (broadcast along all remaining dims), or None.
+    gather_bytes : the bytes to gather a smaller value (before a cast or an expansion) from which the full
+        value is then computed; None if the value itself is gathered.
     """
 
     index: int
@@ -54,7 +56,7 @@ class Operand:
 
     @property
     def batch_dims(self) -> tuple[int, ...]:
-        """The dims whose size is a multiple of the batch: those that may be sharded."""
+        """The dims that may be sharded: their size is a multiple of the batch."""
         return tuple(d for d, n in enumerate(self.type.shape) if batch_factor(n) is not None)
 
 
@@ -62,8 +64,8 @@ class Operand:
 class Alternative:
     """One exact way to run the op: a placement per operand and per output.
 
-    An operand of None is accepted in any placement, because its value is not read (`zeros_like`).
-    An output of None is no tensor. With a recipe its steps run instead of the op.
+    An operand of None is accepted in any placement, because its value is not read (`zeros_like`). An output
+    of None is no tensor. With a decomposition, its steps run instead of the op.
     """
 
     inputs: tuple[Placement | None, ...]
@@ -74,10 +76,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node as a rule sees it: tensor nodes are `Operand`s, SymInts are sympy expressions or ints.
+    """Node as the input of a rule: tensor nodes are `Operand`s, SymInts are sympy expressions or ints.
 
-    Lists are tuples, here and inside. `operands` lists every tensor occurrence in the order of
-    `(args, kwargs)`, so an operand used twice has two entries. `outputs` has one type per result.
+    Lists are tuples, at any depth. `operands` lists every tensor occurrence in the order of `(args, kwargs)`,
+    so an operand used twice has two entries. `outputs` has one type per result.
     """
 
     target: OpOverload
@@ -87,7 +89,7 @@ class Op:
     outputs: tuple[TensorType | None, ...]
 
     def arg(self, name: str) -> Any:
-        """The argument called `name` in the op's schema, or its default."""
+        """Return the argument called `name` in the op's schema, or its default."""
         for position, argument in enumerate(self.target._schema.arguments):
             if argument.name == name:
                 if position < len(self.args):
@@ -106,7 +108,7 @@ class Op:
         outputs: Placement | tuple[Placement | None, ...] = R,
         rewrite: Rewrite | None = None,
     ) -> Alternative:
-        """An alternative from the operands that are not R; one placement serves all tensor outputs."""
+        """Return an alternative from the operands that are not R; one placement serves all tensor outputs."""
         chosen = inputs or {}
         if not isinstance(outputs, tuple):
             outputs = tuple(None if t is None else outputs for t in self.outputs)
@@ -116,24 +118,27 @@ class Op:
 Rule: TypeAlias = Callable[[Op], Iterable[Alternative]]
 
 Kind: TypeAlias = Literal["batched", "contracted", "gathered"]
-"""What a rule makes of a batch dim: it passes; it passes or is summed over, which leaves a partial result;
-or the op runs replicated on every rank, because nothing else is exact."""
+"""How a rule treats a batch dim.
+
+`batched`: the dim stays sharded. `contracted`: it stays sharded or is summed over, with a partial result.
+`gathered`: the op runs replicated on every rank, because no sharded alternative is exact.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRule:
-    """A rule with its name, family and kind (for reasons, reports and the docs' table)."""
+    """A rule with name, family and kind (for reasons, reports and the table in the docs)."""
 
     name: str
     family: str
     rule: Rule
     kind: Kind = "batched"
     full: bool = True
-    """Whether "everything replicated" is exact, as it is for all ops but those of one part of the batch."""
+    """True if "everything replicated" is exact; False only for ops on one part of the batch."""
 
 
 class Registry:
-    """The rules by op overload."""
+    """Mapping from op overloads to rules."""
 
     def __init__(self) -> None:
         self._rules: dict[OpOverload, RegisteredRule] = {}
@@ -142,11 +147,11 @@ class Registry:
         return self._rules[target]
 
     def get(self, target: Any) -> RegisteredRule | None:
-        """The op's rule, or None for an op that must run replicated."""
+        """Return the op's rule, or None for an op that must run replicated."""
         return self._rules.get(target)
 
     def targets(self) -> tuple[OpOverload, ...]:
-        """All ops that have a rule, sorted by name."""
+        """Return all ops with a rule, sorted by name."""
         return tuple(sorted(self._rules, key=str))
 
     def add(
@@ -165,18 +170,18 @@ class Registry:
         self._rules.update(dict.fromkeys(found, registered))
 
     def remove(self, *targets: OpOverload | OpOverloadPacket) -> None:
-        """Forget the rules of ops that have one; they run replicated on every rank then."""
+        """Remove the rules of ops; ops without a rule run replicated on every rank."""
         for overload in overloads(targets):
             self._rules.pop(overload, None)
 
 
 def overloads(targets: Iterable[OpOverload | OpOverloadPacket]) -> list[OpOverload]:
-    """The overloads among ops and packets; of packets the functional ones."""
+    """Return the overloads among ops and packets; for a packet, the functional ones."""
     found: list[OpOverload] = []
     for target in targets:
         if isinstance(target, OpOverload):
             found.append(target)
-        else:  # of one that is gone there are none
+        else:  # a packet that this torch lacks has none
             every = (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
             found += [overload for overload in every if not overload._schema.is_mutable]
     return found
@@ -185,12 +190,12 @@ def overloads(targets: Iterable[OpOverload | OpOverloadPacket]) -> list[OpOverlo
 registry = Registry()
 """The registry that `fxdp.compile` uses; families add their rules when `fxdp.rules` is imported."""
 
-# to move elements, or go over them once, takes memory traffic alone; what is gathered goes over the network
+# moving elements, or one pass over them, costs only memory traffic; a gather uses the network
 _CHEAP = frozenset({"view", "slice", "join", "pointwise"})
 
 
 def is_cheap(target: Any) -> bool:
-    """Whether to compute the op a second time, on full operands, rather than gather its result."""
+    """Return whether recomputing the op on full operands is cheaper than gathering the result."""
     found = registry.get(target)
     return found is not None and found.family in _CHEAP
 
@@ -198,7 +203,7 @@ def is_cheap(target: Any) -> bool:
 def rule(
     family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched", full: bool = True
 ) -> Callable[[Rule], Rule]:
-    """Register the decorated rule for ops under a family's name."""
+    """Register the decorated rule for ops, under the name of a family."""
 
     def register(function: Rule) -> Rule:
         registry.add(function, family, *targets, kind=kind, full=full)
@@ -208,5 +213,5 @@ def rule(
 
 
 def runs_replicated(name: str, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
-    """Register ops of which nothing but "everything replicated" is exact: known as such, not unknown."""
+    """Register ops for which only "everything replicated" is exact, so that they do not count as unknown."""
     registry.add(lambda op: (), family, *targets, kind="gathered", name=name)

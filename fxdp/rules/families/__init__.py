@@ -1,8 +1,8 @@
-"""How each op acts on placements, one file per family; importing this package registers them all."""
+"""Sharding rules, one file per family of ops; importing this package registers all rules."""
 
 import pkgutil
 from importlib import import_module
 
-# a new family is a new file, which nothing else has to name
+# every file is a family, so a new one needs no entry elsewhere
 for _family in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_family.name}")

@@ -1,9 +1,9 @@
-"""Fused scaled dot-product attention, forward and backward, for CPU and CUDA.
+"""Rules for fused scaled dot-product attention, forward and backward, for CPU and CUDA.
 
-Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it splits, with
-the log-sum-exp and any mask or bias that has it. A mask of size 1 there is complete, and its gradient
-partial.
-Dropout inside the op (`dropout_p > 0`) draws the rank's own numbers from the seed state, which is complete.
+Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it may be sharded,
+together with the log-sum-exp and any mask or bias that has this dim. A mask with size 1 there is full, and
+its gradient partial. Dropout inside the op (`dropout_p > 0`) draws local numbers from the seed state, which
+is replicated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
         if argument.name in _PER_SAMPLE:
             yield value, "n..."
         elif argument.name in _MASKS:
-            # aligned at its end, as it broadcasts: [q, k] is the same for all samples, [1, h, q, k] as well
+            # aligned at the last dim, like broadcasting: [q, k] and [1, h, q, k] are shared by all samples
             yield value, trailing("n___", value.ndim)
 
 
@@ -41,14 +41,14 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
     aten._scaled_dot_product_fused_attention_overrideable.default,
 )
 def attention(op: Op) -> Iterator[Alternative]:
-    """Output and log-sum-exp per sample; seeds and empty results full."""
+    """Yield shards of the samples for output and log-sum-exp; seeds and empty results are full."""
     if op.operands[0].ndim != 4 or argument_or_none(op, "return_debug_mask"):
         return
-    # Which results there are differs by kernel: after the first two come generator states, which all ranks
-    # share, lengths, and tensors that nobody reads.
+    # The results differ by kernel: after the first two come generator states, which all ranks
+    # share, lengths, and unused tensors.
     outputs: list[str | Placement] = [R for _ in op.outputs]
     outputs[0] = "n___"
-    if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, where the kernel computes it
+    if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, if the kernel computes it
         outputs[1] = "n..."
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
@@ -66,16 +66,19 @@ def attention(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )
 def attention_backward(op: Op) -> Iterator[Alternative]:
-    """Gradients per sample; that of a bias which all samples share is partial."""
+    """Yield shards of the samples for the gradients.
+
+    The gradient of a bias shared by all samples is partial.
+    """
     if op.operands[0].ndim != 4:
         return
-    # a bias without samples was added to each of them, so that its gradient lacks the label: a sum of terms
+    # a bias without samples was added to each sample, so its gradient lacks the label: a sum of terms
     outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
-# Samples of different lengths in one row: where each begins is counted over the global batch, so no range of
-# rows could be run by itself.
+# Samples of different lengths in one row: the start of each is counted over the global batch, so no range of
+# rows can run separately.
 _RAGGED = (
     "cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "seqlen_k", "alibi_slopes",
     "block_table",
@@ -84,7 +87,7 @@ _RAGGED = (
 
 @rule("attention", *existing("_flash_attention_forward", "_efficient_attention_forward"))
 def attention_by_position(op: Op) -> Iterator[Alternative]:
-    """The kernels below: `[samples, positions, heads, features]`; ragged ones stays in one piece."""
+    """Yield shards of the samples for kernels on `[samples, positions, heads, features]`, unless ragged."""
     if not _is_ragged(op):
         yield from attention(op)
 
@@ -92,7 +95,7 @@ def attention_by_position(op: Op) -> Iterator[Alternative]:
 @rule("attention", *existing("_flash_attention_backward"))
 @rule("attention", *existing("_efficient_attention_backward"), kind="contracted")
 def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
-    """Their gradients."""
+    """Yield shards of the samples for gradients of kernels on `[samples, positions, heads, features]`."""
     if not _is_ragged(op):
         yield from attention_backward(op)
 
@@ -103,9 +106,10 @@ def _is_ragged(op: Op) -> bool:
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
 def composite_attention(op: Op) -> Iterator[Alternative]:
-    """Not yet decomposed: as above, for operands of one rank and one number of samples.
+    """Yield shards of the samples for attention that is not decomposed yet.
 
-    Of one query and no keys torch makes one row, where the part has none.
+    All operands must have equal rank and number of samples. For one query and no keys torch returns one row,
+    even for an empty part.
     """
     query, key, value = op.operands[:3]
     if not query.ndim == key.ndim == value.ndim >= 3:

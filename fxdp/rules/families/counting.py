@@ -1,7 +1,7 @@
-"""Counts and searches: histograms, buckets, membership.
+"""Rules for counts and searches: histograms, buckets, membership.
 
-Laws: a histogram over given bounds counts every element apart, so counts of parts add up (bounds taken
-from the data do not). A search looks each value up in an entire sorted sequence, or row by row.
+Laws: a histogram over given bounds counts every element separately, so counts of parts add up (bounds
+computed from the data do not). A search looks each value up in a full sorted sequence, or in its own row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 @rule("counting", aten.histc.default, kind="contracted")
 def histogram(op: Op) -> Iterator[Alternative]:
-    """With `min < max` the counts of any split add up."""
+    """Yield shards for a histogram with `min < max`, for which the counts of any split add up."""
     (x,) = op.operands
     if op.arg("min") < op.arg("max"):
         yield from by_labels(op, [(x, letters(x.ndim))], ["_"])
@@ -24,14 +24,14 @@ def histogram(op: Op) -> Iterator[Alternative]:
 
 @rule("counting", aten.histogram.bin_ct, kind="contracted")
 def weighted_histogram(op: Op) -> Iterator[Alternative]:
-    """With a given range the (weighted) counts add up, unless they are divided by their total."""
+    """Yield shards for a histogram with a given range, whose (weighted) counts add up without `density`."""
     if op.arg("range") and not op.arg("density"):
         yield from by_labels(op, [(o, letters(o.ndim)) for o in op.operands], ["_", R])
 
 
 @rule("counting", *existing("histogram.bins_tensor"), kind="contracted")
 def histogram_over_bins(op: Op) -> Iterator[Alternative]:
-    """With given bins the (weighted) counts add up, unless they are divided by their total."""
+    """Yield shards for a histogram with given bins, whose (weighted) counts add up without `density`."""
     if not op.arg("density"):
         counted = [op.arg("self"), op.arg("weight")]
         yield from by_labels(op, [(o, letters(o.ndim)) for o in counted if o is not None], ["_", R])
@@ -39,20 +39,20 @@ def histogram_over_bins(op: Op) -> Iterator[Alternative]:
 
 @rule("counting", aten.bucketize.Tensor, aten.isin.Tensor_Tensor)
 def looked_up(op: Op) -> Iterator[Alternative]:
-    """Each value's bucket among entire boundaries, or membership in an entire set."""
+    """Yield shards for each value's bucket among full boundaries, or membership in a full set."""
     x = op.operands[0]
     names = letters(x.ndim)
     yield from by_labels(op, [(x, names)], names)
 
 
-# one number among all values
+# one number, searched among all values
 _OF_ONE = existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor")
 runs_replicated("search_of_one", "counting", *_OF_ONE)
 
 
 @rule("counting", aten.searchsorted.Tensor)
 def searchsorted(op: Op) -> Iterator[Alternative]:
-    """Each value's place in one entire sequence, or in its own row's."""
+    """Yield shards for each value's place in one full sequence, or in its own row."""
     sequence, x = op.arg("sorted_sequence"), op.arg("self")
     names = letters(x.ndim)
     if sequence.ndim == 1:

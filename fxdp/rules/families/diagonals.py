@@ -1,8 +1,8 @@
-"""Diagonals and triangles of matrices.
+"""Rules for diagonals and triangles of matrices.
 
-Law: dims outside the matrix pass. A rank that holds rows `first, first + 1, ...` of the matrix finds the
-diagonal `offset` at `offset + first` of its own rows; with columns at `offset - first`. So a diagonal as
-long as the batch, and any triangle, is local on either side. All are linear.
+Law: shards of dims outside the matrix stay. For a rank that holds rows `first, first + 1, ...` of the matrix,
+the diagonal `offset` is `offset + first` of its local rows; for columns it is `offset - first`. So a diagonal
+as long as the batch, and any triangle, is local along either dim. All ops are linear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 
 def _first(size: Dim, outer: Dim) -> sympy.Expr | None:
-    """The global number of a rank's first row, where its rows are one contiguous range."""
+    """Return the global number of a rank's first row, or None if the rows are not one contiguous range."""
     factor = batch_factor(size)
     return None if factor is None or outer != 1 else factor * OFFSET
 
@@ -35,7 +35,7 @@ def _plane(op: Op, ndim: int) -> tuple[int, int]:
 
 
 def _on_diagonal(op: Op, shape: tuple[Dim, ...], length: Dim) -> Iterator[tuple[Shard, Rewrite]]:
-    """The shards of a matrix whose every row (or column) has an element on the diagonal."""
+    """Yield the shards of a matrix for which every row (or column) has an element on the diagonal."""
     rows, columns = _plane(op, len(shape))
     for dim, sign in ((rows, 1), (columns, -1)):
         first = _first(shape[dim], 1)
@@ -45,7 +45,7 @@ def _on_diagonal(op: Op, shape: tuple[Dim, ...], length: Dim) -> Iterator[tuple[
 
 @rule("diagonal", aten.diagonal.default, *existing("diagonal_copy"))
 def diagonal(op: Op) -> Iterator[Alternative]:
-    """The diagonal of two dims, put last."""
+    """Yield shards for the diagonal of two dims, which becomes the last dim."""
     (x,) = op.operands
     kept = [d for d in range(x.ndim) if d not in _plane(op, x.ndim)]
     yield from rearranged(op, lambda d: kept.index(d) if d in kept else None)
@@ -56,7 +56,7 @@ def diagonal(op: Op) -> Iterator[Alternative]:
 
 @rule("diagonal", aten.diagonal_backward.default, aten.diag_embed.default)
 def embedded(op: Op) -> Iterator[Alternative]:
-    """Zeros with the last dim of the operand on a diagonal."""
+    """Yield shards for zeros with the operand's last dim on a diagonal."""
     (x,) = op.operands
     shape = op.output.shape
     kept = [d for d in range(len(shape)) if d not in _plane(op, len(shape))]
@@ -68,7 +68,7 @@ def embedded(op: Op) -> Iterator[Alternative]:
 
 @rule("diagonal", aten.diagonal_scatter.default)
 def diagonal_scatter(op: Op) -> Iterator[Alternative]:
-    """A value with one of its diagonals replaced."""
+    """Yield shards for a value with one diagonal replaced."""
     x, piece = op.operands
     kept = [d for d in range(x.ndim) if d not in _plane(op, x.ndim)]
     yield from linear(op, [x, piece])
@@ -82,7 +82,7 @@ def diagonal_scatter(op: Op) -> Iterator[Alternative]:
 
 @rule("diagonal", aten.tril.default, aten.triu.default)
 def triangle(op: Op) -> Iterator[Alternative]:
-    """The last two dims below or above a diagonal, zeros elsewhere."""
+    """Yield shards for the part of the last two dims below or above a diagonal, with zeros elsewhere."""
     (x,) = op.operands
     yield from linear(op, [x])
     for shard in x.shards:

@@ -1,7 +1,7 @@
-"""Products of matrices and vectors: sums of products over labelled dims.
+"""Rules for products of matrices and vectors: sums of products over labelled dims.
 
-Law: a multilinear form may be split along any label. A label of the result shards the result; a
-contracted label makes it partial. It is linear in each factor, and a bias (`addend`) is added once.
+Law: a multilinear form may be split along any label. A label of the result shards the result; a contracted
+label gives a partial result. The form is linear in each factor, and a bias (`addend`) is added once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BIASED: dict[str, tuple[str, str, str]] = {
 )  # fmt: skip
 @rule("einsum", aten.ger.default, aten.outer.default)
 def product_of_two(op: Op) -> Iterator[Alternative]:
-    """`a @ b`: split rows, columns, batches (sharded) or the contracted dim (partial)."""
+    """Yield shards for `a @ b`: rows, columns, batches (sharded) or the contracted dim (partial)."""
     left, right, result = _EQUATIONS[op.target._schema.name.removeprefix("aten::")]
     a, b = op.operands
     yield from by_labels(op, [(a, left), (b, right)], [result])
@@ -55,20 +55,23 @@ def product_of_two(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 @rule("einsum", aten.addr.default)
 def biased_product(op: Op) -> Iterator[Alternative]:
-    """`beta * bias + alpha * a @ b`: as the product; where that is partial, so is the bias."""
+    """Yield shards for `beta * bias + alpha * a @ b`, like the product.
+
+    Beside a partial product, the bias must be partial.
+    """
     left, right, result = _BIASED[op.target._schema.name.removeprefix("aten::")]
     bias, a, b = op.operands
     if op.target is aten.addmv.default and bias.shape != op.output.shape:
-        return  # torch gives the result of an empty matrix the bias's shape
+        return  # for an empty matrix, torch's result has the bias's shape
     inputs = [(a, left), (b, right), (bias, trailing(result, bias.ndim))]
-    # an entire bias beside partial products would be added once per rank
+    # a full bias beside partial products would be added once per rank
     yield from by_labels(op, inputs, [result], broadcast=True, addends=[bias])
     yield from linear(op, [bias, a], [bias, b])
 
 
 @rule("einsum", aten._addmm_activation.default)
 def activated_product(op: Op) -> Iterator[Alternative]:
-    """The contracted dim must stays in one piece under an activation; rows and columns split."""
+    """Yield shards of rows and columns; under an activation the contracted dim must be unsharded."""
     bias, a, b = op.operands
     # relu(x + y) is not relu(x) + relu(y): terms of a sum must not reach the activation
     inputs = [(a, "m_"), (b, "_n"), (bias, trailing("mn", bias.ndim))]
@@ -77,7 +80,7 @@ def activated_product(op: Op) -> Iterator[Alternative]:
 
 @rule("einsum", aten.linear.default, kind="contracted")
 def linear_layer(op: Op) -> Iterator[Alternative]:
-    """`x @ w.T + bias` with any number of leading dims."""
+    """Yield shards for `x @ w.T + bias` with any number of leading dims."""
     x, weight, *rest = op.operands
     rows = letters(x.ndim - 1)
     columns = "Z" if weight.ndim == 2 else ""
@@ -88,7 +91,10 @@ def linear_layer(op: Op) -> Iterator[Alternative]:
 
 @rule("einsum", aten._trilinear.default, kind="contracted")
 def trilinear(op: Op) -> Iterator[Alternative]:
-    """`(a * b * c).sum(sumdim)` of operands that each lack the dims in their `expand` list."""
+    """Yield shards for `(a * b * c).sum(sumdim)`.
+
+    Each operand lacks the dims in the corresponding `expand` list.
+    """
     expands = [op.arg(f"expand{i}") for i in (1, 2, 3)]
     total = op.operands[0].ndim + len(expands[0])
     inputs = [
@@ -102,15 +108,15 @@ def trilinear(op: Op) -> Iterator[Alternative]:
 
 @rule("einsum", aten._cdist_forward.default)
 def distances(op: Op) -> Iterator[Alternative]:
-    """Pairwise distances: split batches and the rows of either side; the feature dim is no plain sum.
+    """Yield shards of batches and rows for pairwise distances, which are no plain sum over the feature dim.
 
-    For `p == 2` torch picks one of two formulas by the row counts unless `compute_mode` says which; rows
-    split only where a rank with few of them picks the formula of the global batch.
+    For `p == 2` torch chooses between two formulas by the row counts, unless `compute_mode` selects one. Rows
+    are sharded only if a rank with few rows chooses the formula of the global batch.
     """
     a, b = op.operands
     free = op.arg("p") != 2 or op.arg("compute_mode") in (1, 2)
-    # The two formulas differ in their rounding: distances near zero, by more than verification allows. So a
-    # side splits only where the other, which every rank has full, decides alone.
+    # The formulas round differently: distances near zero, by more than verification allows. So rows of one
+    # operand are sharded only where the second operand, full on every rank, decides alone.
     rows = "M" if free or _many(b.shape[-2]) else "_"
     columns = "N" if free or _many(a.shape[-2]) else "_"
     batch = letters(max(a.ndim, b.ndim) - 2)
@@ -119,13 +125,13 @@ def distances(op: Op) -> Iterator[Alternative]:
 
 
 def _many(rows: Dim) -> bool:
-    """Whether one side's row count alone decides for the formula by matrix product."""
+    """Return whether one operand's row count alone selects the formula by matrix product."""
     return isinstance(rows, int) and rows > 25
 
 
 @rule("einsum", *existing("_euclidean_dist"))
 def euclidean_distances(op: Op) -> Iterator[Alternative]:
-    """Pairwise distances by matrix product, always: batches and the rows of either side split."""
+    """Yield shards of batches and rows for pairwise distances, always computed by matrix product."""
     a, b = op.operands
     batch = letters(a.ndim - 2)
     yield from by_labels(op, [(a, batch + "M_"), (b, batch + "N_")], [batch + "MN"])
@@ -133,10 +139,10 @@ def euclidean_distances(op: Op) -> Iterator[Alternative]:
 
 @rule("einsum", aten._cdist_backward.default, kind="contracted")
 def distances_backward(op: Op) -> Iterator[Alternative]:
-    """The gradient of the first side sums over the rows of the second; batches and rows split.
+    """Yield shards for the first operand's gradient of pairwise distances, which sums over the second's rows.
 
-    The second side may lack batch dims. Where the first does, torch gives the gradient of no rows the
-    first side's shape instead of the result's, so it must be full.
+    The second operand may lack batch dims. If the first one does, torch gives the gradient of no rows the
+    first operand's shape instead of the result's, so it must be full.
     """
     grad, a, b, distance = op.operands
     yield from linear(op, [grad])

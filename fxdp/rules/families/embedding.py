@@ -1,8 +1,8 @@
-"""Tables read by row number.
+"""Rules for tables that are read by row number.
 
-Law: every index reads its own row of an entire table, so the index dims split freely and lead the result.
-The table's gradient sums the rows' gradients over all indices, and is partial where these are split,
-unless each row is divided by its *global* frequency.
+Law: every index reads a row of the full table, so the index dims may be sharded; they come first in the
+result. The table's gradient sums the rows' gradients over all indices, and is partial where these are
+sharded, unless each row is divided by its *global* frequency.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MAXIMUM = 2
 
 
 def no_larger(a: TensorType, b: TensorType) -> bool:
-    """Whether `a` has at most as many elements as `b`: then a sum over ranks moves past the op."""
+    """Return whether `a` has at most as many elements as `b`, so that a reduction is better after the op."""
     return hint(product(*a.shape)) <= hint(product(*b.shape))
 
 
 @rule("embedding", aten.embedding.default)
 def embedding(op: Op) -> Iterator[Alternative]:
-    """`weight[indices]`: index dims sharded, or a partial table read in parts."""
+    """Yield shards for `weight[indices]`: of the index dims, or a partial table."""
     weight, indices = op.operands
     rows = letters(indices.ndim)
     yield from by_labels(op, [(weight, "_Z"), (indices, rows)], [rows + "Z"])
@@ -36,7 +36,10 @@ def embedding(op: Op) -> Iterator[Alternative]:
 
 @rule("embedding", aten.embedding_dense_backward.default, kind="contracted")
 def embedding_backward(op: Op) -> Iterator[Alternative]:
-    """Sum of the rows' gradients: partial over split indices, or over a partial gradient."""
+    """Yield shards for the sum of the rows' gradients.
+
+    The result is partial over sharded indices, or for a partial incoming gradient.
+    """
     grad, indices = op.operands
     counted = op.arg("scale_grad_by_freq")
     rows = "_" * indices.ndim if counted else letters(indices.ndim)
@@ -47,10 +50,10 @@ def embedding_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("embedding", *existing("_embedding_bag", "_embedding_bag_forward_only"), kind="gathered")
 def embedding_bag(op: Op) -> Iterator[Alternative]:
-    """Bags that begin at `offsets`: where a rank's bags lie among the indices is known to their values only.
+    """Yield a partial table only: the range of a rank's bags, which begin at `offsets`, depends on values.
 
-    Sums and means are linear in the table. Bags of equal length are taken apart by capture, into reads
-    of rows that split (`capture.substitutes`).
+    Sums and means are linear in the table. Capture decomposes bags of equal length into reads of rows, which
+    may be sharded (`capture.substitutes`).
     """
     if op.arg("mode") != _MAXIMUM and P in op.arg("weight").placements:
         yield op.alternative({0: P}, (P, *(R if t else None for t in op.outputs[1:])))
@@ -59,7 +62,10 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
 @rule("embedding", *existing("_embedding_bag_backward"), kind="gathered")
 @rule("embedding", *existing("_embedding_bag_dense_backward"), kind="contracted")
 def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
-    """The table's gradient sums over indices, each reading its bag's row of a full gradient."""
+    """Yield shards for the table's gradient, which sums over indices.
+
+    Each reads a bag's row of a full gradient.
+    """
     grad = op.arg("grad")
     if op.arg("mode") == _MAXIMUM or op.arg("scale_grad_by_freq"):
         return
@@ -72,7 +78,7 @@ def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("embedding", *existing("_embedding_bag_per_sample_weights_backward"))
 def embedding_bag_weights_backward(op: Op) -> Iterator[Alternative]:
-    """Each index's weight gets its row times its bag's gradient; linear in either."""
+    """Yield shards for each index's weight gradient, linear in both the row and the bag's gradient."""
     by_index = [(op.arg("indices"), "i"), (op.arg("offset2bag"), "i")]
     if op.arg("offset2bag").shape == op.arg("indices").shape:
         yield from by_labels(op, by_index, ["i"])

@@ -1,14 +1,14 @@
-"""Extrema over a sharded dim, and norms that reduce by one.
+"""Alternatives for extrema over a sharded dim, and for norms, which reduce once.
 
-Laws: the extremum of the parts' extrema is the extremum, `P(max)` or `P(min)`; a nan anywhere makes it nan,
-also between ranks (`ir/ops/rank_extrema.py`). The position of an extremum is the lowest position that has its
-value, as torch has it. With `n` bytes in the result, and 8 per position, the traffic is
+Laws: the extremum of the parts' extrema is the extremum, `P(max)` or `P(min)`; a nan anywhere gives nan, also
+between ranks (`ir/ops/rank_extrema.py`). The position of an extremum is the lowest position with its value,
+as in torch. With `n` bytes in the result, and 8 per position, the traffic is
 
 | op | reductions | bytes (all-reduce counts twice) |
 |---|---|---|
 | amax, amin, max, min, any, all | one extremum | 2n |
 | max, min along a dim | the extremum, its position | 2n + 2n_positions |
-| argmax, argmin along a dim | the same | 2n_values + 2n |
+| argmax, argmin along a dim | the extremum, its position | 2n_values + 2n |
 | vector norm of order 0, 1, inf, p | one | 2n |
 | gradient of max, min, median, ... along a dim | none: each rank fills in its own rows | 0 |
 """
@@ -32,13 +32,13 @@ LARGEST = frozenset(
     {aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default, aten.any.default,
      aten.any.dim, aten.any.dims}
 )  # fmt: skip
-"""Ops that want the largest; the others of this file want the smallest."""
+"""Ops that return the largest element; all remaining ops of this file return the smallest."""
 
 _NONE = torch.iinfo(torch.int64).max
 
 
 def extremum_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
-    """`amax`, `amin`, `max()`, `min()`, `any`, `all`."""
+    """Yield partial results over sharded dims for `amax`, `amin`, `max()`, `min()`, `any`, `all`."""
     largest = op.target in LARGEST
     logical = op.target.overloadpacket in (aten.any, aten.all)
     arguments = (("dim", tuple(sorted(reduced))), ("keepdim", keeps_dims(op)))
@@ -49,7 +49,7 @@ def extremum_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
 
 
 def place_of_extremum(op: Op) -> Iterator[Alternative]:
-    """`max` and `min` along a dim with their positions; `argmax`, `argmin`."""
+    """Yield decompositions for `max`, `min`, `argmax` and `argmin` along a sharded dim, with positions."""
     (x,) = op.operands
     if op.arg("dim") is None or x.ndim == 0:
         return
@@ -63,8 +63,8 @@ def _place(op: Op, shard: Shard) -> Alternative:
     builder, (operand,) = DecompositionBuilder(op), op.operands
     largest = op.target in LARGEST
     x = builder.operand(operand, shard)
-    # The lowest position that has the extremum, in two reductions. A rank's own position says nothing to the
-    # others before it is known whether the rank has the extremum at all.
+    # The lowest position of the extremum takes two reductions: before the global extremum is known, no rank
+    # knows whether its own position counts.
     top = builder.reduce(amax if largest else amin, x, [shard.dim], MAX if largest else MIN)
     hit = builder.pointwise(aten.eq.Tensor, x, top, dtype=torch.bool)
     if x.type.dtype.is_floating_point:
@@ -84,7 +84,7 @@ def _final(builder: DecompositionBuilder, term: Term, shape: tuple[Dim, ...]) ->
 
 
 def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
-    """Zeros with a gradient at one position along the dim, of which each rank makes its rows."""
+    """Yield a decomposition for zeros with a gradient at one position along a dim, local on each rank."""
     ndim = len(op.output.shape)
     dim = wrap(op.arg("dim"), ndim)
     if ndim == 0 or batch_factor(op.output.shape[dim]) is None:
@@ -98,7 +98,7 @@ def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
 
 
 def norm_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
-    """`linalg_vector_norm` over a sharded dim."""
+    """Return a decomposition of `linalg_vector_norm` over a sharded dim."""
     builder, order = DecompositionBuilder(op), op.arg("ord")
     half = op.output.dtype in (torch.float16, torch.bfloat16)
     x = builder.cast(builder.operand(op.operands[0], shard), torch.float32 if half else op.output.dtype)

@@ -1,9 +1,9 @@
-"""Ops that make a value of a given shape.
+"""Rules for ops that create a value of a given shape.
 
-Law: a constant fill is the same on any part, so a factory with a batch dim is local for free. `new_*`
-reads nothing of its operand but dtype and device: any placement does. `*_like` reads its operand's
-*local* shape: the result is sharded as the operand is, and replicated if the operand has the full value
-shape, be it partial. Numbered values (`arange`, `eye`) are full; taking a rank's part costs nothing.
+Law: a constant fill is equal on any part, so a factory with a batch dim is local for free. `new_*` reads only
+dtype and device of its operand, in any placement. `*_like` reads its operand's *local* shape: the result is
+sharded like the operand, and replicated if the operand has the full value's shape, even as a partial value.
+Values that depend on their position (`arange`, `eye`) are full; slicing a rank's part costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
     aten.new_empty_strided.default,
 )  # fmt: skip
 def filled(op: Op) -> Iterator[Alternative]:
-    """A constant of an explicit size; its operand, if any, is not read."""
+    """Yield any shard for a constant of an explicit size; an operand, if any, is not read."""
     unread = {o.index: None for o in op.operands}
     if op.operands:
         yield op.alternative(unread, R)
@@ -32,7 +32,7 @@ def filled(op: Op) -> Iterator[Alternative]:
         mentions_batch(stride) for stride in op.arg("stride")
     ):
         return
-    for operand in op.operands:  # gradients begin as zeros beside which their operand lies
+    for operand in op.operands:  # gradients begin as zeros, sharded like the operand
         for shard in operand.shards:
             at = slice(shard.dim, shard.dim + 1)
             if operand.shape[at] == op.output.shape[at]:
@@ -48,7 +48,7 @@ def filled(op: Op) -> Iterator[Alternative]:
     aten.fill.Scalar, aten.zero.default,
 )  # fmt: skip
 def filled_like(op: Op) -> Iterator[Alternative]:
-    """A constant of the operand's shape, with its shard; a partial operand has the full value shape."""
+    """Yield the operand's shards for a constant of equal shape; a partial operand gives a full result."""
     x = op.operands[0]
     for shard in x.shards:
         yield op.alternative({x.index: shard}, shard)
@@ -56,7 +56,7 @@ def filled_like(op: Op) -> Iterator[Alternative]:
         yield op.alternative({x.index: P}, R)
 
 
-# values that depend on their position are made entire
+# values that depend on their position are computed in full
 runs_replicated(
     "numbered", "factory",
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.range.default, aten.range.step,

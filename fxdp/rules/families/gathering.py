@@ -1,9 +1,9 @@
-"""Reads and writes along one dim at given positions: gather, scatter, index_select, index_add.
+"""Rules for reads and writes along one dim at given positions: gather, scatter, index_select, index_add.
 
-Laws: the dims other than `dim` only carry along and split freely where all tensors agree in size. A read
-splits along the positions, each asking a full operand. Writes that *add* split along the positions
-too, into a partial result. Positions that are `arange(B)` on a dim of size `B` (`iota`) touch each
-sample's own row: then `dim` itself is split and the positions count from the rank's first row.
+Laws: all dims except `dim` may be sharded if all tensors agree in size. A read may be sharded along the
+positions, from a full operand. Writes that *add* may be sharded along the positions too, with a partial
+result. Positions that are `arange(B)` on a dim of size `B` (`iota`) access each sample's own row: then `dim`
+itself is sharded and the positions count from the rank's first row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 @rule("gathering", aten.gather.default)
 def gather(op: Op) -> Iterator[Alternative]:
-    """`self[.., index, ..]` along `dim`, element by element."""
+    """Yield shards and partial values for `self[.., index, ..]` along `dim`, element by element."""
     source, index = op.operands
     if source.ndim == 0 or index.ndim == 0:
         return
@@ -34,7 +34,7 @@ def gather(op: Op) -> Iterator[Alternative]:
 @rule("gathering", aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
 @rule("gathering", aten.scatter_reduce.two, aten.scatter_add.default, kind="contracted")
 def scatter(op: Op) -> Iterator[Alternative]:
-    """Writes at positions along `dim`; sums of them are partial over split positions."""
+    """Yield shards for writes at positions along `dim`; additions are partial over sharded positions."""
     target, index, *sources = op.operands
     if any(o.ndim == 0 for o in op.operands):
         return
@@ -48,7 +48,7 @@ def scatter(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.index_select.default)
 def index_select(op: Op) -> Iterator[Alternative]:
-    """Entire slices at the positions of a 1-d index."""
+    """Yield shards and partial values for entire slices at the positions of a 1-d index."""
     source, index = op.operands
     if source.ndim == 0 or index.ndim == 0:
         return
@@ -65,11 +65,14 @@ def index_select(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 @rule("gathering", aten.index_add.default, kind="contracted")
 def index_write(op: Op) -> Iterator[Alternative]:
-    """Entire slices written at the positions of a 1-d index; `index_add` is partial over split ones."""
+    """Yield shards for slices written at positions of a 1-d index.
+
+    `index_add` is partial over sharded ones.
+    """
     target, index, *values = op.operands
     if target.ndim == 0 or index.ndim == 0:
         return
-    sources = [v for v in values if v.ndim]  # the value of index_fill is a 0-d tensor
+    sources = [v for v in values if v.ndim]  # index_fill's value is a 0-d tensor
     if any(s.ndim != target.ndim for s in sources):
         return
     dim, kept = _kept_labels(op, target)
@@ -82,7 +85,7 @@ def index_write(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.take.default)
 def take(op: Op) -> Iterator[Alternative]:
-    """Elements of the flattened operand: it must be entire (or partial), the positions split."""
+    """Yield shards of the positions of elements in the flattened operand, which must be full (or partial)."""
     source, index = op.operands
     names = letters(index.ndim)
     yield from by_labels(op, [(index, names)], [names])
@@ -91,7 +94,7 @@ def take(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.put.default, kind="contracted")
 def put(op: Op) -> Iterator[Alternative]:
-    """Elements *added* into the flattened operand: partial over split positions."""
+    """Yield shards of positions at which `put` *adds* to the flattened operand, with partial result."""
     target, index, source = op.operands
     if op.arg("accumulate") and index.ndim == source.ndim:
         names = letters(index.ndim)
@@ -99,13 +102,13 @@ def put(op: Op) -> Iterator[Alternative]:
 
 
 def sums_of_parts(op: Op, target: Operand, source: Operand) -> Iterator[Alternative]:
-    """A write is linear in target and source together; not worth it where it grows the partial value."""
+    """Yield partial target and source for a write, linear in both, unless that enlarges the partial value."""
     if P in target.placements or no_larger(op.output, source.type):
         yield from linear(op, [target, source])
 
 
 def _kept_labels(op: Op, operand: Operand) -> tuple[int, str]:
-    """The op's `dim`, and labels for all dims but that one."""
+    """Return the op's `dim`, and labels for all remaining dims."""
     dim = int(op.arg("dim")) % operand.ndim
     return dim, letters(operand.ndim, full={dim})
 
@@ -117,8 +120,8 @@ def _with(labels: str, dim: int) -> str:
 def _own_rows(
     op: Op, index: Operand, along: int, dim: int, others: Sequence[Operand]
 ) -> Iterator[Alternative]:
-    """The index is `arange(B)` on its dim `along`: all else is split on `dim`, of size `B`."""
-    # of size `B` itself: in several blocks a local row is not the global one less the offset
+    """Yield the shard of `dim`, of size `B`, if the index is `arange(B)` along its dim `along`."""
+    # exactly `B`: with several blocks a local row number is not the global one minus the offset
     if index.iota != along or any(o.shape[dim] != B for o in others):
         return
     chosen = {o.index: S(dim) for o in others}
@@ -128,7 +131,7 @@ def _own_rows(
 
 def _adds(op: Op) -> bool:
     if op.target is aten.scatter_reduce.two:
-        # without the target's values a row that one rank writes would keep them on all others
+        # without the target's values, a row written by one rank would keep them on all remaining ranks
         return op.arg("reduce") == "sum" and bool(op.arg("include_self"))
     return op.target is aten.scatter_add.default
 
@@ -136,6 +139,6 @@ def _adds(op: Op) -> bool:
 def _sums(
     op: Op, inputs: Sequence[tuple[Operand, str]], target: Operand, source: Operand
 ) -> Iterator[Alternative]:
-    """Additions at positions: each rank adds those it has, into a partial result."""
+    """Yield partial results for additions at positions: each rank adds at its own positions."""
     yield from by_labels(op, inputs, ["_" * target.ndim], addends=[target])
     yield from sums_of_parts(op, target, source)

@@ -1,8 +1,8 @@
-"""Batches of images: convolutions, pooling, resizing, padding, sliding windows and grids.
+"""Rules for batches of images: convolutions, pooling, resizing, padding, sliding windows and grids.
 
-Law: samples never meet, so the batch dim splits; the gradients of a convolution's weight and bias sum over
-samples. A pooling window lies in one sample, and its indices count within a plane of it. Padding with a
-constant and pixel shuffling leave all the dims alone that they do not name.
+Law: samples never interact, so the batch dim may be sharded; the gradients of a convolution's weight and bias
+sum over samples. A pooling window stays within one sample, and indices count within a plane of the sample.
+Constant padding and pixel shuffling do not touch any further dims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 
 
 def _has_batch_dim(op: Op) -> bool:
-    """Whether the first operand is `[N, C, ...]`; a single sample `[C, ...]` has nothing to split."""
+    """Return whether the first operand is `[N, C, ...]`; a single sample `[C, ...]` has no batch dim."""
     spatial = next(n for suffix, n in _SPATIAL.items() if suffix in op.target._schema.name)
     return op.operands[0].ndim == spatial + 2
 
@@ -32,15 +32,15 @@ def _has_batch_dim(op: Op) -> bool:
     *existing("cudnn_convolution_relu"),
 )  # fmt: skip
 def convolution(op: Op) -> Iterator[Alternative]:
-    """Any convolution, also transposed, of `[N, C, ...]`."""
+    """Yield shards of the batch, for convolutions of `[N, C, ...]`, including transposed ones."""
     x, weight = op.operands[:2]
-    if x.ndim == weight.ndim:  # else a single sample without a batch dim
+    if x.ndim == weight.ndim:  # otherwise a single sample without a batch dim
         yield from by_labels(op, [(x, "n...")], "n...")
 
 
 @rule("convolution", *existing("cudnn_convolution_add_relu"))
 def convolution_onto(op: Op) -> Iterator[Alternative]:
-    """`relu(convolution(x) + alpha * z)`."""
+    """Yield shards of the batch, for `relu(convolution(x) + alpha * z)`."""
     x, weight, z = op.operands[:3]
     if x.ndim == weight.ndim:
         yield from by_labels(op, [(x, "n..."), (z, "n...")], "n...")
@@ -48,7 +48,7 @@ def convolution_onto(op: Op) -> Iterator[Alternative]:
 
 @rule("convolution", aten.convolution_backward.default, kind="contracted")
 def convolution_backward(op: Op) -> Iterator[Alternative]:
-    """Gradients of the input (sharded), weight and bias (partial)."""
+    """Yield shards of the batch: the gradient of the input is sharded, of weight and bias partial."""
     grad, x, weight = op.operands
     if x.ndim == weight.ndim:
         yield from by_labels(op, [(grad, "n..."), (x, "n...")], ["n...", "...", "_"])
@@ -56,7 +56,7 @@ def convolution_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("convolution", aten.conv_tbc.default)
 def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
-    """A convolution of `[T, B, C]`."""
+    """Yield shards of the batch, for a convolution of `[T, B, C]`."""
     yield from by_labels(op, [(op.operands[0], "_n_")], "_n_")
 
 
@@ -76,7 +76,7 @@ def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
     aten.max_unpool2d.default, aten.max_unpool3d.default,
 )  # fmt: skip
 def pooling(op: Op) -> Iterator[Alternative]:
-    """All tensors, also indices and the random samples of fractional pooling, lead with the batch."""
+    """Yield shards of the batch, the first dim of all tensors, even indices and random samples."""
     if _has_batch_dim(op):
         yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
 
@@ -110,7 +110,7 @@ def pooling(op: Op) -> Iterator[Alternative]:
     ),
 )  # fmt: skip
 def resampling(op: Op) -> Iterator[Alternative]:
-    """Interpolation and padding that reads the sample itself; forward and backward are linear."""
+    """Yield shards of the batch, and partial values, for interpolation and non-constant padding."""
     if _has_batch_dim(op):
         yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
         yield from linear(op, op.operands[:1])
@@ -118,7 +118,7 @@ def resampling(op: Op) -> Iterator[Alternative]:
 
 @rule("resampling", aten.constant_pad_nd.default)
 def constant_padding(op: Op) -> Iterator[Alternative]:
-    """Dims that get no padding split; padding with zeros is linear."""
+    """Yield shards of the dims without padding; padding with zeros is linear."""
     (x,) = op.operands
     pad = op.arg("pad")
     amounts = list(zip(pad[::2], pad[1::2], strict=True))  # from the last dim to the first
@@ -131,10 +131,10 @@ def constant_padding(op: Op) -> Iterator[Alternative]:
 
 @rule("resampling", aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
 def pixel_shuffle(op: Op) -> Iterator[Alternative]:
-    """Channels and pixels trade places; the dims before `[C, H, W]` split."""
+    """Yield shards of the dims before `[C, H, W]`, for rearranging channels and pixels."""
     (x,) = op.operands
     names = letters(x.ndim - 3) + "..."
-    unshuffle = op.target is aten.pixel_unshuffle.default  # eager torch mistakes an empty input's shape
+    unshuffle = op.target is aten.pixel_unshuffle.default  # eager's shape of an empty result is wrong
     rewrite = Rewrite(target=local_op(op.target)) if unshuffle else None
     yield from by_labels(op, [(x, names)], names, rewrite=rewrite)
     yield from linear(op, [x])
@@ -142,7 +142,7 @@ def pixel_shuffle(op: Op) -> Iterator[Alternative]:
 
 @rule("resampling", aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def channel_shuffle(op: Op) -> Iterator[Alternative]:
-    """Channels of `[N, C, ...]` trade places."""
+    """Yield shards of the batch, for permuting channels of `[N, C, ...]`."""
     (x,) = op.operands
     yield from by_labels(op, [(x, "n...")], "n...")
     yield from linear(op, [x])
@@ -150,7 +150,7 @@ def channel_shuffle(op: Op) -> Iterator[Alternative]:
 
 @rule("resampling", aten.im2col.default, aten.col2im.default)
 def sliding_windows(op: Op) -> Iterator[Alternative]:
-    """`unfold` and `fold` of a batch; both linear."""
+    """Yield shards of the batch, and partial values, for `unfold` and `fold`."""
     (x,) = op.operands
     batched = 4 if op.target is aten.im2col.default else 3
     if x.ndim == batched:
@@ -165,20 +165,20 @@ def sliding_windows(op: Op) -> Iterator[Alternative]:
     aten.cudnn_grid_sampler.default, aten.cudnn_grid_sampler_backward.default,
 )  # fmt: skip
 def grid_sampler(op: Op) -> Iterator[Alternative]:
-    """Each sample is read at its own grid."""
+    """Yield shards of the batch, for reading each sample at a separate grid."""
     yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
 
 
 @rule("resampling", *existing("cudnn_affine_grid_generator", "cudnn_affine_grid_generator_backward"))
 def cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
-    """One grid per matrix, or one matrix's gradient per grid; `N` counts the rank's own."""
+    """Yield shards of the batch, for one grid per matrix or the gradient; the argument `N` is local."""
     (x,) = op.operands
     yield from by_labels(op, [(x, "n...")], "n...", rewrite=Rewrite(local=("N",)))
 
 
 @rule("resampling", aten.affine_grid_generator.default)
 def affine_grid(op: Op) -> Iterator[Alternative]:
-    """One grid per matrix; the batch in its size list is the rank's own."""
+    """Yield shards of the batch, for one grid per matrix; the batch in the size list is local."""
     (theta,) = op.operands
     if not any(mentions_batch(n) for n in op.arg("size")[1:]):
         yield from by_labels(op, [(theta, "n__")], "n...", rewrite=Rewrite(local=("size",)))

@@ -1,11 +1,11 @@
-"""Advanced indexing: `x[i, :, j]` and writes to it.
+"""Rules for advanced indexing, `x[i, :, j]`, and writes to it.
 
-Laws, with the result laid out as numpy does (index dims in place where the index tensors are adjacent,
-else in front): the dims without an index only carry along; the index dims split, each rank reading from
-a full operand; a write that accumulates is partial over them. An index that is `arange(B)` along an
-index dim (`iota`), on a dim of size `B`, reads each sample's own row: that dim and the index dim are
-split together. Boolean masks have no fixed size and stays in one piece, except where a write of one value
-through them keeps the shape.
+Laws, with result dims in numpy's order (index dims in place if the index tensors are adjacent, else in
+front): shards of dims without an index stay; the index dims may be sharded, with each rank reading from a
+full operand; a write that accumulates is partial over sharded index dims. An index that is `arange(B)` along
+an index dim (`iota`), on a dim of size `B`, reads each sample's own row: that dim and the index dim are
+sharded together. Boolean masks have a dynamic size and stay unsharded, except where a write of one value
+through a mask keeps the shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IN_BROADCAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Labels of an indexing: of the operand (`_` where indexed) and of the result; the index operands."""
+    """Labels of an indexing op: of the operand (`_` if indexed), of the result, and the index operands."""
 
     source: str
     result: str
@@ -42,14 +42,14 @@ class _Layout:
 
 def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | None:
     indexed = tuple((d, o) for d, o in enumerate(indices) if o is not None)
-    # how many rows a mask picks is known only from all of its values
+    # the number of rows that a mask selects depends on all of its values
     if not indexed or any(o.type.dtype in _MASKS for _, o in indexed):
         return None
     dims = [d for d, _ in indexed]
     broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
     labels = letters(source.ndim, full=dims)
     kept = [name for name in labels if name != "_"]
-    # x[i, j] keeps the index dims in place; x[i, :, j] has no one place for them, and puts them in front
+    # x[i, j] keeps the index dims in place; x[i, :, j] has no single place for these, and puts them in front
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     at = dims[0] if adjacent else 0
     result = "".join([*kept[:at], broadcast, *kept[at:]])
@@ -57,12 +57,12 @@ def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | N
 
 
 def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewrite]]:
-    """Where an index is `arange(B)`: its label, the source's dims with only that label, the rewrite.
+    """Yield (label, source labels with only this label, rewrite) for each index that is `arange(B)`.
 
         x[arange(B), last], rank 1 of (3, 2):  x rows 3 4, index 3 4, less the offset: local rows 0 1
 
-    Without this a rank would have to hold all of x to read its own rows. A dim of size `B`, not a multiple of
-    it: there a shard is one block, so that a row's local number is its global one less the offset.
+    Without this, a rank would need all of x to read its own rows. The dim has size `B`, not a multiple: so a
+    shard is one block, and the local number of a row is the global one minus the offset.
     """
     for dim, index in layout.indexed:
         if index.iota is not None and source.shape[dim] == B:
@@ -76,7 +76,7 @@ def _keep(labels: str, kept: str) -> str:
 
 @rule("indexing", aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(op: Op) -> Iterator[Alternative]:
-    """`self[indices]`."""
+    """Yield shards and partial values for `self[indices]`."""
     source, indices = op.arg("self"), op.arg("indices")
     layout = _layout(source, indices)
     if layout is None:
@@ -91,7 +91,7 @@ def index(op: Op) -> Iterator[Alternative]:
 
 @rule("indexing", aten.index_put.default, aten._unsafe_index_put.default, kind="contracted")
 def index_put(op: Op) -> Iterator[Alternative]:
-    """`self[indices] = values`, or `+=`."""
+    """Yield shards and partial values for `self[indices] = values`, or `+=`."""
     target, indices, values = op.arg("self"), op.arg("indices"), op.arg("values")
     layout = _layout(target, indices)
     if layout is None:
@@ -104,8 +104,8 @@ def index_put(op: Op) -> Iterator[Alternative]:
     for label, rows, rewrite in _own_rows(target, layout):
         split = [(target, rows), *((o, _keep(labels, label)) for o, labels in positions)]
         yield from by_labels(op, split, [rows], broadcast=True, rewrite=rewrite)
-    # Ranks may write to the same row. What they add comes together in a sum, in which the target counts
-    # once; of plain writes one must win, which no rank can know: then the positions are not split.
+    # Ranks may write to one row. Added values come together in a sum, in which the target counts once.
+    # Of plain writes one must win, which no rank can know: then the positions are not sharded.
     if op.arg("accumulate"):
         yield from by_labels(op, positions, ["_" * target.ndim], broadcast=True, addends=[target])
         yield from sums_of_parts(op, target, values)
@@ -114,7 +114,7 @@ def index_put(op: Op) -> Iterator[Alternative]:
 def _masked_write(
     op: Op, target: Operand, indices: tuple[Operand | None, ...], values: Operand
 ) -> Iterator[Alternative]:
-    """One value through one mask: `where(mask, value, self)`, so all dims of self split."""
+    """Yield shards of all dims for one value written through one mask: `where(mask, value, self)`."""
     masks = [(d, o) for d, o in enumerate(indices) if o is not None]
     if len(masks) != 1 or any(n != 1 for n in values.shape):
         return

@@ -1,7 +1,7 @@
-"""Loops over the samples that stayed loops.
+"""Rules for loops over samples that run sequentially.
 
-Law: a turn reads its own sample's rows and shared values, so each rank runs the turns of its samples; what
-shared values get as gradients is the sum over the turns.
+Law: an iteration reads the rows of one sample and shared values, so each rank runs the iterations of its
+samples. The gradients of shared values are sums over the iterations.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 @rule("iterations", LOOP_OP)
 def iterations(op: Op) -> Iterator[Alternative]:
-    """A row of the result for each sample."""
+    """Yield shards of the samples, with one row of the result for each sample."""
     yield from by_labels(op, [(rows, "n...") for rows in op.arg("rows")], "n...")
 
 
 @rule("iterations", LOOP_BACKWARD_OP, kind="contracted")
 def iterations_backward(op: Op) -> Iterator[Alternative]:
-    """Gradients of the samples' rows, and of what they share a term of the sum."""
+    """Yield shards of the samples: the gradients of rows are sharded, of shared values partial."""
     rows, shared = op.arg("rows"), op.arg("shared")
     results = compress(["n..."] * len(rows) + ["..."] * len(shared), op.arg("wanted"))
     yield from by_labels(op, [(value, "n...") for value in (op.arg("grad"), *rows)], list(results))

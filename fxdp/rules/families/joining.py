@@ -1,7 +1,7 @@
-"""Tensors joined and taken apart along a dim: cat, stack, split, unbind.
+"""Rules for joining tensors along a dim, and splitting: cat, stack, split, unbind.
 
-Law: a shard on another dim passes. Along the sharded dim blocks of equal size add up:
-`cat` of `S(d, o1)` and `S(d, o2)` is `S(d, o1 + o2)`, and `split` gives the blocks back. All are linear.
+Law: a shard of a different dim stays. Along the sharded dim, numbers of blocks of equal size add up: `cat` of
+`S(d, o1)` and `S(d, o2)` is `S(d, o1 + o2)`, and `split` is the inverse. All ops are linear.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 @rule("join", aten.cat.default)
 def cat(op: Op) -> Iterator[Alternative]:
-    """Operands one after the other along a dim."""
+    """Yield shards for operands concatenated along a dim."""
     ndim = len(op.output.shape)
     dim = wrap(op.arg("dim"), ndim)
     yield from linear(op, op.operands)
-    if any(o.ndim != ndim for o in op.operands):  # torch still lets empty vectors be joined to anything
+    if any(o.ndim != ndim for o in op.operands):  # torch still accepts empty vectors beside any operand
         return
     for shard in offered(op.operands):
         if shard.dim != dim:
@@ -46,13 +46,13 @@ def _blocks_merged(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]
 
 @rule("join", *existing("block_diag", "_chunk_cat"), kind="gathered")
 def interleaved(op: Op) -> Iterator[Alternative]:
-    """Blocks whose places depend on all sizes before them; linear."""
+    """Yield partial values only: the places of blocks depend on the sizes of all previous blocks."""
     yield from linear(op, op.operands)
 
 
 @rule("join", aten.stack.default, aten._stack.default)
 def stack(op: Op) -> Iterator[Alternative]:
-    """Operands of one shape along a new dim."""
+    """Yield shards for operands of equal shape, stacked along a new dim."""
     dim = wrap(op.arg("dim"), len(op.output.shape))
     yield from linear(op, op.operands)
     for shard in offered(op.operands):
@@ -62,7 +62,7 @@ def stack(op: Op) -> Iterator[Alternative]:
 
 @rule("join", aten.unbind.int, *existing("unbind_copy.int"))
 def unbind(op: Op) -> Iterator[Alternative]:
-    """All selections along a dim."""
+    """Yield shards for all selections along a dim."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from rearranged(op, without(dim))
@@ -74,7 +74,11 @@ def unbind(op: Op) -> Iterator[Alternative]:
     aten.unsafe_split_with_sizes.default, *existing("split_copy.Tensor", "split_with_sizes_copy"),
 )  # fmt: skip
 def split(op: Op) -> Iterator[Alternative]:
-    """Pieces of given sizes along a dim; `split` of an empty part would make one piece only."""
+    """Yield shards for pieces of given sizes along a dim.
+
+    Along the sharded dim, the target is `split_with_sizes`, because `split` of an empty part returns one
+    piece only.
+    """
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x])

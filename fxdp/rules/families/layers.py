@@ -1,11 +1,11 @@
-"""Entire layers as one op: fused recurrent cells (CUDA) and transformer layers in evaluation.
+"""Rules for entire layers as one op: fused recurrent cells (CUDA) and transformer layers in evaluation.
 
-Law: dim 0 counts samples, which never meet: the rows of a cell's gates, the sequences that attend within
-themselves. Weights are full, and a bias's gradient sums over samples. A mask that counts samples too splits
-with them, one over positions only is complete.
+Law: dim 0 counts samples, which never interact: the rows of a cell's gates, the sequences that attend within
+themselves. Weights are full, and a bias's gradient sums over samples. A mask with a sample dim is sharded
+with the samples; a mask over positions only is full.
 
-Entire recurrent layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run replicated: they hand an opaque workspace from
-forward to backward that has no placement. Captured without these backends they fall apart into cells.
+Entire recurrent layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run replicated: they pass an opaque workspace from
+forward to backward that has no placement. Captured without these backends, such layers decompose into cells.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ _PER_SAMPLE = frozenset({"input_gates", "hidden_gates", "cx", "cy", "hx", "grad_
 )  # fmt: skip
 @rule("recurrent", aten._thnn_fused_lstm_cell.default, aten._thnn_fused_gru_cell.default)
 def cell(op: Op) -> Iterator[Alternative]:
-    """Gates and states per sample; vectors among the results are gradients of biases."""
+    """Yield shards of the samples, for gates and states.
+
+    Vectors among the results are gradients of biases.
+    """
     names = [a.name for a in op.target._schema.arguments if a.name in _PER_SAMPLE]
     outputs = ["n_" if t and len(t.shape) == 2 else "_" for t in op.outputs]
     yield from by_labels(op, [(op.arg(name), "n...") for name in names], outputs)
 
 
 def _mask_labels(op: Op, samples: Operand) -> str | None:
-    """Labels of the mask, or None where it cannot be told what its dims are."""
+    """Return the labels of the mask, or None if the meaning of its dims is unknown."""
     mask = op.arg("mask")
     if mask is None:
         return ""
@@ -47,7 +50,7 @@ def _mask_labels(op: Op, samples: Operand) -> str | None:
 
 @rule("transformer", *existing("_transformer_encoder_layer_fwd"))
 def encoder_layer(op: Op) -> Iterator[Alternative]:
-    """Attention and feed-forward with their norms, of `[samples, positions, features]`."""
+    """Yield shards of the samples, for attention and feed-forward of `[samples, positions, features]`."""
     x = op.arg("src")
     mask = _mask_labels(op, x)
     if x.ndim == 3 and mask is not None:
@@ -56,7 +59,10 @@ def encoder_layer(op: Op) -> Iterator[Alternative]:
 
 @rule("transformer", *existing("_native_multi_head_attention"))
 def multi_head_attention(op: Op) -> Iterator[Alternative]:
-    """Attention with its projections; the attention weights, if asked for, lead with samples too."""
+    """Yield shards of the samples, for attention with projections.
+
+    The attention weights, if requested, also have the samples first.
+    """
     queries = [op.arg(n) for n in ("query", "key", "value")]
     mask = _mask_labels(op, queries[0])
     if mask is None or any(q.ndim != 3 for q in queries):
@@ -66,5 +72,5 @@ def multi_head_attention(op: Op) -> Iterator[Alternative]:
 
 @rule("transformer", *existing("_transform_bias_rescale_qkv"))
 def split_heads(op: Op) -> Iterator[Alternative]:
-    """Query, key and value per head."""
+    """Yield shards of the samples, for the split into query, key and value per head."""
     yield from by_labels(op, [(op.arg("qkv"), "n__")], "n___")

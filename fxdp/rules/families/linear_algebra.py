@@ -1,7 +1,8 @@
-"""Batched linear algebra, and Fourier transforms.
+"""Rules for batched linear algebra and Fourier transforms.
 
-Law: the dims before a matrix count independent problems, so they split; every result, be it a matrix, a
-vector or a number per problem, leads with them. A transform mixes only the dims it names, and is linear.
+Law: the dims before a matrix count independent problems, so they may be sharded; every result, be it a
+matrix, a vector or a number per problem, begins with these dims. A transform mixes only the given dims, and
+is linear.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fxdp.rules.registry import Alternative, Op, rule
     aten.linalg_lu_factor_ex.default, aten.linalg_ldl_factor_ex.default, aten.linalg_matrix_exp.default,
 )  # fmt: skip
 def of_one_matrix(op: Op) -> Iterator[Alternative]:
-    """Factorisations, inverses, determinants, spectra."""
+    """Yield shards of the leading dims, for factorisations, inverses, determinants and spectra."""
     (matrix,) = op.operands
     labels = letters(matrix.ndim - 2) + "..."
     yield from by_labels(op, [(matrix, labels)], labels)
@@ -39,20 +40,20 @@ def of_one_matrix(op: Op) -> Iterator[Alternative]:
     *existing("_cholesky_solve_helper", "linalg_lstsq"),
 )  # fmt: skip
 def of_equal_batches(op: Op) -> Iterator[Alternative]:
-    """Solvers and products of factors whose operands have the same leading dims, none broadcast."""
+    """Yield shards of equal leading dims, without broadcast, for solvers and products of factors."""
     lead_ndim = op.operands[0].ndim - 2
     shape = op.operands[0].shape[:lead_ndim]
     if any(o.ndim < lead_ndim or o.shape[:lead_ndim] != shape for o in op.operands):
         return
     labels = letters(lead_ndim) + "..."
-    # results that were not asked for are empty
+    # results that were not requested are empty
     outputs = [labels if t and t.shape[:lead_ndim] == shape else R for t in op.outputs]
     yield from by_labels(op, [(o, labels) for o in op.operands], outputs)
 
 
 @rule("linear algebra", *existing("linalg_pinv.atol_rtol_tensor"))
 def pseudo_inverse(op: Op) -> Iterator[Alternative]:
-    """Of each matrix, up to tolerances that broadcast against the leading dims."""
+    """Yield shards of the leading dims, for pseudo-inverses; tolerances broadcast against these dims."""
     matrix, *tolerances = op.operands
     lead = letters(matrix.ndim - 2)
     inputs = [(matrix, lead + "..."), *((t, trailing(lead, t.ndim)) for t in tolerances)]
@@ -61,7 +62,7 @@ def pseudo_inverse(op: Op) -> Iterator[Alternative]:
 
 @rule("linear algebra", aten.linalg_cross.default)
 def cross_product(op: Op) -> Iterator[Alternative]:
-    """Vectors along `dim`; all other dims broadcast and split."""
+    """Yield shards of all dims except the vectors' `dim`, for the cross product; operands broadcast."""
     a, b = op.operands
     names = letters(a.ndim, full={op.arg("dim") % a.ndim})
     inputs = [(a, names), (b, trailing(names, b.ndim))]
@@ -70,10 +71,10 @@ def cross_product(op: Op) -> Iterator[Alternative]:
 
 @rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
 def transform(op: Op) -> Iterator[Alternative]:
-    """Real or complex transforms over `dim`."""
+    """Yield shards of all dims except `dim`, for real or complex transforms over `dim`."""
     (x,) = op.operands
     names = letters(x.ndim, full={d % x.ndim for d in op.arg("dim")})
-    # MKL refuses empty parts, though a transform of no rows is no rows
+    # MKL refuses empty parts, although a transform of no rows is empty
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
     yield from linear(op, [x])

@@ -1,11 +1,11 @@
-"""Losses over samples, with reduction `none` or `sum`.
+"""Rules for losses over samples, with reduction `none` or `sum`.
 
-Law: each element's loss depends on its own prediction and target, so it splits; the sum is partial. The
-mean divides by a count over the global batch and has no rule: capture decomposes it into sum and count.
+Law: each element's loss depends on one prediction and target, so samples may be sharded; the sum is partial.
+The mean divides by a count over the global batch and has no rule: capture decomposes it into sum and count.
 
-Classes may be spread over the ranks as well: contrastive losses have one class per sample, so the class dim
-is sharded where the similarities are a transposed product. Every rank sees whether a sample's class is among
-its own, and the losses add up: one sum, which is the loss itself. Gathering would send the full matrix of
+Classes may be sharded as well: contrastive losses have one class per sample, so the class dim is sharded if
+the similarities are a transposed product. Every rank checks whether a sample's class is among the local ones,
+and the losses add up: the only reduction is the sum of losses. A gather would send the full matrix of
 log-probabilities.
 """
 
@@ -36,7 +36,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
     kind="contracted",
 )  # fmt: skip
 def elementwise_loss(op: Op) -> Iterator[Alternative]:
-    """Prediction, target and weights broadcast; any dim splits."""
+    """Yield shards of any dim of prediction, target and weights, which broadcast."""
     if op.arg("reduction") == _MEAN:
         return
     names = letters(max(o.ndim for o in op.operands))
@@ -51,7 +51,7 @@ def elementwise_loss(op: Op) -> Iterator[Alternative]:
     aten.soft_margin_loss_backward.default, aten.binary_cross_entropy_backward.default,
 )  # fmt: skip
 def elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
-    """The same elements, times a gradient per element or one for the sum."""
+    """Yield shards of any dim; the incoming gradient is one per element, or one number for the sum."""
     if op.arg("reduction") == _MEAN:
         return
     ndim = len(op.output.shape)
@@ -62,13 +62,13 @@ def elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, kind="contracted")
 def nll_loss(op: Op) -> Iterator[Alternative]:
-    """The loss and the total weight of the targets; the latter is zero unless the loss is reduced."""
+    """Yield shards for the loss and the targets' total weight, which is zero unless the loss is reduced."""
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
     names = letters(prediction.ndim, full={1})  # `[N, C, ...]`: all but the classes
     chosen = names.replace("_", "")
-    # of losses that stay apart the total weight is zero, the same on all ranks
+    # without reduction the total weight is zero, equal on all ranks
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
     yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
     yield from (_nll_in_parts(op, shard) for shard in _class_shards(op))
@@ -76,7 +76,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(op: Op) -> Iterator[Alternative]:
-    """Each sample's gradient; the total weight is read for the mean only."""
+    """Yield shards for each sample's gradient; the total weight is read for the mean only."""
     prediction, target, grad = op.arg("self"), op.arg("target"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
@@ -91,7 +91,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     "losses", aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default, kind="contracted"
 )
 def margin_loss(op: Op) -> Iterator[Alternative]:
-    """`[N, C]` against one or several classes per sample."""
+    """Yield shards of the samples of `[N, C]` against one or several classes per sample."""
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:
         return
@@ -104,7 +104,7 @@ def margin_loss(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
 def margin_loss_backward(op: Op) -> Iterator[Alternative]:
-    """Each sample's gradient."""
+    """Yield shards of the samples for the gradient of `[N, C]`."""
     prediction, grad = op.arg("self"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:
         return
@@ -117,33 +117,33 @@ def margin_loss_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", CTC_OP)
 def ctc_loss(op: Op) -> Iterator[Alternative]:
-    """The loss of each sample of `[T, N, C]`; targets that follow one another in one row are not split."""
+    """Yield shards of the samples of `[T, N, C]`; concatenated targets in one dim are not sharded."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, _sequences(op), ["n"])
 
 
 @rule("losses", CTC_BACKWARD_OP)
 def ctc_loss_backward(op: Op) -> Iterator[Alternative]:
-    """Each sample's gradient."""
+    """Yield shards of the samples for the gradient of `[T, N, C]`."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, [(op.arg("grad"), "n"), *_sequences(op)], ["_n_"])
 
 
 def _sequences(op: Op) -> list[tuple[Operand, str]]:
-    """Log-probabilities and targets of sequences, with their lengths."""
+    """Return the labels of log-probabilities and targets of sequences, and of their lengths."""
     labels = {"log_probs": "_n_", "targets": "n_", "input_lengths": "n", "target_lengths": "n"}
     return [(op.arg(name), names) for name, names in labels.items()]
 
 
 def _class_shards(op: Op) -> Iterator[Shard]:
-    """Shards of the class dim, unless classes have weights or the loss is a mean."""
+    """Yield the shards of the class dim, unless classes have weights or the loss is a mean."""
     x = op.arg("self")
     if op.arg("weight") is None and op.arg("reduction") != _MEAN and x.ndim >= 2:
         yield from (shard for shard in x.shards if shard.dim == 1)
 
 
 def _nll_in_parts(op: Op, shard: Shard) -> Alternative:
-    """`nll_loss(x, target)` of `x` sharded on its class dim."""
+    """Return a decomposition of `nll_loss(x, target)` for `x` sharded on the class dim."""
     builder, operand = DecompositionBuilder(op), op.arg("self")
     x, target = builder.operand(operand, shard), builder.operand(op.arg("target"))
     hit, valid = _hits(builder, operand, target, shard)
@@ -160,7 +160,7 @@ def _nll_in_parts(op: Op, shard: Shard) -> Alternative:
 
 
 def _nll_backward_in_parts(op: Op, shard: Shard) -> Alternative:
-    """The gradient: minus the loss's own at each sample's class, zero elsewhere."""
+    """Return a decomposition of `nll_loss`'s gradient: the negated incoming one at each sample's class."""
     builder, operand = DecompositionBuilder(op), op.arg("self")
     builder.unread(operand)
     builder.unread(op.arg("total_weight"))
@@ -173,7 +173,7 @@ def _nll_backward_in_parts(op: Op, shard: Shard) -> Alternative:
 
 
 def _hits(builder: DecompositionBuilder, x: Operand, target: Term, shard: Shard) -> tuple[Term, Term]:
-    """Where a part's class is the sample's own and not ignored; which samples are not ignored."""
+    """Return the masks of (local classes that are a sample's target and not ignored, samples not ignored)."""
     classes = builder.reshaped(target, _column(target))
     ignored = builder.op.arg("ignore_index")
     valid = builder.pointwise(aten.ne.Scalar, classes, ignored, dtype=torch.bool)

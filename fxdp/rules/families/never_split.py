@@ -1,7 +1,7 @@
-"""Ops that must see everything: they run replicated on every rank, each for the reason its group states.
+"""Ops that must read full values: they run replicated on every rank, for the reason above each group.
 
-Registering them says that this was decided; an op without any rule runs replicated too, but is reported as
-unknown. Sizes that depend on values can only be known of the full value.
+Registration records this decision; an op without any rule runs replicated too, but is reported as unknown.
+Sizes that depend on values can only be known from the full value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ runs_replicated(
     ),
 )  # fmt: skip
 
-# what a sample gets depends on the samples before it, or on an extreme of all
+# a sample's result depends on the previous samples, or on an extremum of all
 runs_replicated(
     "order_of_values", "order of values",
     *existing(
@@ -34,10 +34,10 @@ runs_replicated(
     ),
 )  # fmt: skip
 
-# pairs `i < j` are counted through: a rank's pairs lie apart in the result
+# pairs `i < j` are enumerated: a rank's pairs are not contiguous in the result
 runs_replicated("pairs", "order of values", *existing("_pdist_forward"))
 
-# statistics of the global batch in one op; capture takes those apart that occur in a model
+# statistics of the global batch in one op; capture decomposes the ones that occur in models
 runs_replicated(
     "batch_statistics", "batch statistics",
     *existing(
@@ -57,7 +57,7 @@ runs_replicated(
     ),
 )  # fmt: skip
 
-# scales are laid out in blocks of several rows, by a recipe
+# scales have a layout in blocks of several rows
 runs_replicated(
     "opaque_scales", "opaque scales",
     *existing(
@@ -66,7 +66,7 @@ runs_replicated(
     ),
 )  # fmt: skip
 
-# a number for the host, or an assertion: all ranks must read the same
+# a number for the host, or an assertion: all ranks must read equal values
 runs_replicated(
     "checks", "checks",
     *existing(
@@ -78,12 +78,12 @@ runs_replicated(
 
 @rule("order of values", *existing("masked_scatter_backward", "_pdist_backward"), kind="gathered")
 def gradient_by_order(op: Op) -> Iterator[Alternative]:
-    """The gradient of such an op is linear in the incoming one, and no more."""
+    """Yield partial gradients only: these backwards are linear in the incoming gradient."""
     yield from linear(op, op.operands[:1])
 
 
 @rule("checks", *existing("_assert_tensor_metadata"))
 def checks_of_metadata(op: Op) -> Iterator[Alternative]:
-    """A dtype is the same everywhere; sizes and strides are those of the full value."""
+    """Yield any placement for a check of the dtype; sizes and strides are those of the full value."""
     if op.arg("size") is None and op.arg("stride") is None:
         yield op.alternative({o.index: None for o in op.operands})

@@ -1,10 +1,10 @@
-"""Normalization within a sample, and BatchNorm by given statistics.
+"""Rules for normalization within a sample, and for BatchNorm by given statistics.
 
-Laws: LayerNorm and RMSNorm treat every index of the dims before the normalized ones apart, GroupNorm
-every sample; BatchNorm with running statistics treats every element of a channel apart. Statistics that
-an op returns have the samples' placement; the gradients of weight and bias sum over samples. BatchNorm
-that computes statistics couples samples and has no rule: capture decomposes it, its statistics become
-`moments`, whose terms on the ranks combine.
+Laws: LayerNorm and RMSNorm treat every index of the dims before the normalized ones separately, GroupNorm
+every sample; BatchNorm with running statistics treats every element of a channel separately. Statistics that
+an op returns have the samples' placement; the gradients of weight and bias sum over samples. BatchNorm that
+computes statistics mixes samples and has no rule: capture decomposes it, its statistics become `moments`,
+whose terms on the ranks combine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 @rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)
 def layer_norm(op: Op) -> Iterator[Alternative]:
-    """The dims before the normalized ones split: output, mean and rstd alike."""
+    """Yield shards of the dims before the normalized ones, equal for output, mean and rstd."""
     x = op.arg("input")
     labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
     yield from by_labels(op, [(x, labels)], labels)
@@ -35,7 +35,7 @@ def layer_norm(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )  # fmt: skip
 def layer_norm_backward(op: Op) -> Iterator[Alternative]:
-    """The input's gradient is sharded, those of weight and bias are partial."""
+    """Yield shards: the gradient of the input is sharded, of weight and bias partial."""
     x = op.arg("input")
     labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
     read = [op.arg("grad_out"), x, op.arg("rstd")]
@@ -46,14 +46,14 @@ def layer_norm_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("normalization", aten.native_group_norm.default)
 def group_norm(op: Op) -> Iterator[Alternative]:
-    """Samples split; the argument `N` counts the rank's own."""
-    # the kernel goes by N, C and HxW, not by the operand's shape
+    """Yield shards of the samples; the argument `N` is local."""
+    # the kernel uses N, C and HxW, not the operand's shape
     yield from by_labels(op, [(op.arg("input"), "n...")], "n...", rewrite=Rewrite(local=("N",)))
 
 
 @rule("normalization", aten.native_group_norm_backward.default, kind="contracted")
 def group_norm_backward(op: Op) -> Iterator[Alternative]:
-    """The input's gradient is sharded, those of weight and bias are partial."""
+    """Yield shards: the gradient of the input is sharded, of weight and bias partial."""
     inputs = [(op.arg(name), "n...") for name in ("grad_out", "input", "mean", "rstd")]
     yield from by_labels(op, inputs, ["n...", "_", "_"], rewrite=Rewrite(local=("N",)))
 
@@ -65,9 +65,12 @@ def group_norm_backward(op: Op) -> Iterator[Alternative]:
     aten._native_batch_norm_legit_functional.default, aten.cudnn_batch_norm.default,
 )  # fmt: skip
 def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
-    """In evaluation all dims but the channels split; the other results are empty or the statistics."""
+    """Yield shards of all dims except the channels, in evaluation.
+
+    All results but the first are empty or statistics.
+    """
     x = op.operands[0]
-    # the trap: in training the same op couples all samples, and a rank's own statistics look plausible
+    # the trap: in training this op mixes all samples, and a rank's local statistics look plausible
     if argument_or_none(op, "training") or x.ndim < 2:
         return
     names = letters(x.ndim, full={1})  # the channels
@@ -76,9 +79,9 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
 
 @rule("normalization", aten.native_batch_norm_backward.default, kind="contracted")
 def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
-    """In evaluation the statistics are constants: an affine map per channel.
+    """Yield shards of all dims except the channels, in evaluation: an affine map with constant statistics.
 
-    Torch's kernel divides by the number of elements, which may be zero on a rank, hence its stand-in.
+    Torch's kernel divides by the number of elements, which may be zero on a rank, so a different op runs.
     """
     grad, x = op.operands[:2]
     if op.arg("train") or x.ndim < 2:
@@ -91,14 +94,14 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
 
 @rule("normalization", MOMENTS_OP, kind="contracted")
 def moments(op: Op) -> Iterator[Alternative]:
-    """Over a shard each rank has the moments of its elements: one exchange of `3 * kept` values.
+    """Yield shards of kept dims, which move back by one, and partial moments over sharded reduced dims.
 
-    A shard on a kept dim passes, one place further back.
+    To combine the moments of their elements, ranks exchange `3 * kept` values once.
     """
     x, dims = op.operands[0], wrap_all(op.arg("dims"), op.operands[0].ndim)
     for shard in x.shards:
         if shard.dim in dims:
-            # no plain sum: means combine by counts, and deviations by how far the means are apart
+            # no plain sum: means combine by counts, and deviations by the distance of means
             yield op.alternative({0: shard}, MOMENTS)
         else:
             place = 1 + shard.dim - sum(dim < shard.dim for dim in dims)
@@ -107,7 +110,7 @@ def moments(op: Op) -> Iterator[Alternative]:
 
 @rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, full=False)
 def standardize(op: Op) -> Iterator[Alternative]:
-    """Each part by its own statistics: any shard, and never full, which would mean other statistics."""
+    """Yield any shard, with local statistics, but no full values: their statistics would differ."""
     x = op.operands[-1]
     shards = [s for o in op.operands for s in o.shards] or [Shard(dim) for dim in x.batch_dims]
     for shard in dict.fromkeys(shards):
@@ -119,6 +122,6 @@ def standardize(op: Op) -> Iterator[Alternative]:
     kind="gathered",
 )  # fmt: skip
 def weight_norm(op: Op) -> Iterator[Alternative]:
-    """`g * v / |v|` of weights, which are full; its backward is linear in the gradient."""
+    """Yield partial gradients only: `g * v / |v|` of weights, which are full; the backward is linear."""
     if op.target is aten._weight_norm_interface_backward.default:
         yield from linear(op, op.operands[:1])

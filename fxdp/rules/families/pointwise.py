@@ -1,10 +1,10 @@
-"""Pointwise ops: every element of the result depends on the aligned elements of the operands only.
+"""Rules for pointwise ops: every element of the result depends on the aligned elements of the operands only.
 
-Law: with operands broadcast from the right, sharding one dim of the result shards that dim of each
-operand that has it and leaves entire those that lack it or broadcast it (size 1).
-A sum of terms survives only where the op is linear: `add(P, P)`, `mul(P, R)`, `neg(P)`, `where(R, P, P)`,
-a gradient through a pointwise op. Never `add(P, 1.0)`, which would add the number once per rank; `add(P, 0)`,
-with which a sum of losses begins, adds nothing.
+Law: with operands broadcast from the right, sharding one dim of the result shards that dim of each operand
+that has it, and leaves operands full that lack or broadcast (size 1) the dim. A sum of terms stays partial
+only where the op is linear: `add(P, P)`, `mul(P, R)`, `neg(P)`, `where(R, P, P)`, a gradient through a
+pointwise op. Never `add(P, 1.0)`, which would add the number once per rank; `add(P, 0)`, with which a sum of
+losses begins, adds nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 from fxdp.torch_compat import GoneOp, OpOverload, all_op_names, there
 
-_OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
+_OTHERWISE = frozenset(  # tagged pointwise, but `equal` returns one bool, and the rest have their own rules
     {aten.equal.default, aten.masked_fill.Scalar, aten.fill.Scalar, aten.zero.default}
 )
 
@@ -52,7 +52,7 @@ _CASTS = frozenset({aten._to_copy.default, aten.copy.default, aten.fill.Tensor})
 
 
 def _tagged() -> Iterator[OpOverload]:
-    """Every functional aten overload that torch itself calls pointwise and that draws no numbers."""
+    """Yield the functional aten overloads that torch tags as pointwise, without random ops."""
     for qualified in all_op_names():
         namespace, _, name = qualified.partition("::")
         base, _, overload = name.partition(".")
@@ -71,21 +71,21 @@ def _pointwise_ops() -> tuple[OpOverload, ...]:
 
 @rule("pointwise", *_pointwise_ops())
 def pointwise(op: Op) -> Iterator[Alternative]:
-    """Aligned shards; sums of terms where the op is linear."""
+    """Yield aligned shards, and partial values where the op is linear."""
     yield from aligned(op)
     yield from linear(op, *_linear_groups(op))
 
 
 @rule("pointwise", aten.masked_fill.Scalar)
 def masked_fill(op: Op) -> Iterator[Alternative]:
-    """Aligned shards; filling a sum with 0 is linear, with another number it is not."""
+    """Yield aligned shards, and partial values if the mask fills with 0, which is linear."""
     yield from aligned(op)
     if op.arg("value") == 0:
         yield from linear(op, [op.operands[0]])
 
 
 def aligned(op: Op) -> Iterator[Alternative]:
-    """The shards that operands have, brought to the result and to the other operands."""
+    """Yield the existing shards of operands, aligned with the result and all remaining operands."""
     shape = op.output.shape
     if any(t is not None and t.shape != shape for t in op.outputs):
         return
@@ -103,7 +103,7 @@ def _aligned_inputs(
     for operand in operands:
         own = dim - (len(shape) - operand.ndim)
         if own < 0 or operand.shape[own] == 1:
-            continue  # broadcast: every rank's part meets the same row
+            continue  # broadcast: every rank's part needs this one row
         if operand.shape[own] != shape[dim]:
             return None
         inputs[operand.index] = Shard(own, outer)
@@ -116,7 +116,7 @@ def _linear_groups(op: Op) -> list[list[Operand]]:
     if _adds_nothing(op):
         return [[op.operands[0]]]
     names = linear_groups(op.target) or _gradient(op)
-    # a number in place of a tensor (`add(x, 1)`) is a term that each rank would add: such a group is no group
+    # each rank would add a number in place of a tensor (`add(x, 1)`): groups with one are left out
     groups = [[operand_or_none(op.arg(name)) for name in group] for group in names]
     return [[o for o in group if o is not None] for group in groups if None not in group]
 
@@ -127,12 +127,12 @@ def _adds_nothing(op: Op) -> bool:
 
 
 def _gradient(op: Op) -> tuple[tuple[str, ...], ...]:
-    """A backward op is linear in its incoming gradient."""
+    """Return the incoming gradient of a backward op, in which it is linear, as the only group."""
     first = op.target._schema.arguments[0].name
     is_backward = op.target._schema.name.endswith("_backward")
     return ((first,),) if is_backward and first in ("grad", "grad_out", "grad_output") else ()
 
 
 def _cast_is_linear(op: Op) -> bool:
-    # `copy` and `fill` read their last operand only; where that is a number of the host, there is none
+    # `copy` and `fill` read their last operand only; if this is a host number, there is no operand
     return bool(op.operands) and widens(op.operands[-1].type.dtype, op.output.dtype)

@@ -1,7 +1,8 @@
-"""Quantized arithmetic on floating-point values, and products with packed weights.
+"""Rules for quantized arithmetic on floating-point values, and for products with packed weights.
 
-Laws: fake quantization rounds each element apart, by one scale or by its channel's; the gradient of a
-learned scale sums over the elements it serves. A product with packed weights treats each row apart.
+Laws: fake quantization rounds each element separately, by a global scale or by the channel's scale; the
+gradient of a learned scale sums over the elements with this scale. A product with packed weights treats rows
+separately.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 
 def _elements(op: Op, x: Operand) -> str:
-    """Labels of all dims but the channels that have scales of their own."""
+    """Return labels of all dims except channels with separate scales."""
     channels = {op.arg("axis") % x.ndim} if "per_channel" in op.target._schema.name else ()
     return letters(x.ndim, channels)
 
@@ -28,7 +29,7 @@ def _elements(op: Op, x: Operand) -> str:
     ),
 )  # fmt: skip
 def fake_quantize(op: Op) -> Iterator[Alternative]:
-    """Rounded values and, maybe, which of them were in range."""
+    """Yield shards for rounded values and, for some ops, a mask of the values in range."""
     x = op.arg("self")
     names = _elements(op, x)
     yield from by_labels(op, [(x, names)], names)
@@ -43,7 +44,7 @@ def fake_quantize(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )
 def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
-    """The input's gradient is sharded, those of scale and zero point are partial."""
+    """Yield shards: the gradient of the input is sharded, of scale and zero point partial."""
     grad, x = op.arg("grad"), op.arg("self")
     names = _elements(op, x)
     yield from by_labels(op, [(grad, names), (x, names)], [names, *("..." for _ in op.outputs[1:])])
@@ -56,15 +57,16 @@ def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
     ),
 )  # fmt: skip
 def packed_product(op: Op) -> Iterator[Alternative]:
-    """Rows times packed weights; a row that is quantized on the way has a scale of its own."""
+    """Yield shards of rows, for rows times packed weights; a quantized row has a separate scale."""
     yield from by_labels(op, [(op.operands[0], "m...")], "m...")
 
 
 @rule("quantization", *existing("_scaled_mm"))
 def scaled_product(op: Op) -> Iterator[Alternative]:
-    """`(a * scale_a) @ (b * scale_b) + bias` with one scale each, or one per row and column.
+    """Yield shards for `(a * scale_a) @ (b * scale_b) + bias` with one scale each, or one per row and column.
 
-    The contracted dim stays in one piece: its partial sums would round. Scales in blocks keep all full.
+    The contracted dim stays unsharded, because partial sums would be rounded. Scales of blocks require full
+    values.
     """
     a, b, scale_a, scale_b = (op.arg(n) for n in ("self", "mat2", "scale_a", "scale_b"))
     row = _scale_labels(scale_a, (a.shape[0], 1), "m_")
@@ -84,7 +86,9 @@ def _scale_labels(scale: Operand, per_line: tuple[object, object], labels: str) 
 
 @rule("quantization", *existing("_grouped_mm"), kind="contracted")
 def grouped_product(op: Op) -> Iterator[Alternative]:
-    """One product per group. Groups of rows (or columns) end at `offs`, so that dim must be full.
+    """Yield shards for one product per group.
+
+    Groups of rows (or columns) end at `offs`, so that dim must be full.
 
     a [M, K], b [G, K, N] -> [M, N]     M in groups: K contracted, N splits
     a [G, M, K], b [G, K, N] -> [G, M, N]

@@ -1,16 +1,14 @@
-"""Ops that draw random numbers.
+"""Rules for ops that draw random numbers.
 
-Law, in distribution: a rank may draw the numbers of its own samples. Numbers that must be equal on all
-ranks are the business of the pass that places these ops.
+Law, in distribution: a rank may draw the numbers of its own samples. The pass that places these ops is
+responsible for numbers that must be equal on all ranks.
 
 Law, bit for bit as on one device (`drawn_for_full_batch`): every rank draws the numbers of the global batch
-and keeps
-its own. A generator is a sequence, so the numbers of a rank's samples are known only once those before them
-have been drawn; drawing is local, and nothing is sent. Each op has a twin in the `fxdp` library that takes
-the full shape and the rank's range as well (`ir/ops/full_batch_draws.py`). How many numbers an op takes must
-not
-depend on values that other ranks hold. Bernoulli, dropout, normal and multinomial draws take as many whatever
-they are given; those of `_BY_VALUE` are gathered and drawn in full.
+and keeps its part. A generator is a sequence, so the numbers of a rank's samples are known only once all
+previous ones have been drawn; drawing is local, and nothing is sent. Each op has a counterpart in the `fxdp`
+library that also takes the full shape and the rank's range (`ir/ops/full_batch_draws.py`). The number of
+draws must not depend on values that only remote ranks have. Bernoulli, dropout, normal and multinomial ops
+make equally many draws for any values; the ops of `_BY_VALUE` are gathered and drawn in full.
 """
 
 from __future__ import annotations
@@ -32,7 +30,10 @@ _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}
 )
 _IN_ORDER = frozenset({"rrelu_with_noise_functional"})
-"""Ops that draw in the order of the dims, however their operands lie; their noise must lie so, too."""
+"""Ops that draw in the order of dims, for any strides of the operands.
+
+Their noise must have this order, too.
+"""
 
 
 @rule(
@@ -43,7 +44,7 @@ _IN_ORDER = frozenset({"rrelu_with_noise_functional"})
     aten.normal.Tensor_Tensor, *existing("_fused_dropout"),
 )  # fmt: skip
 def drawn_per_element(op: Op) -> Iterator[Alternative]:
-    """Each element is drawn by itself, from numbers aligned with it."""
+    """Yield aligned shards: each element is drawn separately, from parameters aligned with it."""
     yield from aligned(op)
 
 
@@ -56,18 +57,18 @@ def drawn_per_element(op: Op) -> Iterator[Alternative]:
     getattr(aten.random, "from"), *existing("randint_like.Tensor", "randint_like.Tensor_generator"),
 )  # fmt: skip
 def drawn_like(op: Op) -> Iterator[Alternative]:
-    """Numbers of the operand's shape; its values are not read."""
+    """Yield shards for random numbers of the operand's shape; its values are not read."""
     yield from filled_like(op)
 
 
 @rule(
     "random",
-    # but not those of named dims, which torch 2.11 still has and refuses to trace
+    # without overloads for named dims, which torch 2.11 still has and refuses to trace
     aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator,
     aten.randint, aten.normal.float_float,
 )  # fmt: skip
 def drawn(op: Op) -> Iterator[Alternative]:
-    """Numbers of an explicit size; the rank draws those of its batch."""
+    """Yield shards for random numbers of an explicit size; a rank draws the numbers of its samples."""
     for dim, size in enumerate(op.output.shape):
         if batch_factor(size) is not None:
             yield op.alternative({}, Shard(dim))
@@ -75,7 +76,7 @@ def drawn(op: Op) -> Iterator[Alternative]:
 
 @rule("random", aten.multinomial.default, aten._sample_dirichlet.default)
 def drawn_per_row(op: Op) -> Iterator[Alternative]:
-    """Rows are drawn by themselves, from the weights along the last dim."""
+    """Yield shards of rows, which are drawn separately, from weights along the last dim."""
     yield from together(op, frozenset({op.operands[0].ndim - 1}))
 
 
@@ -85,7 +86,7 @@ runs_replicated("permutation", "random", aten.randperm)
 def drawn_for_full_batch(
     op: Op, order: tuple[int, ...], gaps: tuple[int, ...], *, one_rank: bool
 ) -> Iterator[Alternative]:
-    """The ways to draw `op` as one device would: kept in parts for nothing, or full."""
+    """Yield the ways to draw `op` as one device would: sharded, without traffic, or full."""
     target = op.target
     found, name = registry.get(target), target._schema.name.removeprefix("aten::")
     if found is None or found.family != "random":

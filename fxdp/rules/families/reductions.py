@@ -1,9 +1,9 @@
-"""Reductions over dims.
+"""Rules for reductions over dims.
 
-Law: a shard on a dim that stays passes. A shard on a dim that is summed gives each rank a term of the
-sum: `P`. Extrema, norms and logsumexp over it need one number per slice of each rank (`families/extrema.py`,
-`families/softmax.py`). Other reductions (product, median, mode, ...) need the reduced dims full. Sums and
-means are linear. Statistics over the batch itself become sums before placement (capture.couplings).
+Law: a shard of a kept dim stays. A shard of a summed dim gives each rank a term of the sum: `P`. Extrema,
+norms and logsumexp over a sharded dim exchange one number per slice (`families/extrema.py`,
+`families/softmax.py`). All remaining reductions (product, median, mode, ...) need the reduced dims full. Sums
+and means are linear. Statistics over the batch become sums before placement (`capture/cross_sample/`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 @rule("reduction", aten.mean.dim)
 @rule("reduction", aten.mean.default, kind="gathered")
 def linear_reduction(op: Op) -> Iterator[Alternative]:
-    """Sum and mean; a mean over the batch is no sum of the ranks' means."""
+    """Yield shards and partial values for sum and mean; a mean over the batch is no sum of local means."""
     x = op.operands[0]
     if widens(x.type.dtype, op.output.dtype):
         yield from linear(op, [x])
@@ -46,7 +46,7 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )  # fmt: skip
 def sum_of_parts(op: Op) -> Iterator[Alternative]:
-    """Sums of a function of each element."""
+    """Yield shards of kept dims, and partial results over reduced ones, for sums of elementwise functions."""
     yield from _over_full_dims(op)
     yield from _terms(op)
 
@@ -65,7 +65,7 @@ def sum_of_parts(op: Op) -> Iterator[Alternative]:
     kind="gathered",
 )  # fmt: skip
 def full_reduction(op: Op) -> Iterator[Alternative]:
-    """Reductions that need all elements of the reduced dims at once."""
+    """Yield shards of kept dims, for reductions that need all elements of the reduced dims at once."""
     yield from _over_full_dims(op)
 
 
@@ -76,34 +76,34 @@ def full_reduction(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )  # fmt: skip
 def extremum(op: Op) -> Iterator[Alternative]:
-    """The largest or smallest element."""
+    """Yield shards for the largest or smallest element."""
     yield from _over_full_dims(op)
     yield from extremum_in_parts(op, _reduced(op))
 
 
 @rule("reduction", aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
 def extremum_with_position(op: Op) -> Iterator[Alternative]:
-    """The same with the position of its first occurrence."""
+    """Yield shards for the largest or smallest element, and the position of its first occurrence."""
     yield from _over_full_dims(op)
     yield from place_of_extremum(op)
 
 
 @rule("reduction", aten.linalg_vector_norm.default)
 def vector_norm(op: Op) -> Iterator[Alternative]:
-    """A norm of order `ord`."""
+    """Yield shards for a norm of order `ord`."""
     yield from _over_full_dims(op)
     yield from in_parts(op, _reduced(op), norm_in_parts)
 
 
 @rule("reduction", aten.logsumexp.default)
 def logsumexp(op: Op) -> Iterator[Alternative]:
-    """The logarithm of a sum of powers."""
+    """Yield shards for the logarithm of a sum of exponentials."""
     yield from _over_full_dims(op)
     yield from in_parts(op, wrap_all(op.arg("dim"), op.operands[0].ndim), logsumexp_in_parts)
 
 
 def _reduced(op: Op) -> frozenset[int]:
-    """The reduced dims of the first operand."""
+    """Return the reduced dims of the first operand."""
     x = op.operands[0]
     dims: Any = argument_or_none(op, "dim")
     if isinstance(dims, int) or dims:
@@ -132,7 +132,7 @@ def _terms(op: Op) -> Iterator[Alternative]:
 
 @rule("reduction", aten.value_selecting_reduction_backward.default)
 def selecting_backward(op: Op) -> Iterator[Alternative]:
-    """The gradient of max, median, ... along a dim: zeros with the gradient put in at the indices."""
+    """Yield shards for the gradient of max, median, ... along a dim: the gradient at indices, else 0."""
     grad, indices = op.operands
     keeps = bool(op.arg("keepdim"))
     dim = wrap(op.arg("dim"), len(op.output.shape))
@@ -146,11 +146,11 @@ def selecting_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("reduction", aten.trace.default, kind="gathered")
 def trace(op: Op) -> Iterator[Alternative]:
-    """The sum of a diagonal needs the rows' numbers; it is linear."""
+    """Yield partial values only: the sum of a diagonal needs global row numbers."""
     yield from linear(op, op.operands)
 
 
-# one answer about full values
+# one result for full values
 runs_replicated(
     "of_everything", "reduction",
     aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,

@@ -1,7 +1,7 @@
-"""Slices and their backwards: slice, select, unfold, and pieces put back into zeros or a tensor.
+"""Rules for slices and their backwards: slice, select, unfold, and pieces put into zeros or a tensor.
 
-Law: on a dim they do not touch shards pass. On the sharded dim entire blocks may be cut out or put back:
-half of `S(0, 2)` is `S(0)`. All are linear.
+Law: shards of untouched dims stay. On the sharded dim, entire blocks may be sliced or put back: half of `S(0,
+2)` is `S(0)`. All ops are linear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDS = Rewrite(local=("start", "end"))
 
 @rule("slice", aten.slice.Tensor, *existing("slice_copy.Tensor"))
 def cut(op: Op) -> Iterator[Alternative]:
-    """`x[start:end:step]` on one dim."""
+    """Yield shards for `x[start:end:step]` on one dim."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x])
@@ -40,7 +40,10 @@ def cut(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.slice_backward.default)
 def cut_backward(op: Op) -> Iterator[Alternative]:
-    """The gradient of a slice: zeros of the sliced value's shape with the gradient put in."""
+    """Yield shards for the gradient of a slice.
+
+    The result has the sliced value's shape, with the gradient in the slice and zeros elsewhere.
+    """
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim)
     yield from linear(op, [grad])
@@ -55,7 +58,7 @@ def cut_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.slice_scatter.default)
 def put_back(op: Op) -> Iterator[Alternative]:
-    """A value with one of its slices replaced."""
+    """Yield shards for a value with one slice replaced."""
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x, piece])
@@ -69,15 +72,15 @@ def put_back(op: Op) -> Iterator[Alternative]:
 
 
 def kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
-    """How many of the `outer` blocks of a dim a slice along it keeps, or None if it cuts a block."""
+    """Return how many of a dim's `outer` blocks a slice keeps, or None if the slice cuts a block."""
     start, end, step = op.arg("start"), op.arg("end"), op.arg("step")
     full = end is None or end == size or (isinstance(end, int) and end >= _UNBOUNDED)
     if step != 1:
         return outer if full and _strides_evenly(start, step, size, outer) else None
     if full and (start is None or start == 0):
         return outer
-    # Each rank has rows of every block: [a a | b b] is [a b] on both of two ranks. What keeps in full blocks
-    # keeps blocks of each rank; a cut through a block would leave some ranks all of it and others none.
+    # Each rank has rows of every block: [a a | b b] is [a b] on both of two ranks. A slice of full blocks
+    # keeps blocks of each rank; a cut through a block would leave some ranks all of it and further ones none.
     block = exact_quotient(size, outer)
     if block is None or not isinstance(outer, int):
         return None
@@ -90,22 +93,22 @@ def _block_number(bound: Any, block: Dim, outer: int) -> int | None:
     number = exact_quotient(bound, block)
     if not isinstance(number, int):
         return None
-    # as Python counts: negative from the end, and never beyond either end
+    # like Python indices: negative from the end, and clamped to both ends
     return min(max(number + outer if number < 0 else number, 0), outer)
 
 
 def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
-    """Whether every rank's part of every block starts and ends on the stride."""
+    """Return whether every rank's part of every block starts and ends on a multiple of the step."""
     inner = exact_quotient(size, sympy.sympify(outer) * B)
     first = 0 if start is None else start
     if not (isinstance(step, int) and isinstance(inner, int) and isinstance(first, int)):
         return False
-    # a rank's part of a block is a multiple of `inner` long, however many samples it has
+    # the length of a rank's part of a block is a multiple of `inner`, for any number of samples
     return inner % step == 0 and 0 <= first < step
 
 
 def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
-    """The blocks of the entire dim of which `outer`, of equal size, are the piece."""
+    """Return the number of blocks of the full dim if the piece consists of `outer` such blocks, else None."""
     if op.arg("step") != 1:
         return outer if kept_blocks(op, size, outer) == outer else None
     block = exact_quotient(piece, outer)
@@ -117,7 +120,7 @@ def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
 
 @rule("slice", aten.select.int, *existing("select_copy.int"))
 def select(op: Op) -> Iterator[Alternative]:
-    """`x[index]` on one dim, which goes."""
+    """Yield shards for `x[index]` on one dim, which is removed."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from rearranged(op, without(dim))
@@ -125,7 +128,7 @@ def select(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.select_backward.default)
 def select_backward(op: Op) -> Iterator[Alternative]:
-    """The gradient of a selection: zeros with the gradient put in at the index."""
+    """Yield shards for the gradient of a selection: zeros, and the gradient at the index."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim + 1)
     yield from rearranged(op, lambda d: d + (d >= dim))
@@ -133,7 +136,7 @@ def select_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.select_scatter.default)
 def select_scatter(op: Op) -> Iterator[Alternative]:
-    """A value with one of its selections replaced."""
+    """Yield shards for a value with one selection replaced."""
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x, piece])
@@ -146,7 +149,7 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.unfold.default, *existing("unfold_copy", "narrow_copy"))
 def unfold(op: Op) -> Iterator[Alternative]:
-    """Windows along one dim, put last; or one of them, which stays in place."""
+    """Yield shards for windows along one dim, which become the last dim; a single one stays in place."""
     (x,) = op.operands
     dim = wrap(op.arg("dimension" if has_argument(op, "dimension") else "dim"), x.ndim)
     yield from rearranged(op, lambda d: None if d == dim else d)
@@ -154,7 +157,7 @@ def unfold(op: Op) -> Iterator[Alternative]:
 
 @rule("slice", aten.unfold_backward.default)
 def unfold_backward(op: Op) -> Iterator[Alternative]:
-    """Windows summed back into the dim they were taken from."""
+    """Yield shards for windows summed back into the original dim."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim - 1)
     yield from rearranged(op, lambda d: None if d in (dim, grad.ndim - 1) else d)

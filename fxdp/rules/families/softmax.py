@@ -1,14 +1,14 @@
-"""Softmax and its kin along a sharded dim, by an extremum and a sum over the ranks.
+"""Decompositions of softmax and related ops along a sharded dim, by an extremum and a sum over ranks.
 
 Law: `softmax(x) = exp(x - m) / sum(exp(x - m))` for any `m` along the dim, the largest element for safety.
-With `n` bytes in a slice of the result (one number along the dim) the recipes send
+With `n` bytes in a slice of the result (one number along the dim) the decompositions send
 
 | op | reductions | bytes (all-reduce counts twice) |
 |---|---|---|
 | softmax, log_softmax, safe softmax, logsumexp | max, sum | 2n + 2n |
 | their backwards | sum | 2n |
 
-where gathering would send the full operand. Half precision is reduced in float32, as torch's kernels add.
+where gathering would send the full operand. Half precision is reduced in float32, as in torch's kernels.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _wide(builder: DecompositionBuilder, term: Term) -> Term:
 
 
 def softmax_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
-    """`_softmax`, `_log_softmax` and `_safe_softmax` of a value sharded along their dim."""
+    """Return a decomposition of `_softmax`, `_log_softmax` or `_safe_softmax` along a sharded dim."""
     builder = DecompositionBuilder(op)
     given = builder.operand(op.operands[0], shard)
     x = _wide(builder, builder.cast(given, op.output.dtype))
-    # the same `m` on all ranks: each with its own would scale its terms otherwise, and their sum mean nothing
+    # one `m` for all ranks: with a local `m` each rank would scale its terms differently
     top = builder.reduce(amax, x, dims, MAX)
     small = builder.pointwise(aten.sub.Tensor, x, top)
     powers = builder.pointwise(aten.exp.default, small)
@@ -44,14 +44,17 @@ def softmax_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
         result = builder.pointwise(aten.sub.Tensor, small, builder.pointwise(aten.log.default, total))
     else:
         result = builder.pointwise(aten.div.Tensor, powers, total)
-    if op.target is aten._safe_softmax.default:  # a row of -inf alone gives zeros instead of nan
+    if op.target is aten._safe_softmax.default:  # a row of only -inf gives zeros instead of nan
         nothing = builder.pointwise(aten.eq.Scalar, top, -_INFINITY, dtype=torch.bool)
         result = builder.pointwise(aten.masked_fill.Scalar, result, nothing, 0)
     return builder.serves(builder.cast(result, op.output.dtype))
 
 
 def softmax_backward_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
-    """`out * (grad - sum(grad * out))`, or for the logarithm `grad - exp(out) * sum(grad)`."""
+    """Return a decomposition of the backward along a sharded dim.
+
+    This computes `out * (grad - sum(grad * out))`, or for the logarithm `grad - exp(out) * sum(grad)`.
+    """
     builder = DecompositionBuilder(op)
     grad, out = (_wide(builder, builder.operand(o, shard)) for o in op.operands)
     if op.target is aten._log_softmax_backward_data.default:
@@ -65,7 +68,7 @@ def softmax_backward_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternat
 
 
 def logsumexp_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
-    """`log(sum(exp(x - m))) + m`, where an infinite `m` is not subtracted."""
+    """Return a decomposition of `log(sum(exp(x - m))) + m`, in which an infinite `m` is not subtracted."""
     builder = DecompositionBuilder(op)
     x = _wide(builder, builder.operand(op.operands[0], shard))
     top = builder.reduce(amax, x, dims, MAX)

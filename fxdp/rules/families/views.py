@@ -1,8 +1,8 @@
-"""Views that rearrange dims: view, expand, permute, squeeze, repeat.
+"""Rules for views that rearrange dims: view, expand, permute, squeeze, repeat.
 
-Law: they move elements and compute nothing, so a sum of terms stays one. A shard `S(dim, outer)` is a
-batch factor between `prod(shape[:dim]) * outer` outer elements and some inner ones; it is the shard of
-another shape where that prefix, and the batch after it, occur again.
+Law: views move elements and compute nothing, so partial values stay partial. A shard `S(dim, outer)` is a
+batch factor between `prod(shape[:dim]) * outer` outer elements and some inner ones. It is the shard of a
+different shape if that prefix, followed by the batch, occurs there.
 
     (T, B, H) S(1)  --view-->  (T*B, H) S(0, T)          prefix T
     (2*B, H) S(0, 2)  --view-->  (2, B, H) S(1)          prefix 2
@@ -26,7 +26,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 @rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))
 def regroup(op: Op) -> Iterator[Alternative]:
-    """Dims merge and split; the batch factor is found again by its prefix."""
+    """Yield shards for merged and split dims; the batch factor is found by its prefix."""
     (x,) = op.operands
     yield from linear(op, [x])
     for shard in x.shards:
@@ -36,10 +36,10 @@ def regroup(op: Op) -> Iterator[Alternative]:
 
 
 def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> Shard | None:
-    """The same batch factor in another shape of the same elements, or None.
+    """Return the shard of this batch factor in a different shape of equal elements, or None.
 
-    What counts is where the batch stands among the elements, not which dim has its size: in `[B, 4]` viewed
-    as `[4, B]` a column mixes samples. With 1 element before the batch there and 4 here, the prefix says so.
+    The position of the batch among the elements counts, not the dim with its size: in `[B, 4]` viewed as `[4,
+    B]` a column mixes samples. The prefix shows this: 1 element before the batch there, and 4 here.
     """
     wanted = product(*shape[: shard.dim], shard.outer)
     for dim, size in enumerate(target):
@@ -53,7 +53,7 @@ def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> 
 
 @rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
 def reshape_copy(op: Op) -> Iterator[Alternative]:
-    """The same under other names, two of which come with strides that are the full value's."""
+    """Yield shards for reshapes that copy; some take strides of the full value, so `reshape` runs instead."""
     for alternative in regroup(op):
         shape = local_shape(op.output, alternative.outputs[0])
         rewrite = Rewrite(target=aten.reshape.default, arguments=(("shape", shape),))
@@ -62,15 +62,15 @@ def reshape_copy(op: Op) -> Iterator[Alternative]:
 
 @rule("view", aten.view.dtype, *existing("view_copy.dtype"))
 def bitcast(op: Op) -> Iterator[Alternative]:
-    """Reads bits as another dtype; the last dim may change its size."""
+    """Yield shards for reading bits as a different dtype, except of a last dim that changes its size."""
     yield from moved(op, lambda d: d if op.operands[0].shape[d] == op.output.shape[d] else None)
 
 
 @rule("view", aten.expand.default, *existing("expand_copy"))
 def expand(op: Op) -> Iterator[Alternative]:
-    """Dims of size 1 are repeated; one that becomes a batch dim is local for free.
+    """Yield shards for repeating dims of size 1; a dim that becomes a batch dim is local for free.
 
-    A sum of terms is added up before it grows: the gradient of a mean over the batch is one row.
+    A partial value is reduced before it grows: the gradient of a mean over the batch is one row.
     """
     (x,) = op.operands
     added = len(op.output.shape) - x.ndim
@@ -78,7 +78,7 @@ def expand(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     yield from moved(op, lambda d: d + added)
     for dim, size in enumerate(op.output.shape):
-        # all its rows are the one that each rank holds in full, so any range of them is a local expand
+        # all rows are copies of the one that each rank has in full, so any range of rows is a local expand
         repeated = dim < added or x.shape[dim - added] == 1
         if repeated and batch_factor(size) is not None:
             yield op.alternative({}, Shard(dim))
@@ -86,7 +86,7 @@ def expand(op: Op) -> Iterator[Alternative]:
 
 @rule("view", aten.permute.default, *existing("permute_copy"))
 def permute(op: Op) -> Iterator[Alternative]:
-    """Dims change places."""
+    """Yield shards for permuted dims."""
     (x,) = op.operands
     order = [wrap(d, x.ndim) for d in op.arg("dims")]
     yield from rearranged(op, order.index)
@@ -94,7 +94,7 @@ def permute(op: Op) -> Iterator[Alternative]:
 
 @rule("view", aten.transpose.int, *existing("transpose_copy.int"))
 def transpose(op: Op) -> Iterator[Alternative]:
-    """Two dims change places."""
+    """Yield shards for two swapped dims."""
     (x,) = op.operands
     first, second = wrap(op.arg("dim0"), x.ndim), wrap(op.arg("dim1"), x.ndim)
     yield from rearranged(op, lambda d: second if d == first else first if d == second else d)
@@ -102,14 +102,14 @@ def transpose(op: Op) -> Iterator[Alternative]:
 
 @rule("view", aten.t.default, *existing("t_copy"))
 def t(op: Op) -> Iterator[Alternative]:
-    """A matrix is turned; vectors and numbers stay."""
+    """Yield shards for a transposed matrix; vectors and numbers stay."""
     (x,) = op.operands
     yield from rearranged(op, lambda d: x.ndim - 1 - d)
 
 
 @rule("view", aten.unsqueeze.default, *existing("unsqueeze_copy"))
 def unsqueeze(op: Op) -> Iterator[Alternative]:
-    """A dim of size 1 is put in."""
+    """Yield shards for an inserted dim of size 1."""
     (x,) = op.operands
     new = wrap(op.arg("dim"), x.ndim + 1)
     yield from rearranged(op, lambda d: d + (d >= new))
@@ -121,13 +121,13 @@ def unsqueeze(op: Op) -> Iterator[Alternative]:
     *existing("squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims"),
 )  # fmt: skip
 def squeeze(op: Op) -> Iterator[Alternative]:
-    """Dims of size 1 go; a batch dim must not go because a rank holds a single sample."""
+    """Yield shards for removing dims of size 1, but never a batch dim of a rank with a single sample."""
     (x,) = op.operands
     yield from linear(op, [x])
     named = range(x.ndim) if not has_argument(op, "dim") else wrap_all(op.arg("dim"), x.ndim)
     gone = tuple(d for d in sorted(named) if x.ndim and x.shape[d] == 1)
     for shard in x.shards:
-        # which dims go is decided by the global sizes: by its own a rank with one sample would lose the batch
+        # global sizes decide which dims are removed: by local ones, a single sample would lose the batch
         rewrite = Rewrite(target=aten.squeeze.dims, arguments=(("dim", gone),))
         yield op.alternative(
             {0: shard},
@@ -142,13 +142,16 @@ def squeeze(op: Op) -> Iterator[Alternative]:
     *existing("view_as_real_copy", "view_as_complex_copy"),
 )  # fmt: skip
 def complex_view(op: Op) -> Iterator[Alternative]:
-    """The last dim of real and imaginary parts comes or goes; all others stay."""
+    """Yield shards for adding or removing the last dim of real and imaginary parts."""
     yield from rearranged(op, lambda d: d)
 
 
 @rule("view", aten.repeat.default)
 def repeat(op: Op) -> Iterator[Alternative]:
-    """`k` copies of a shard with `outer` blocks have `k * outer`; a repetition by the batch is free."""
+    """Yield shards: `k` copies of a shard with `outer` blocks have `k * outer`.
+
+    A repetition by the batch is free.
+    """
     (x,) = op.operands
     repeats = op.arg("repeats")
     added = len(repeats) - x.ndim
@@ -156,7 +159,7 @@ def repeat(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     for shard in x.shards:
         dim = shard.dim + added
-        # [x; x] of 3 + 2 rows: a rank's rows occur once in each copy, which is what two blocks are
+        # [x; x] of 3 + 2 rows: a rank's rows occur once in each copy, that is, in two blocks
         if repeats[dim] != 0 and not mentions_batch(repeats[dim]):
             yield op.alternative({0: shard}, Shard(dim, product(repeats[dim], shard.outer)))
     counting = [d for d, k in enumerate(repeats) if mentions_batch(k)]
@@ -172,5 +175,5 @@ def repeat(op: Op) -> Iterator[Alternative]:
     kind="gathered",
 )  # fmt: skip
 def as_strided(op: Op) -> Iterator[Alternative]:
-    """Strides are those of the full value, so only full values (or terms of the same shape) do."""
+    """Yield partial values only: strides refer to the full value's shape."""
     yield from linear(op, op.operands)

@@ -1,4 +1,4 @@
-"""Prove a rule: run all that it claims on virtual ranks, beside the op on full values."""
+"""Proof of a rule: run every alternative on virtual ranks and compare with the op on full values."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ __all__ = ["Sample", "check_rule"]
 def check_rule(
     op: Any, *args: Any, splits: Sequence[tuple[int, ...]] = SPLITS, **kwargs: Any
 ) -> tuple[str, ...]:
-    """Verify the rule registered for `op` on generated values: per rank and recombined as on one device.
+    """Verify the rule registered for `op` on generated values, on each rank and recombined.
 
-    Every alternative that the rule gives for these arguments, whatever the placements of the operands, is
-    run on virtual ranks and compared with the op on the global batch, to 1e-9: use float64.
+    Every alternative that the rule gives for these arguments, for any placements of the operands, is run on
+    virtual ranks and compared with the op on the global batch, to 1e-9: use float64.
 
         fxdp.check_rule(torch.ops.mylib.scale.default, fxdp.Sample("B", 3), fxdp.Sample(3))
             -> ("S(0), R -> S(0)",)
 
     Parameters
     ----------
-    op : an op overload, or what `torch.library.custom_op` returned.
-    args, kwargs : its arguments; tensors are `fxdp.Sample`s, and sizes that count the batch are strings
+    op : an op overload, or the result of `torch.library.custom_op`.
+    args, kwargs : the op's arguments; tensors are `fxdp.Sample`s, and sizes that count the batch are strings
         such as `"B"` or `"2*B"`.
-    splits : how the batch is cut into the ranks' parts, per trial; try 0 and 1.
+    splits : local batch sizes of the ranks, per trial; try 0 and 1.
 
     Returns the alternatives as text, `operands -> results`: `R` full, `S(d)` split on dim d, `P(sum)` terms
     of a sum, `*` not read, `-` no tensor.
 
     Raises
     ------
-    RuleError : an alternative is not what the op computes: which one, for which split, and the difference.
+    RuleError : an alternative differs from the op; the message has the alternative, the split and the
+        difference.
     InputError : the op has no rule, or does not take the arguments.
     """
     target = overload_of(op)
@@ -48,7 +49,7 @@ def check_rule(
         )
     try:
         case = Case(target, args, kwargs, splits=splits)
-    except (RuntimeError, TypeError, ValueError) as error:  # of the op, which was run on samples
+    except (RuntimeError, TypeError, ValueError) as error:  # raised by the op, which ran on samples
         raise InputError(
             f"check_rule: {target} does not take these arguments: {str(error).splitlines()[0]}. Expected its "
             'own arguments, with a fxdp.Sample("B", 3) in the place of each tensor'

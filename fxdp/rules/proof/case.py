@@ -1,7 +1,7 @@
-"""The oracle of the op rules: every alternative a rule returns is run on virtual ranks.
+"""Test cases for op rules: every alternative of a rule runs on virtual ranks.
 
-A `Case` is an op with its arguments in global shapes; tensors are `Sample`s, sizes may be expressions in
-`B`. Its operands are offered to the rule in every placement. Each answer is then taken at its word:
+A `Case` is an op with its arguments in global shapes; tensors are `Sample`s, sizes may be expressions in `B`.
+The operands are offered to the rule in every placement, and each alternative is verified:
 
     global operands --split by placement--> per rank, localized arguments --op--> local results
            |                                                                         |
@@ -33,25 +33,25 @@ from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.torch_compat import OpOverload
 
 SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
-PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted
+PROBES = (2, 3, 5, 7)  # batch sizes for fitting the output shapes, which are at most quadratic in B
 
 LocalCall = tuple[OpOverload, list[Any], pytree.TreeSpec]
-"""What a rank runs: the op, the leaves of its arguments as an alternative localizes them, and their tree."""
+"""The call of a rank: the op, the leaves of its arguments as localized by an alternative, and their tree."""
 
 Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
 
 
 @dataclass(eq=False)
 class Case:
-    """An op on global arguments, as a rule sees it and as torch runs it."""
+    """An op on global arguments, both as the input of a rule and as a call of torch."""
 
     target: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     splits: Sequence[tuple[int, ...]] = SPLITS
     random: bool = False  # results are random numbers: compare shapes only
-    law: Law | None = None  # a further check of each rank's (args, kwargs, results)
-    placeholder_for: Callable[..., Any] | None = None  # computes what an op without a CPU kernel does
+    law: Law | None = None  # additional check of each rank's (args, kwargs, results)
+    placeholder_for: Callable[..., Any] | None = None  # computes the result of an op without a CPU kernel
 
     def __post_init__(self) -> None:
         self._given = pytree.tree_map(expression, samples.as_tuples((self.args, self.kwargs)))
@@ -62,7 +62,7 @@ class Case:
         self._calls: dict[Alternative, LocalCall] = {}
 
     def op(self, placements: Sequence[tuple[Placement, ...]] | None = None) -> Op:
-        """The op with its operands in the given placements."""
+        """Return the op with its operands in the given placements."""
         given = placements or [(R,)] * len(self.tensors)
         operands = tuple(
             Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.iota)
@@ -72,7 +72,7 @@ class Case:
         return Op(self.target, args, tuple(kwargs.items()), operands, self.outputs)
 
     def _filled(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with these in the place of the tensors."""
+        """Return the arguments with these values for the tensors."""
         rest = iter(values)
         filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
             Sample, lambda _: next(rest), self._given
@@ -80,24 +80,29 @@ class Case:
         return filled
 
     def alternatives(self) -> list[Alternative]:
-        """All that the rule answers over all placements of the operands, in order, without repeats."""
+        """Return the rule's alternatives for all placements of operands, in order, without duplicates."""
         found = registry.get(self.target)
         assert found is not None, f"{self.target} has no rule"
         choices = [[(p,) for p in placements_of(t.shape)] for t in self.tensors]
-        # all offers of up to three operands; of more operands the first so many, in which the last ones vary
+        # all combinations for up to three operands; for more, the first 512, in which the last ones vary
         offers = itertools.islice(itertools.product(*choices), 512)
         answers = (a for offer in offers for a in found.rule(self.op(offer)))
         return list(dict.fromkeys(answers))
 
     def verified(self) -> list[Alternative]:
-        """All alternatives, each verified."""
+        """Verify and return all alternatives."""
         alternatives = self.alternatives()
         for alternative in alternatives:
             self.verify(alternative)
         return alternatives
 
     def verify(self, alternative: Alternative) -> None:
-        """Run the alternative on virtual ranks; `RuleError` tells where it fails."""
+        """Run the alternative on virtual ranks.
+
+        Raises
+        ------
+        RuleError : the alternative is malformed or wrong; the message says where.
+        """
         self._well_formed(alternative)
         for split in self.splits:
             for inputs in self._concrete_inputs(alternative):
@@ -134,7 +139,7 @@ class Case:
                 yield (*base[:i], placement, *base[i + 1 :])
 
     def _localized(self, alternative: Alternative) -> LocalCall:
-        """The same for all inputs and splits."""
+        """Return the localized call of an alternative, cached for all inputs and splits."""
         if alternative not in self._calls:
             op = self.op()
             found = pytree.tree_flatten(localized(op, alternative))
@@ -177,7 +182,7 @@ class Case:
                 samples.assert_full([r[i] for r in results], placement, expected[i], split, f"result {i}")
 
     def full(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-        """The operands and the results on one device, for a batch of this size."""
+        """Return the operands and the results on one device, for a batch of this size."""
         if batch not in self._globals:
             generator = torch.Generator().manual_seed(batch)
             operands = [t.make(batch, generator) for t in self.tensors]
@@ -191,7 +196,7 @@ class Case:
     def _call(self, target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
         run = self.placeholder_for if self.placeholder_for is not None and target is self.target else target
         with warnings.catch_warnings():
-            # of empty parts, of deprecated ops, of strides: torch 2.15 tells it as Python does, and here the
+            # about empty parts, deprecated ops, strides: torch 2.15 issues these as Python does, and here the
             # numbers are compared
             warnings.simplefilter("ignore", UserWarning)
             result = run(*args, **kwargs)
@@ -215,7 +220,7 @@ def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) 
 
 @cache
 def placements_of(shape: tuple[Dim, ...]) -> tuple[Placement, ...]:
-    """`R`, `P(sum)` and every `S(dim, outer)` that a value of this shape can have."""
+    """Return `R`, `P(sum)` and every `S(dim, outer)` that a value of this shape can have."""
     shards: list[Placement] = []
     for d, size in enumerate(shape):
         factor = batch_factor(size)
@@ -225,7 +230,7 @@ def placements_of(shape: tuple[Dim, ...]) -> tuple[Placement, ...]:
 
 
 def spelled(alternative: Alternative) -> str:
-    """An alternative as tests and faults write it: `S(0), R -> P(sum)`; `*` is any, `-` is no tensor."""
+    """Return an alternative as text: `S(0), R -> P(sum)`; `*` is any placement, `-` is no tensor."""
     inputs = ", ".join("*" if p is None else str(p) for p in alternative.inputs)
     outputs = ", ".join("-" if p is None else str(p) for p in alternative.outputs)
     return f"{inputs} -> {outputs}"

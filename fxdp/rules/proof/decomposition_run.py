@@ -1,4 +1,4 @@
-"""Recipes on virtual ranks: a step at a time on all of them, partial terms combined where they are read."""
+"""Execution of decompositions on virtual ranks, step by step; partial terms are combined when read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Terms = dict[int, tuple[list[torch.Tensor], Any]]
 def run(
     decomposition: Decomposition, parts: Sequence[list[torch.Tensor]], split: Sequence[int]
 ) -> list[tuple[Any, ...]]:
-    """Each rank's results, from each operand's parts."""
+    """Return each rank's results, from each operand's local values."""
     terms: _Terms = {i: (part, None) for i, part in enumerate(parts)}
     for number, step in enumerate(decomposition.steps, 1):
         terms[-number] = [_step(step, terms, rank, split) for rank in range(len(split))], step.at

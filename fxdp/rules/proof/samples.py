@@ -1,4 +1,4 @@
-"""Sample tensors with a batch of any size: make them, split them over ranks, and put them together."""
+"""Sample tensors for any batch size: creation, splitting over ranks, and comparison of local values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
 
 
 class Sample:
-    """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
+    """Tensor argument of a check: a shape in `B` (or strings like `"2*B"`), and how to fill the tensor.
 
-    Numbers are uniform in `[low, high)` where given (bounds may count `B`), else normal; `fill` makes
+    Numbers are uniform in `[low, high)` if these are given (bounds may count `B`), else normal; `fill` makes
     the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
     """
 
@@ -40,7 +40,7 @@ class Sample:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
     def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
-        """The tensor at a batch size."""
+        """Return the tensor at a batch size."""
         shape = concrete(self.shape, batch)
         if self.fill is not None:
             return self.fill(shape, generator).to(self.dtype)
@@ -52,7 +52,7 @@ class Sample:
 
 
 def expression(size: Any) -> Any:
-    """A size spelled as a string, like `"2*B"`, as an expression in `B`; anything else as it is."""
+    """Parse a size written as a string, like `"2*B"`; return anything else unchanged."""
     if not isinstance(size, str) or not _SIZE.fullmatch(size):
         return size
     value = sympy.sympify(size, locals={"B": B})
@@ -60,30 +60,30 @@ def expression(size: Any) -> Any:
 
 
 class NoSizeError(ValueError):
-    """A result's size is no polynomial in the batch."""
+    """Error: a result's size is no polynomial in the batch."""
 
 
 def as_tuples(value: Any) -> Any:
-    """Arguments with tuples in the place of lists, so that they can be compared and kept in sets."""
+    """Return arguments with tuples for lists, at any depth, so that they can be compared and hashed."""
     if isinstance(value, dict):
         return {name: as_tuples(one) for name, one in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, (tuple, list)) else value
 
 
 def on_rank(leaf: Any, sizes: Mapping[str, int]) -> Any:
-    """The number that an expression in `B`, `b` and `offset` stands for; anything else as it is."""
+    """Return the number for an expression in `B`, `b` and `offset`; return anything else unchanged."""
     return number(leaf, sizes) if isinstance(leaf, sympy.Expr) else leaf
 
 
 def concrete(sizes: Any, batch: int) -> Any:
-    """Sizes in `B` as numbers."""
+    """Return sizes in `B` as numbers."""
     return pytree.tree_map(lambda n: on_rank(n, rank_sizes((batch,), 0)), sizes)
 
 
 def random(
     shape: tuple[int, ...], dtype: torch.dtype, low: Any, high: Any, generator: torch.Generator
 ) -> torch.Tensor:
-    """Random numbers of a dtype: uniform in `[low, high)` where given, else normal (ints below 10)."""
+    """Return random numbers of a dtype: uniform in `[low, high)` if given, else normal (ints below 10)."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -96,7 +96,7 @@ def random(
 
 
 def split(value: torch.Tensor, placement: Placement, counts: Sequence[int]) -> list[torch.Tensor]:
-    """Each rank's part of a global value."""
+    """Return each rank's local value of a global value."""
     if isinstance(placement, Partial):
         return _terms(value, len(counts))
     if not isinstance(placement, Shard):
@@ -121,7 +121,7 @@ def assert_full(
     counts: Sequence[int],
     name: str,
 ) -> None:
-    """That the ranks' parts are the global value under their placement."""
+    """Assert that the ranks' local values represent the global value under their placement."""
     if isinstance(placement, Partial):
         full = combine(list(parts), placement, counts).to(parts[0].dtype)
         _assert_equal(full, expected, f"{name} ({placement.op})")
@@ -143,7 +143,7 @@ def _assert_equal(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
 
 
 def fit_type(results: Sequence[Any], batches: Sequence[int]) -> TensorType | None:
-    """The type of a result from its values at several batches; sizes are at most quadratic in `B`."""
+    """Return the type of a result from its values at several batches; sizes are at most quadratic in `B`."""
     if not isinstance(results[0], torch.Tensor):
         return None
     shapes = [tuple(r.shape) for r in results]
