@@ -1,4 +1,4 @@
-"""Conversion of a graph node to an `Op`, the input of a rule."""
+"""View of a graph node as an `Op`, the input of a rule."""
 
 from __future__ import annotations
 
