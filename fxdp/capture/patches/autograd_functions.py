@@ -1,12 +1,13 @@
-"""Derivatives in the user's code: functions with a backward of their own, and hooks on gradients.
+"""Derivatives in the user's code: functions with a custom backward, and hooks on gradients.
 
-    class Sign(autograd.Function): ...      its own backward must be the one that is run (`deferred.py`):
-                                            without it a straight-through estimator would get no gradient,
-                                            and a gradient reversal the plain one
-    x.register_hook(scale)                  becomes part of the backward; on modules it is refused
+    class Sign(autograd.Function): ...      the custom backward must run (`deferred.py`): otherwise a
+                                            straight-through estimator would get no gradient, and a
+                                            gradient reversal the plain one
+    x.register_hook(scale)                  becomes part of the backward; hooks on modules are refused
     loss.backward()                         refused; torch.autograd.grad is in `inner_gradients.py`
 
-Torch's export keeps no backward but the one that it derives itself, and would detach a derivative.
+Torch's export keeps no backward but the one that torch derives from the exported ops, and would detach a
+derivative.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around
 
-_APPLY: Any = vars(torch.autograd.Function)["apply"]  # a method of C since torch 2.14
+_APPLY: Any = vars(torch.autograd.Function)["apply"]  # a C method since torch 2.14
 
 
 def _full(plain: Any) -> Any:
-    """A function that is applied is one node of the export."""
+    """Wrap `Function.apply` so that an applied function becomes one node of the exported graph."""
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         original = _APPLY.__get__(None, cls)  # `plain` is bound to Function, which has no forward
@@ -47,7 +48,7 @@ def _full(plain: Any) -> Any:
 def _register_hook(
     plain: Callable[..., RemovableHandle], self: Tensor, hook: Callable[[Tensor], Any]
 ) -> RemovableHandle:
-    """`tensor.register_hook` is a node of the export."""
+    """Replace `tensor.register_hook` by a node of the exported graph."""
     kept = current()
     if kept is None or not torch.is_grad_enabled():
         return plain(self, hook)
@@ -65,7 +66,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 _REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
-"""What torch.func has of derivatives from the result back to the operands."""
+"""Functions of torch.func that compute derivatives in reverse mode."""
 
 AUTOGRAD: tuple[Patch, ...] = (
     Patch(torch.autograd.Function, "apply", _full),
@@ -74,12 +75,12 @@ AUTOGRAD: tuple[Patch, ...] = (
     Patch(Tensor, "backward", around(_refuse)),
     *(Patch(torch.func, name, around(_refuse)) for name in _REVERSE),
 )
-"""While the user's code is exported. Its backward runs later, with torch's own."""
+"""Patches for the export of the user's code; the code's backward runs later, under unpatched torch."""
 
 
 def _needs_no_backward(cls: type) -> bool:
-    """Without gradients the forward is all there is; torch's own functions are inside of ops."""
-    # and what a transform of torch.func wraps, the node has no rule for
+    """Return whether a function needs no deferred backward: gradients are off, or the function is torch's."""
+    # also true inside of a torch.func transform, for which the deferred node has no rule
     torchs = cls.__module__.partition(".")[0] == "torch"
     return torchs or not torch.is_grad_enabled() or torch_compat.in_function_transform()
 
@@ -94,7 +95,7 @@ def _deferred(kept: Deferred, cls: type, apply: Callable[..., Any], arguments: A
 
 
 def _check_argument(cls: type, leaf: Any) -> None:
-    """Refuse what may hold parameters, to which the backward would add behind our back."""
+    """Raise on arguments that may hold parameters, into which the backward would accumulate unseen."""
     if isinstance(leaf, nn.Module) or (callable(leaf) and not isinstance(leaf, (Tensor, type))):
         raise CaptureError(
             f"the autograd.Function {cls.__qualname__} takes {a_kind(leaf)} as an argument. Tensors "
@@ -108,7 +109,7 @@ _SIZE = torch.SymInt
 
 @dataclass(eq=False)
 class _Application:
-    """A function with its arguments; those that are no tensors and no sizes are the same at each run."""
+    """A function with its arguments; only tensors and sizes may differ between runs."""
 
     apply: Callable[..., Any]
     leaves: Sequence[Any]
@@ -117,14 +118,14 @@ class _Application:
     result_spec: pytree.TreeSpec | None = None
 
     def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
-        """The tensors that the function returns."""
+        """Return the tensors that the function returns for these tensors and sizes."""
         filled = _filled(_filled(self.leaves, Tensor, tensors), _SIZE, sizes)
         args, kwargs = pytree.tree_unflatten(filled, self.spec)
         self.results, self.result_spec = pytree.tree_flatten(self.apply(*args, **kwargs))
         return [self.results[i] for i in _places(self.results, Tensor)]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
-        """What the function returned, with these tensors."""
+        """Return the function's result with these tensors in place of the original ones."""
         assert self.result_spec is not None
         return pytree.tree_unflatten(_filled(self.results, Tensor, tensors), self.result_spec)
 
@@ -134,13 +135,13 @@ def _places(leaves: Sequence[Any], kind: type) -> list[int]:
 
 
 def _filled(leaves: Sequence[Any], kind: type, values: Sequence[Any]) -> list[Any]:
-    """The leaves, with these values in the places of those of a kind."""
+    """Return the leaves, with `values` in the positions of the leaves of class `kind`."""
     found = dict(zip(_places(leaves, kind), values, strict=True))
     return [found.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 def _checked(hook: Callable[[Tensor], Any], location: Location) -> Callable[[Tensor], Tensor]:
-    """A hook that must return the gradient which takes the place of the given one."""
+    """Wrap a hook so that it must return the gradient that replaces the given one."""
 
     def checked(gradient: Tensor) -> Tensor:
         replaced = hook(gradient)
@@ -157,11 +158,11 @@ def _checked(hook: Callable[[Tensor], Any], location: Location) -> Callable[[Ten
 
 
 def check_module_hooks(module: nn.Module) -> None:
-    """Refuse hooks on the backward of modules, which no graph of tensors can hold.
+    """Raise on backward hooks of modules, which no graph of tensors can hold.
 
     Raises
     ------
-    CaptureError : modules with such hooks, all of them.
+    CaptureError : modules with backward hooks, all of them.
     """
     if not torch.is_grad_enabled():
         return

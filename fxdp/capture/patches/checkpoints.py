@@ -1,11 +1,11 @@
-"""What a checkpoint computes again in the backward it also writes again: running statistics move twice.
+"""Second updates of running statistics by checkpoints: the recomputation in the backward updates again.
 
-    y = checkpoint(block, x)     eager: block's BatchNorm moves its statistics here,
-    y.sum().backward()           and once more, by the same numbers, when its activations are computed anew
+    y = checkpoint(block, x)     eager: block's BatchNorm updates its statistics here,
+    y.sum().backward()           and again from the same batch when activations are recomputed
 
-A graph keeps activations or computes them again as it sees fit, which is no second run of the user's code. So
-the second moves of BatchNorm are written at the end of the forward, in the order in which the backward makes
-them, the last checkpoint first. Other writes in a checkpoint are refused.
+Recomputation in a graph is the partitioner's choice and does not run the user's code again. So the second
+updates of BatchNorm are written at the end of the forward, in the order of the backward: last checkpoint
+first. All further writes in a checkpoint are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fxdp.torch_compat import Patch, around, patched
 
 @dataclass(frozen=True)
 class _Move:
-    """One update of a BatchNorm: its statistics before and after, and how many there have been."""
+    """One update of a BatchNorm: the statistics before and after, and the number of batches so far."""
 
     norm: _BatchNorm
     before: tuple[Tensor, ...]
@@ -36,7 +36,7 @@ class _Move:
     count: Tensor | None
 
     def again(self) -> None:
-        """Move the statistics as they are now by the same batch."""
+        """Update the current statistics again by the same batch."""
         norm = self.norm
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
@@ -47,12 +47,12 @@ class _Move:
             elif self.count is not None and norm.num_batches_tracked is not None:
                 batch = before + (after - before) * self.count.to(now.dtype)
                 moved = now + (batch - now) / norm.num_batches_tracked.to(now.dtype)
-            setattr(norm, name, moved)  # not in place: the backward holds what was there
+            setattr(norm, name, moved)  # not in place: the backward saved the old tensor
 
 
 @dataclass
 class _Region:
-    """One run of a checkpointed function; the recomputation ends with the last tensor that it must save."""
+    """One run of a checkpointed function; the recomputation ends with the last tensor that was saved."""
 
     buffers: dict[str, tuple[int, int]]
     moves: list[_Move] = field(default_factory=list)
@@ -60,13 +60,13 @@ class _Region:
     saved: bool = False
 
     def save(self, tensor: Tensor) -> Tensor:
-        """Note that the backward needs what was computed so far."""
+        """Record that the backward needs everything computed so far, and return the tensor."""
         self.repeated, self.saved = len(self.moves), True
         return tensor
 
 
 class _Recorder:
-    """All checkpoints of a forward."""
+    """Recorder of all checkpoints of a forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -75,7 +75,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def region(self) -> Iterator[_Region]:
-        """Around the run of a checkpointed function."""
+        """Record the run of a checkpointed function inside the block."""
         region = _Region(self._buffers())
         self._open.append(region)
         try:
@@ -87,7 +87,7 @@ class _Recorder:
             self.done.append(region)
 
     def forward(self, run: Callable[..., Tensor], norm: _BatchNorm, x: Tensor) -> Tensor:
-        """Run a BatchNorm; note how it moves its statistics."""
+        """Run a BatchNorm, and record the update of the running statistics."""
         moves = norm.training and norm.track_running_stats and norm.running_mean is not None
         if not self._open or not moves:
             return run(norm, x)
@@ -99,19 +99,20 @@ class _Recorder:
                 "again. Take one of the two checkpoints away"
             )
         (region,) = self._open
-        # the batch's own statistics stay inside of the kernel: what they were is seen by what they moved
+        # the batch's own statistics stay inside of the kernel; they follow from the update of the running
+        # ones
         before = _statistics(norm)
         place = len(region.moves)
         result = run(norm, x)
         count = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
         after = _statistics(norm)
         region.moves.append(_Move(norm, before, after, count))
-        if region.repeated == place and result.requires_grad:  # its own kernel saved the last tensor
+        if region.repeated == place and result.requires_grad:  # the kernel itself saved the last tensor
             region.repeated += 1
         return result
 
     def _buffers(self) -> dict[str, tuple[int, int]]:
-        """The identity and the version of all buffers that are no statistics of a BatchNorm."""
+        """Return identity and version of all buffers, except statistics of BatchNorms."""
         return {
             f"{path}.{name}".lstrip("."): (id(value), value._version)
             for path, owner in self._module.named_modules()
@@ -141,11 +142,11 @@ def _statistics(norm: _BatchNorm) -> tuple[Tensor, ...]:
 
 @contextlib.contextmanager
 def repeated_updates(module: nn.Module) -> Iterator[None]:
-    """Inside, a forward is traced; at its end what its checkpoints compute again is written again.
+    """Trace a forward inside the block; at the end, repeat the updates that checkpoints recompute.
 
     Raises
     ------
-    CaptureError : a checkpoint writes other buffers than running statistics, or is in another one.
+    CaptureError : a checkpoint writes buffers that are not running statistics, or is nested in a checkpoint.
     """
     recorder = _Recorder(module)
     with patched(_noting(recorder)):
@@ -157,11 +158,11 @@ def repeated_updates(module: nn.Module) -> Iterator[None]:
 
 
 def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
-    """Around each BatchNorm and each checkpointed function."""
+    """Return patches that record each BatchNorm and each checkpointed function."""
 
     def checkpoint(plain: Callable[..., Iterator[None]], *args: Any, **kwargs: Any) -> Iterator[None]:
-        # Of hooks on saved tensors torch calls the innermost: ours hide those of the checkpoint, so that
-        # nothing is packed for a recomputation, which is the partitioner's business.
+        # Torch calls only the innermost hooks on saved tensors: these hide the hooks of the checkpoint, so
+        # that nothing is packed for a recomputation. Recomputation is decided by the partitioner.
         full = plain(*args, **kwargs)
         next(full)
         with (
@@ -191,9 +192,10 @@ def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
 
 
 def _without_backward(plain: Any) -> Any:
-    """A reentrant checkpoint without its own backward, in which export would lose the gradients.
+    """Run a reentrant checkpoint without its own backward, in which export would lose the gradients.
 
-    As it does, it gives none if no argument needs one. What is recomputed is the partitioner's business.
+    As in eager mode, no gradients result if no argument requires any. The partitioner decides about
+    recomputation.
     """
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -205,4 +207,4 @@ def _without_backward(plain: Any) -> Any:
 
 
 REENTRANT = Patch(CheckpointFunction, "apply", _without_backward)
-"""While a model is captured."""
+"""Patch for the capture of a model."""

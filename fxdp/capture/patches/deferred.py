@@ -1,8 +1,9 @@
-"""What the exported graph of a model only names, and what is run when that graph is differentiated.
+"""Deferred functions: opaque nodes in the exported graph, replaced by the functions before differentiation.
 
-torch's export keeps no backward but the one that it derives itself: it traces through the forward of an
-`autograd.Function` and drops hooks on gradients. So while the user's code is exported, either becomes one
-opaque node with a number, and the differentiated graph is traced with the function or the hook itself.
+Torch's export keeps no backward but the one that torch derives from the exported ops: export traces through
+the forward of an `autograd.Function` and drops hooks on gradients. So during the export of the user's code
+both become opaque nodes with an index, and the differentiated graph is traced with the function or hook
+itself.
 
     exported:       %y = fxdp.apply([%x], [%size], 0)    fxdp.hook(%y, 1)
     differentiated: %y = kept[0]([%x], [%size])          kept[1](%y)
@@ -27,27 +28,27 @@ fx.node.has_side_effect(_HOOK)
 
 
 class Deferred:
-    """What the nodes of one export stand for, by their numbers."""
+    """The functions and hooks of one export, by index."""
 
     def __init__(self) -> None:
         self._kept: list[Callable[..., Any]] = []
 
     def apply(self, function: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Any:
-        """The results of `function(tensors, sizes)`, a list of tensors, as one node."""
+        """Return the results of `function(tensors, sizes)`, a list of tensors, as one node."""
         self._kept.append(function)
         return torch.ops.fxdp.apply(tensors, sizes, len(self._kept) - 1)
 
     def visit(self, function: Callable[..., Any], x: Tensor) -> None:
-        """A node at which `function(x)` is called."""
+        """Add a node at which `function(x)` is called."""
         self._kept.append(function)
         torch.ops.fxdp.hook(x, len(self._kept) - 1)
 
     def run(self, index: int, *args: Any) -> Any:
-        """Call what a node stands for."""
+        """Call the function or hook of a node."""
         return self._kept[index](*args)
 
     def bind(self, gm: fx.GraphModule) -> None:
-        """After it, each node calls what it stands for."""
+        """Replace the opaque nodes of a graph by calls of the functions; in place."""
         for op in (_APPLY, _HOOK):
             for node in gm.graph.find_nodes(op="call_function", target=op):
                 *args, index = node.args
@@ -55,7 +56,7 @@ class Deferred:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What fx takes for a node's target: a function with a name."""
+    """Wrap a function as fx expects the target of a node: a Python function with a name."""
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -64,12 +65,12 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _current: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
-"""Where the ops' kernels, which torch calls with plain values only, find what they stand for."""
+"""Deferred functions of the running export, for the ops' kernels, to which torch only passes plain values."""
 
 
 @contextlib.contextmanager
 def deferring() -> Iterator[Deferred]:
-    """An export during which functions and hooks are kept."""
+    """Collect deferred functions and hooks during the export inside the block."""
     kept = Deferred()
     token = _current.set(kept)
     try:
@@ -79,23 +80,23 @@ def deferring() -> Iterator[Deferred]:
 
 
 def current() -> Deferred | None:
-    """What the export that is under way keeps; None outside of one."""
+    """Return the deferred functions of the running export; None outside of an export."""
     return _current.get()
 
 
 def _like_results(tensors: Sequence[Tensor], sizes: Sequence[Any], index: int) -> list[Tensor]:
-    """Tensors like the function's results, none of which is a view of what it was given."""
+    """Return tensors like the function's results, none of which is a view of an argument."""
     kept = current()
     assert kept is not None, "fxdp::apply exists during an export only"
-    # The function runs on fakes for the sizes of its results. A result that is an argument, or a view of one,
-    # would say so of the node, which export then takes for an alias.
+    # The function runs on fakes for the sizes of its results. Returning an argument, or a view of one, would
+    # let export treat the node as an alias.
     with torch.no_grad():
         made = kept.run(index, tensors, sizes)
     return [t.new_empty_strided(t.size(), t.stride()) for t in made]
 
 
 def _nothing(x: Tensor, index: int) -> None:
-    """A hook has no result."""
+    """Return nothing, as a hook has no result."""
 
 
 torch.library.register_fake("fxdp::apply", _like_results)

@@ -1,25 +1,24 @@
-"""Flags of the batch that the user's Python code branches on: whether any or all of its values are so.
+"""Flags of the batch on which the user's Python code branches: a condition on any or on all values.
 
     if not padding.any():           one program for batches without padding, another one for those with some
         padding = None
 
-    if torch.rand(1) > 0: ...       true but for one number of many millions
+    if torch.rand(1) > 0: ...       true except for one number of many millions
 
-    for i in hit.nonzero(): ...     a flag for each place of a short row whose length is fixed: a mixture's
-                                    experts, most of which have tokens in most batches
+    for i in hit.nonzero(): ...     a flag for each position of a short row of fixed length: the experts of a
+                                    mixture, most of which have tokens in most batches
 
-    if seen.min() > -1e-5: ...      whether all are so: an average that begins at its first batch
+    if seen.min() > -1e-5: ...      a condition on all values: an average that starts at its first batch
 
-    if places.max() + 1 > 4096: ... whether any is so: tables for longer texts
+    if places.max() + 1 > 4096: ... a condition on any value: tables for longer texts
 
-    (rows,) = torch.where(mask)     whether any is so
+    (rows,) = torch.where(mask)     a condition on any value
     if rows.numel() == 0: ...
 
-A program goes one way, and gives the flag of the global batch as a result; a call that finds it to be another
-runs the program of the other way (`fxdp/module/branch_specialization.py`). Only what says any or all is such
-a flag,
-which places are found, and what is as good as sure: these are seldom others from step to step, while a
-comparison of sums (`if x.sum() > 0`) may be another at each.
+A program takes one branch, and returns the flag of the global batch as a result. If the flag of a call
+differs, the program of the opposite branch runs (`fxdp/module/branch_specialization.py`). Flags are
+restricted to any, all, positions found, and nearly certain comparisons: these seldom change between steps,
+while a comparison of sums (`if x.sum() > 0`) may change at each step.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ _FOUND = "_fxdp_found"
 _EXTREME = "_fxdp_extreme"
 _SELECTION = "_fxdp_selection"
 _PLACES = 32
-"""A longer row seldom has the same places in two batches."""
+"""Largest length of a row with flags per position; longer rows seldom have equal positions in two batches."""
 
 
 def mark(tensor: Tensor, likely: bool) -> Tensor:
-    """Make a tensor of one truth a flag, which is likely to be so."""
+    """Mark a boolean scalar tensor as a flag with a likely value, and return the tensor."""
     setattr(tensor, _MARK, likely)
     return tensor
 
 
 def is_flag(tensor: Tensor) -> bool:
-    """Whether it is what `any` or `all` said of a full tensor, or was marked."""
+    """Return whether a tensor is a result of `any` or `all` over a full tensor, or was marked as a flag."""
     return hasattr(tensor, _MARK)
 
 
 def likely(flag: Tensor) -> bool:
-    """What a flag is taken for before the first call has said."""
+    """Return the value that a flag is assumed to have before the first call."""
     return bool(getattr(flag, _MARK))
 
 
@@ -91,7 +90,7 @@ def _shifted(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
 def _compared(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
     made = plain(self, other)
     known = hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented
-    if known and not location_of_call().code.startswith("while "):  # how often a loop runs is seldom the same
+    if known and not location_of_call().code.startswith("while "):  # loops run a varying number of times
         mark(made, likely=False)
     return made
 
@@ -111,7 +110,7 @@ def _passed_on(plain: Callable[..., Tensor], self: Tensor, *args: Any, **kwargs:
 
 
 def is_selection(tensor: Tensor) -> bool:
-    """Whether it says where something is true."""
+    """Return whether a tensor has positions at which a mask is true."""
     return bool(getattr(tensor, _SELECTION, False))
 
 
@@ -119,13 +118,13 @@ _SELECT = ((Tensor, "nonzero"), (torch, "nonzero"), (torch, "where"))
 
 
 class Selections:
-    """By what a trace calls how many a mask selects: the mask."""
+    """Masks by the unbacked symbols for the numbers of selected elements."""
 
     def __init__(self) -> None:
         self._masks: dict[Any, Tensor] = {}
 
     def patches(self) -> tuple[Patch, ...]:
-        """While the user's code is traced."""
+        """Return patches that record masks while the user's code is traced."""
 
         def selected(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             made = plain(*args, **kwargs)
@@ -139,7 +138,7 @@ class Selections:
         return tuple(Patch(owner, name, around(selected)) for owner, name in _SELECT)
 
     def knows(self, asked: torch.SymBool) -> bool:
-        """Whether a question of a size only asks whether a mask selects any."""
+        """Return whether a condition on sizes only checks whether a mask selects any element."""
         expr = asked.node.expr
         number = next(iter(expr.free_symbols), None)
         if len(expr.free_symbols) != 1 or number not in self._masks:
@@ -148,7 +147,7 @@ class Selections:
         return none not in some and len(set(some)) == 1
 
     def any_of(self, asked: torch.SymBool) -> tuple[Tensor, bool]:
-        """Whether it selects any, and the answer if it does."""
+        """Return the flag whether the mask selects any element, and the condition's value if so."""
         expr = asked.node.expr
         mask = self._masks[next(iter(expr.free_symbols))]
         return mark((mask != 0).any(), likely=True), _at(expr, 1)
@@ -159,12 +158,12 @@ def _at(expr: sympy.Basic, count: int) -> bool:
 
 
 def found_places(tensor: Tensor) -> Tensor | None:
-    """Of the result of `nonzero` of a short row whose length is fixed: where that is not zero."""
+    """Return the mask of nonzero positions, if a tensor is the `nonzero` of a short row of fixed length."""
     return getattr(tensor, _FOUND, None)
 
 
 def rows_at(places: Tensor, goes: Callable[[Tensor, FrameType], bool]) -> Iterator[Tensor]:
-    """The rows that `nonzero` gives; `goes` says of a flag whether its place is there, and hears who asks."""
+    """Yield the rows of `nonzero`; `goes` decides for a flag and the calling frame whether a row exists."""
     for place in range(places.shape[0]):
         if goes(mark(places[place], likely=True), calling_frame()):
             yield torch.tensor([place], device=places.device)
@@ -179,4 +178,4 @@ FLAGS = (
     *(Patch(Tensor, f"__{name}__", around(_shifted)) for name in ("add", "radd", "sub")),
     *(Patch(Tensor, f"__{name}__", around(_compared)) for name in ("gt", "ge", "lt", "le")),
 )
-"""While the user's code is traced."""
+"""Patches for tracing the user's code."""

@@ -1,10 +1,10 @@
-"""Derivatives that the model itself takes: a gradient penalty, the forces of a potential.
+"""Derivatives computed by the model itself: a gradient penalty, the forces of a potential.
 
     x = x.requires_grad_()                                 a node that marks x, in the differentiated graph
     (g,) = torch.autograd.grad(y, x, create_graph=True)    a node that differentiates there, with torch's own
 
-Export would detach such a derivative. Deferred (`deferred.py`), it is traced with the rest of the forward as
-plain ops, which the backward then goes through a second time.
+Export would detach the derivative. Deferred (`deferred.py`), the derivative is traced with the rest of the
+forward as plain ops, through which the backward then differentiates a second time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """`torch.autograd.grad` is a node of the export, with a result like each input."""
+    """Replace `torch.autograd.grad` by a node of the exported graph, with a result like each input."""
     kept = current()
     if kept is None or not torch.is_grad_enabled():
         return plain(
@@ -62,7 +62,7 @@ def _grad(
 
 @dataclass(eq=False)
 class _Derivative:
-    """One call of `torch.autograd.grad`: how many outputs and inputs it has, which outputs are weighted."""
+    """One call of `torch.autograd.grad`: numbers of outputs and inputs, and which outputs are weighted."""
 
     plain: Callable[..., Any]
     outputs: int
@@ -73,7 +73,7 @@ class _Derivative:
 
     def __call__(self, tensors: Sequence[Tensor], _sizes: Sequence[Any]) -> list[Tensor]:
         of, wrt = tensors[: self.outputs], tensors[self.outputs : self.outputs + self.inputs]
-        if current() is not None:  # of the export, in which nothing has a history
+        if current() is not None:  # during the export, in which tensors have no autograd history
             return [torch.empty_like(x) for x in wrt]
         rest = iter(tensors[self.outputs + self.inputs :])
         weights = [next(rest) if weighted else None for weighted in self.weighted]
@@ -101,14 +101,14 @@ def _listed(tensors: Any) -> list[Any]:
 
 
 def _requires_grad(plain: Callable[..., Tensor], self: Tensor, requires_grad: bool = True) -> Tensor:
-    """`x.requires_grad_()` is a node of the export, too: it is no op, and would be forgotten."""
+    """Add a node for `x.requires_grad_()` to the exported graph, since export would ignore the call."""
     if requires_grad:
         _mark_later(self)
     return plain(self, requires_grad)
 
 
 def _assigned(plain: Any) -> property:
-    """The same as an assignment: `x.requires_grad = True`."""
+    """Add a node for the assignment `x.requires_grad = True` to the exported graph."""
 
     def write(self: Tensor, value: bool) -> None:
         if value:
@@ -130,11 +130,12 @@ def _mark(x: Tensor) -> None:
 
 
 class MarkedWhenMade(TorchFunctionMode):
-    """The same of what is made so: `torch.ones((), requires_grad=True)`, by whatever function."""
+    """Add a node for tensors created with `requires_grad=True`, by `torch.ones` or any function of torch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        # first, as Dynamo, which traces the branches of torch.cond through this, knows no context variables
+        # checked first: Dynamo traces the branches of torch.cond through this, and does not support context
+        # variables
         if kwargs and kwargs.get("requires_grad"):
             _mark_later(made)
         return made
@@ -145,4 +146,4 @@ INNER_GRADIENTS: tuple[Patch, ...] = (
     Patch(Tensor, "requires_grad_", around(_requires_grad)),
     Patch(Tensor, "requires_grad", _assigned),
 )
-"""While the user's code is exported."""
+"""Patches for the export of the user's code."""

@@ -1,14 +1,14 @@
-"""What a forward does with the state of its modules: buffers that it assigns or that its Python code reads.
+"""State of modules in a forward: buffers that are assigned, and buffers that Python code reads.
 
     self.average = 0.9 * self.average + 0.1 * x.mean(0)     a registered buffer: written in place at each step
-    self.last = x                                           anything else: set while tracing, then as before,
-                                                            so also a buffer that is in no state dict and
+    self.last = x                                           any other attribute: set while tracing, then
+                                                            restored; also a non-persistent buffer that
                                                             gets another shape (a table for this many tokens)
 
-    self.register_buffer("stride", torch.tensor(2))         the graph has the number 2; a call that finds
-    ... pad(x, (0, int(self.stride)))                       another value in the buffer is captured anew
+    self.register_buffer("stride", torch.tensor(2))         the graph has the number 2; a call with another
+    ... pad(x, (0, int(self.stride)))                       value in the buffer is captured anew
 
-Only buffers that no forward writes can be such numbers, and only where a model cannot be captured otherwise.
+A buffer is only treated as a number if no forward writes the buffer, and if capture fails otherwise.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from fxdp.torch_compat import aten
 
 @dataclass(frozen=True)
 class Assigned:
-    """The buffers to which a forward assigned another tensor, by their names; known at its end."""
+    """Names of the buffers to which a forward assigned a new tensor; complete after the forward."""
 
     written: list[str] = field(default_factory=list)
-    """Those that get the values in place."""
+    """Names of buffers to which the new values are written in place."""
     made: list[str] = field(default_factory=list)
-    """Those that are made anew at each call: a step leaves them as they are."""
+    """Names of buffers that each call makes anew: a step leaves these unchanged."""
 
 
 @contextlib.contextmanager
 def assigned_buffers(module: nn.Module) -> Iterator[Assigned]:
-    """Inside, a forward is traced; at its end what it assigned to a buffer is written into that in place.
+    """Trace a forward inside the block; at the end, write assigned values into the buffers in place.
 
-    Tracing sees writes, not assignments, which it would lose.
+    Tracing records writes, but would lose assignments.
 
     Raises
     ------
@@ -77,9 +77,9 @@ def assigned_buffers(module: nn.Module) -> Iterator[Assigned]:
 
 
 def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
-    """Let all but the last write of these buffers work on a copy, as an assignment leaves the old tensor.
+    """Let reads before the last write of these buffers use a copy, as an assignment keeps the old tensor.
 
-    before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     changes what the backward of div saved
+    before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     modifies a tensor that the backward of div saved
     after:  `%old = clone(%v)`, `%div = div(%x, %old)`, ..., `copy_(%v, %new)`
     """
     known = {id(gm.get_buffer(name)) for name in names}
@@ -102,9 +102,9 @@ def _let_copy_be_read(node: fx.Node) -> None:
 
 
 def one_name_each(gm: fx.GraphModule) -> None:
-    """Let the graph have a shared module's buffers under their first names alone.
+    """Reduce the names of a shared module's buffers in the graph to the first name.
 
-    Each name is an input of what is traced, and torch cannot trace writes into one of two that are the same.
+    Each name would be an input of the trace, and torch cannot trace writes into one of two aliased inputs.
     """
     names: dict[int, str] = {}
     named = list(gm.named_buffers(remove_duplicate=False))
@@ -118,9 +118,9 @@ def one_name_each(gm: fx.GraphModule) -> None:
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """After it every module has the attributes that it had, and these their contents.
+    """Restore all attributes of all modules after the block, including the contents of containers.
 
-    Tracing would leave tensors there that have no values.
+    Tracing would leave tensors without values in attributes.
     """
     before = [(vars(owner), keep_all(vars(owner))) for owner in module.modules()]
     try:
@@ -131,12 +131,12 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def keep_all(attributes: Mapping[str, Any]) -> dict[str, ValueSnapshot]:
-    """All attributes, and what they hold."""
+    """Return snapshots of all attributes and of their contents."""
     return {name: ValueSnapshot(value) for name, value in attributes.items()}
 
 
 def put_all_back(now: dict[str, Any], was: Mapping[str, ValueSnapshot]) -> None:
-    """Make attributes again what they were."""
+    """Restore attributes from snapshots."""
     for name in [n for n in now if n not in was]:
         del now[name]
     for name, kept in was.items():
@@ -146,16 +146,16 @@ def put_all_back(now: dict[str, Any], was: Mapping[str, ValueSnapshot]) -> None:
 
 
 _LARGEST = 64
-"""How many elements such a buffer may have."""
+"""Largest number of elements of a buffer that is treated as a number."""
 
 
 class WrittenError(Exception):
-    """A buffer that counted as a number is written by the forward."""
+    """The forward writes a buffer that was treated as a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The contents of a buffer, to be made anew as a constant."""
+    """The contents of a buffer, from which a constant is created."""
 
     values: Any
     dtype: torch.dtype
@@ -163,7 +163,10 @@ class Number:
 
 
 def numbers_of(module: nn.Module, read: Set[str], written: Set[str]) -> dict[str, Number]:
-    """The small buffers among those that Python reads; none if the forward writes one of these."""
+    """Return the contents of the buffers that Python reads, if all are small.
+
+    Empty if the forward writes one of these buffers, or if a buffer is too large.
+    """
     found = [(name, module.get_buffer(name)) for name in sorted(read)]
     if not written.isdisjoint(read) or any(b.is_meta or b.numel() > _LARGEST for _, b in found):
         return {}
@@ -172,17 +175,17 @@ def numbers_of(module: nn.Module, read: Set[str], written: Set[str]) -> dict[str
 
 @contextlib.contextmanager
 def as_numbers(module: nn.Module, numbers: Mapping[str, Number]) -> Iterator[None]:
-    """While a forward is traced, have constants in the place of these buffers: Python may read them.
+    """Replace buffers by constants, which Python may read, while a forward is traced inside the block.
 
     Raises
     ------
-    WrittenError : the forward writes or assigns one of them.
+    WrittenError : the forward writes or assigns one of the buffers.
     """
     if not numbers:
         yield
         return
-    # made anew inside of the trace, for then they are constants to it, whose values Python may read; a buffer
-    # is an input of the exported program
+    # created inside of the trace, because then the trace treats them as constants, whose values Python may
+    # read; a buffer is an input of the exported program
     swapped = []
     with torch_compat.larger_constants(_LARGEST):
         for name, number in numbers.items():

@@ -1,7 +1,7 @@
-"""BatchNorm while a model is captured: its cumulative average as tensors, and the synchronised one as plain.
+"""Replacements for BatchNorm's forward: cumulative averages in tensors, SyncBatchNorm as plain BatchNorm.
 
-With `momentum=None` BatchNorm reads its counter into Python. SyncBatchNorm would communicate while it is
-traced; capture sees the global batch, of which plain BatchNorm has the statistics.
+With `momentum=None` BatchNorm reads its counter into Python. SyncBatchNorm would communicate while the model
+is traced; capture traces the global batch, for which plain BatchNorm computes the same statistics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _forward(plain: Callable[..., Tensor], self: _BatchNorm, input: Tensor) -> T
 
 
 def _averaged(self: _BatchNorm, input: Tensor) -> Tensor:
-    """BatchNorm whose running statistics are the plain average over all batches so far."""
+    """Run BatchNorm with running statistics that are the plain average over all batches so far."""
     assert self.running_mean is not None
     assert self.running_var is not None
     mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
@@ -40,7 +40,8 @@ def _averaged(self: _BatchNorm, input: Tensor) -> Tensor:
 
 
 def _as_plain(_: Any) -> Callable[..., Tensor]:
-    # The function and no call by name: who patches both classes on top of this one would be asked twice.
+    # The function itself, not a call by name: a caller that patches both classes on top would be called
+    # twice.
     return _BatchNorm.forward
 
 

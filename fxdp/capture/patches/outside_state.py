@@ -1,9 +1,10 @@
-"""What a model's code changes of Python beside its modules' attributes: put back after each run of it.
+"""External Python state that a model's code changes, beside attributes of modules: restored after each run.
 
     global STEP; STEP += 1        LOG.append(loss)        type(self).calls += 1        self.config.step += 1
 
-A program cannot change these at each step, and a trace would leave tensors there that have no values. A word
-that stands in the code (`self.config.problem_type = "regression"`) is the same at each step: it can be left.
+A program cannot change this state at each step, and a trace would leave tensors without values there. A
+string constant of the code (`self.config.problem_type = "regression"`) is equal at each step, and may be
+left.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from fxdp.capture.snapshot import ABSENT, FILLED, ValueSnapshot
 
 
 class ExternalState:
-    """All that code may read beside its modules, as it was found; and what of it the code has changed."""
+    """The external state that code may read, with snapshots, and the places that the code has changed."""
 
     def __init__(self, read: ReadState) -> None:
         self.read = read
         self.changed: dict[tuple[int, Any], ExternalPlace] = {}
-        """The places that changed, each by what it is known by."""
+        """The places that the code changed, by `ExternalPlace.known_by`."""
         self.words: dict[tuple[int, Any], str] = {}
-        """The words of the code's own that were found in some of them."""
+        """String constants of the code that were found in changed places, by `ExternalPlace.known_by`."""
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Inside, the code runs; after it all is as before."""
+        """Run code inside the block, and restore the external state afterwards."""
         own = [ExternalPlace(f"{key} of {name}", of, key, of) for name, of in self.read.objects for key in of]
         places = {place.known_by: place for place in (*self.read.places, *own)}
         before = [(place, ValueSnapshot(place.value())) for place in places.values()]
@@ -64,12 +65,12 @@ class ExternalState:
 
 
 def _is_made_once(before: Any, now: Any) -> bool:
-    """Whether it is an object that code makes when it first needs it: making it again may be an error."""
+    """Return whether a value is an object created on first use; creating the object again may be an error."""
     return (before is None or before is ABSENT) and not isinstance(now, (*FILLED, Tensor, int, float, str))
 
 
 def _holds_traced(cache: Any) -> bool:
-    """Whether a tensor of a trace is among the results that Python keeps of a function."""
+    """Return whether the cache of a function holds a tensor of a trace."""
     found = [cache]
     for _ in range(_INSIDE):
         found = [x for one in found for x in gc.get_referents(one) if not isinstance(x, _NO_RESULTS)]
@@ -78,5 +79,5 @@ def _holds_traced(cache: Any) -> bool:
     return False
 
 
-_INSIDE = 4  # what is kept is a dict, of links in a list, of results, which may be tuples
+_INSIDE = 4  # the cache is a dict, of links in a list, of results, which may be tuples
 _NO_RESULTS = (type, types.FunctionType, types.ModuleType)

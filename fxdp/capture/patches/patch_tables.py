@@ -1,4 +1,4 @@
-"""The tables of patches: what is different while a model is captured, and while its own code runs."""
+"""Tables of all patches: patches for the entire capture, and patches for runs of the user's code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, aten, patched
 
 _WRONGLY_DECOMPOSED = aten.multilabel_margin_loss_forward.default
-"""torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
+"""An op that torch 2.13 decomposes wrongly: targets after the first -1 count, unlike in the kernel."""
 
 
 def _convert(
     plain: Callable[..., nn.Module], self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
-    """`module.to(dtype)` in a forward would exchange parameters, also where it changes nothing: not there."""
+    """Skip `module.to(dtype)` in a forward if nothing would change; torch would replace parameters anyway."""
     own = (*self.parameters(recurse), *self.buffers(recurse))
     if all((made := fn(t)).dtype == t.dtype and made.device == t.device for t in own):
         return self
@@ -46,8 +46,10 @@ def _convert(
 
 
 def _replace(plain: Callable[..., None], self: torch_compat.ShapeEnv, *equality: Any) -> None:
-    """Torch puts one size for another that equals it. Its bounds of sizes pass through floats, and where they
-    come out above the largest integer it fails: the equality is asserted all the same, only nothing replaced.
+    """Replace one size by an equal size, except where torch's bounds fail.
+
+    Torch's bounds of sizes pass through floats, and torch raises if they exceed the largest integer. The
+    equality is asserted in any case; then only the replacement is skipped.
     """
     try:
         plain(self, *equality)
@@ -64,14 +66,14 @@ ALL_OF_CAPTURE: tuple[Patch, ...] = (
     *torch_compat.LSTM_STATES,
     Patch(nn.Module, "_apply", around(_convert)),
     Patch(torch_compat.ShapeEnv, "_set_replacement", around(_replace)),
-    Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # nobody reads it here
+    Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # never read during capture
 )
-"""From the first trace to the joint graph: the backward of a user's function runs after the export."""
+"""Patches from the first trace to the joint graph: backwards of user functions run after the export."""
 
 
 @dataclass
 class RecordedEffects:
-    """What one run of the model's code said by what it called."""
+    """Effects recorded in one run of the model's code."""
 
     asked: AskedChecks = field(default_factory=AskedChecks)
     layout_reads: list[LayoutRead] = field(default_factory=list)
@@ -79,7 +81,7 @@ class RecordedEffects:
     seeded: list[tuple[str, Location]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """What is heard of slices is told, too."""
+        """Connect hints with the slices that use them."""
         self.slices = TensorSlices(self.asked.told)
 
 
@@ -90,14 +92,16 @@ def recording_effects(
     branches: tuple[bool, ...] | None = (),
     told: Sequence[HintedNumber] = (),
 ) -> Iterator[RecordedEffects]:
-    """Around one run of the model's code, which goes these ways at flags of the batch and is told numbers.
+    """Record the effects of one run of the model's code inside the block.
+
+    `branches` are the decisions at flags of the batch; `told` are hints for numbers that the code reads.
 
     Raises
     ------
-    CaptureError : the code does what no graph can hold, with its line.
+    CaptureError : the code does something that no graph can hold; the error names the line.
     """
     effects = RecordedEffects(AskedChecks(branches, told))
-    # while the model's code runs alone: torch's tracing before and after it has torch as it is
+    # only active while the model's code runs: torch's tracing before and after uses unpatched functions
     patches = (
         *AUTOGRAD,
         *INNER_GRADIENTS,
@@ -118,10 +122,10 @@ def recording_effects(
 
 @contextlib.contextmanager
 def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
-    """Everything that is different while a model is captured; leaves no trace."""
+    """Activate all patches of capture inside the block, and undo them afterwards."""
     with contextlib.ExitStack() as stack:
-        # Tracing draws no number that the user could miss later, nor seeds anything. The generators are the
-        # process's: another thread draws again what it draws meanwhile, as while torch itself traces.
+        # Tracing must not advance or seed the generators. Generators belong to the process: random numbers
+        # drawn by another thread in the meantime repeat, as they do while torch itself traces.
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
         stack.enter_context(torch_compat.memoized_sizes())
@@ -133,7 +137,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
-            # tensors that are made in inference mode cannot be traced; without gradients they can be
+            # tensors created in inference mode cannot be traced, tensors without gradients can
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         yield

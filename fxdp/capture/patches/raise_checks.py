@@ -1,12 +1,12 @@
 """Checks of data in the user's Python code, which become results of the program.
 
     if labels.max() >= self.vocab_size:     the program returns `labels.max() >= vocab_size` of the
-        raise ValueError(...)               global batch; where it is true, the call raises
+        raise ValueError(...)               global batch; if true, the call raises
 
-A statement that does nothing but raise (an `assert`, an `if` whose body ends in `raise`) has one way on, and
-so has a branch on whether values are finite (`if not torch.isfinite(x).all(): x = clamp(x)`), while they are.
-Capture takes it, and each step makes sure that it was right. Of branches with two ways on those on a flag of
-the batch (`flags.py`) have a program for each way; others are refused elsewhere.
+A statement that only raises (an `assert`, an `if` with a body that ends in `raise`) has one normal branch. So
+has a branch on finite values (`if not torch.isfinite(x).all(): x = clamp(x)`), as long as values are finite.
+Capture takes this branch, and each step verifies the decision. A branch on a flag of the batch (`flags.py`)
+has a program for each decision; further branches on data are refused elsewhere.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _UNKNOWN = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependent
 
 
 class AskedChecks:
-    """What one run of the model's code asked of its data in such statements, and at branches on flags.
+    """Checks on data, and decisions at flags, in one run of the model's code.
 
-    `branches` are those that it goes at the first of these branches, at others the likely one; None: at none.
+    `branches` are the decisions at the first flags; later flags get their likely value. None refuses flags.
     """
 
     def __init__(self, branches: tuple[bool, ...] | None = (), told: Sequence[HintedNumber] = ()) -> None:
@@ -46,12 +46,13 @@ class AskedChecks:
         self.has_branches = branches is not None
         self.tensors: list[Tensor] = []
         self.answers: list[tuple[bool, Otherwise, Location]] = []
-        """What the tensor must be, what the code does if it is not, where it asks."""
+        """For each check: the required value of the tensor, the code's behavior otherwise, and the location.
+        """
         self._askers: list[Any] = []
-        """By what in the code it is asked, which a loop passes several times; of a branch itself."""
+        """Keys of the checks, equal for one check in several iterations of a loop; unique for a branch."""
 
     def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
-        """The answer that does not raise, noted together with the question; None elsewhere."""
+        """Return and record the answer that does not raise; None if the line has no single normal branch."""
         found = _one_way(frame) if tensor.numel() == 1 else None
         if found is None:
             return None
@@ -62,7 +63,10 @@ class AskedChecks:
         return passes
 
     def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
-        """The way that the code goes on a flag, which is noted; what is known while tracing is as it is."""
+        """Return and record the decision of the code on a flag.
+
+        Values that the trace knows are returned directly.
+        """
         try:
             return bool(read(flag))
         except _UNKNOWN:
@@ -74,7 +78,7 @@ class AskedChecks:
         return way
 
     def _guess(self, flag: Tensor, location: Location) -> bool:
-        """The likely way; one that is not, where a flag of a full tensor went so at this line before."""
+        """Return the likely value of a flag; True if an earlier flag at this line was True."""
         if likely(flag):
             return True
         before = (
@@ -86,18 +90,18 @@ class AskedChecks:
         return tuple(passes for passes, otherwise, _ in self.answers if otherwise == "branches")
 
     def other_guess(self) -> tuple[bool, ...] | None:
-        """The ways up to here, but the last one the other way; None where that was no guess."""
+        """Return the decisions so far with the last one inverted; None if the last one was not a guess."""
         taken = self._taken()
         return (*taken[:-1], not taken[-1]) if len(taken) > len(self._branches or ()) else None
 
     def settle(self) -> None:
-        """At the end of the run: what it was told must be right."""
+        """Record at the end of the run that all hints must be correct."""
         for location, right in self.told.checks():
             self._note(right, (True, "other number", location))
         self._join()
 
     def _join(self) -> None:
-        """Of what raises in any turn of a loop there is one answer, where the last turn asks."""
+        """Combine a check that several iterations of a loop evaluate into one, at the last iteration."""
         iterations: dict[Any, list[int]] = {}
         for place, asker in enumerate(self._askers):
             iterations.setdefault(asker, []).append(place)
@@ -109,19 +113,19 @@ class AskedChecks:
         self.tensors, self.answers = [self.tensors[i] for i in last], [self.answers[i] for i in last]
 
     def must(self, tensor: Tensor, location: Location) -> None:
-        """Make sure at each step that a value is true, as `torch._assert_async` does."""
+        """Record that a value must be true at each step, as for `torch._assert_async`."""
         self._note(tensor, (True, "raises", location))
 
     def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Location]) -> None:
-        # a bool of its own: the tensor itself may be written later, or be a view
+        # a new bool: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append(answer)
         self._askers.append(len(self._askers))
 
 
 def checks(asked: AskedChecks) -> tuple[Patch, ...]:
-    """While the user's code runs, answer the questions of statements that only raise, and of flags."""
-    read = Tensor.__bool__  # torch's own: what is below is not installed yet
+    """Return patches that answer checks and flags while the user's code runs."""
+    read = Tensor.__bool__  # torch's own: the patches below are not installed yet
     selections = Selections()
 
     def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
@@ -134,7 +138,7 @@ def checks(asked: AskedChecks) -> tuple[Patch, ...]:
     def item(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         frame = calling_frame()
         if self.numel() == 1 and _one_way(frame) is not None:
-            return self.reshape(())  # a number that is compared in the statement: compare the tensor
+            return self.reshape(())  # a number compared in the statement: compare the tensor instead
         if is_flag(self):
             return asked.way(self, plain, frame)
         told = asked.told.value(self, location_of_frame(frame))
@@ -160,14 +164,14 @@ def checks(asked: AskedChecks) -> tuple[Patch, ...]:
     replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)
     patches = (Patch(Tensor, name, around(made)) for name, made in replacements.items())
     traced = (Patch(kind, "tolist", around(number)) for kind in torch_compat.TRACED)  # with one of their own
-    raising = Patch(torch, "_assert_async", around(asserted))  # torch.distributions calls it since 2.15
+    raising = Patch(torch, "_assert_async", around(asserted))  # torch.distributions calls this since 2.15
     return (*patches, *traced, raising, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
 
 
 class _AskedOfSelections:
-    """The truth of a size, or which way the code goes where that asks whether a mask selects any.
+    """Descriptor for the truth of sizes; decides on flags if a condition checks whether a mask selects any.
 
-    No function around torch's own: torch looks which line asks, and would find ours.
+    A descriptor instead of a wrapping function, because torch looks up the calling line, and would find ours.
     """
 
     def __init__(self, plain: Any, selections: Selections, way: Callable[[Tensor, FrameType], bool]) -> None:
@@ -187,14 +191,16 @@ class _AskedOfSelections:
 
 
 def _one_way(frame: FrameType) -> tuple[bool, bool] | None:
-    """What the value that a frame asks for must be for its statement to go the one way, and whether the code
-    raises if it is not; None elsewhere."""
+    """Return the value of a tensor for the normal branch at a frame's line, and whether the opposite raises.
+
+    None if the line has no statement with a single normal branch.
+    """
     return _conditions(frame.f_code.co_filename).get(frame.f_lineno)
 
 
 def _nodes(file: str) -> list[ast.AST]:
-    # The source, for a frame says no more than its line, and bytecode is another in each Python. Code without
-    # source has no such statements, and is refused where it asks.
+    # Parse the source, since a frame only has a line number, and bytecode differs between Python versions.
+    # Code without source has no such statements, and is refused where it reads data.
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:
@@ -203,9 +209,10 @@ def _nodes(file: str) -> list[ast.AST]:
 
 @lru_cache(maxsize=1024)
 def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
-    """By line, the conditions with one way on: which truth of a tensor takes it, and if the other raises.
+    """Return the conditions with one normal branch, by line.
 
-    Those whose statement only raises, and those that ask whether values are finite.
+    Each is the tensor's value in the normal branch, and whether the opposite raises. Included are conditions
+    of statements that only raise, and conditions on finite values.
     """
     raising: dict[int, tuple[bool, bool]] = {}
     finite: dict[int, tuple[bool, bool]] = {}
@@ -223,7 +230,7 @@ def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
 
 
 def _raises(statement: ast.stmt) -> bool:
-    """Whether a statement raises: `raise`, `assert False`, `torch._assert(False, ...)`."""
+    """Return whether a statement raises: `raise`, `assert False`, `torch._assert(False, ...)`."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called, given = statement.value.func, statement.value.args
         named = isinstance(called, ast.Attribute) and called.attr == "_assert"
@@ -241,10 +248,10 @@ def _lines(test: ast.expr) -> range:
 
 
 def _says_finite(test: ast.expr) -> bool | None:
-    """What the tensors in a condition are for finite values; None where it asks for something else.
+    """Return the value of tensors in a condition if all values are finite; None for other conditions.
 
-    not isfinite(x).all()                           -> True
-    x.dtype == torch.float16 and isinf(x).any()     -> False
+        not isfinite(x).all()                           -> True
+        x.dtype == torch.float16 and isinf(x).any()     -> False
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _says_finite(test.operand)
@@ -260,7 +267,7 @@ _FINITE = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"):
 
 
 def _call(node: ast.expr | None) -> tuple[str, ast.expr | None]:
-    """The name of a function and its first operand, of `f(x)`, `torch.f(x)`, `x.f()` and `x.f().item()`."""
+    """Return the function's name and first operand for `f(x)`, `torch.f(x)`, `x.f()` and `x.f().item()`."""
     if not isinstance(node, ast.Call):
         return "", None
     if isinstance(node.func, ast.Name):
@@ -273,11 +280,11 @@ def _call(node: ast.expr | None) -> tuple[str, ast.expr | None]:
 
 
 def _truth(test: ast.expr, wanted: bool) -> bool | None:
-    """What the tensors in a condition must be for it to be `wanted`; None if they must differ.
+    """Return the value of tensors for which a condition is `wanted`; None if tensors must differ.
 
-    not a, wanted False         -> True
-    a or b, wanted False        -> False
-    a or not b, wanted False    -> None
+        not a, wanted False         -> True
+        a or b, wanted False        -> False
+        a or not b, wanted False    -> None
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _truth(test.operand, not wanted)
@@ -288,7 +295,7 @@ def _truth(test: ast.expr, wanted: bool) -> bool | None:
 
 
 def _is_plain(part: ast.expr) -> bool:
-    """Whether a part of a condition asks no tensor for its value: a name, attribute, dtype or `is None`."""
+    """Return whether part of a condition reads no tensor: a name, attribute, dtype or `is None`."""
     if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
         return _is_plain(part.operand)
     if isinstance(part, ast.Compare):

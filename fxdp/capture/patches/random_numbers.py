@@ -1,18 +1,18 @@
-"""Random numbers that the user's code draws by itself, which a graph would keep as they were drawn once.
+"""Random numbers that the user's code draws in Python, which a graph would keep as constants.
 
-    if self.training and np.random.random() < self.layerdrop:   decides where layerdrop is between 0 and 1
-        continue                                                alike for all numbers where it is 0
-    if torch.rand([]) < self.layerdrop:     the same; the program draws the number all the same, so that
-        continue                            those after it are eager's
+    if self.training and np.random.random() < self.layerdrop:   differs by number if 0 < layerdrop < 1;
+        continue                                                is equal for all numbers if layerdrop = 0
+    if torch.rand([]) < self.layerdrop:     likewise; the program still draws the number, so that later
+        continue                            numbers are those of eager code
     noise = torch.randn(4, generator=self.generator)    a graph cannot hold the generator
-    torch.manual_seed(0); noise = torch.randn(4)        a graph cannot seed: each step would draw anew
-    sizes[int(torch.empty(1).uniform_(0, len(sizes)).item())]       the first, where there is one
+    torch.manual_seed(0); noise = torch.randn(4)        a graph cannot seed: each step would draw new numbers
+    sizes[int(torch.empty(1).uniform_(0, len(sizes)).item())]       the first element, if there is one only
 
-While a model is captured, a number of Python or NumPy between two bounds is drawn as an object that knows
-these. A comparison that comes out alike for all of them is answered; whatever else asks for the number is
-refused, with its line. Once the code has seeded the generator itself (BigBird's random blocks), its numbers
-are alike at each step. Of torch's own numbers such comparisons are constants, and seeding is refused where
-the model draws.
+During capture, a bounded random number of Python or NumPy is an object that knows only its bounds. A
+comparison with the same result for all numbers within the bounds is answered; any other use of the number is
+refused, with the line. After the code itself has seeded the generator (BigBird's random blocks), numbers are
+equal at each step and are allowed. For torch's own random numbers, comparisons with one result are constants,
+and seeding is refused if the model draws random numbers.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNIT = ("random", "random_sample", "ranf", "sample", "rand")
-"""Functions that draw a number of [0, 1) when they are given nothing; `uniform` is given both bounds."""
+"""Functions that draw from [0, 1) if called without arguments; `uniform` takes both bounds."""
 _KEPT = frozenset({"getstate", "setstate", "get_state", "set_state"})
 
 
 class Drawn:
-    """A number that is drawn at each step, of which only the bounds are known."""
+    """A random number that is drawn at each step, of which only the bounds are known."""
 
     def __init__(self, name: str, low: float, high: float) -> None:
         self._name, self._low, self._high = name, low, high
@@ -79,9 +79,9 @@ class Drawn:
 
 
 def python_draws() -> tuple[Patch, ...]:
-    """While the user's code runs, know its numbers by their bounds only.
+    """Return patches by which random numbers are only known by their bounds while the user's code runs.
 
-    What asks for a number's value, or draws something else, raises a `CaptureError`.
+    Any use of a number's value, and any further random function, raises a `CaptureError`.
     """
     found: list[Patch] = []
     for module in (random, np.random):
@@ -106,7 +106,7 @@ _OF_THE_SYSTEM = {
     secrets: ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"),
     uuid: ("uuid1", "uuid4"),
 }
-"""Functions that draw numbers which nothing can seed."""
+"""Functions that draw random numbers from the system, without a seed."""
 
 
 def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
@@ -117,7 +117,7 @@ def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
 
 
 def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What seeding a module does, and drawing from it by the function of a name."""
+    """Return replacements for a random module: one for `seed`, one for a drawing function by name."""
     seeded = False
 
     def seed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,8 @@ def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., An
 
     def draw(name: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame = outside_python(calling_frame())
-        # torch and its kin draw by these, too (names of temporary files, say, or of what Dynamo compiles)
+        # torch and related libraries draw, too (for names of temporary files, or of functions compiled by
+        # Dynamo)
         if seeded or not is_user_file(frame.f_code.co_filename):
             return plain(*args, **kwargs)
         full = f"{module.__name__}.{name}"
@@ -158,17 +159,17 @@ _ALWAYS: dict[str, Callable[[float], bool | None]] = {
     "__gt__": lambda bound: False if bound >= 1 else True if bound < 0 else None,
     "__ge__": lambda bound: False if bound >= 1 else True if bound <= 0 else None,
 }
-"""What a comparison is for all numbers of [0, 1); None if it differs."""
+"""Result of a comparison for all numbers in [0, 1); None if the result depends on the number."""
 
 
 def _marked(drawn: Tensor) -> Tensor:
-    if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
+    if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # avoids a guard on a symbolic size
         setattr(drawn, _MARK, drawn._version)
     return drawn
 
 
 def _is_unit(tensor: Tensor) -> bool:
-    """Whether it is a number of [0, 1) that was drawn, and not written since."""
+    """Return whether a tensor is a random number from [0, 1) that was not written since."""
     drawn = getattr(tensor, _MARK, None)
     return drawn is not None and drawn == tensor._version
 
@@ -177,12 +178,12 @@ def _uniform(plain: Callable[..., Tensor], self: Tensor, *bounds: Any, **kwargs:
     drawn = plain(self, *bounds, **kwargs)
     low, high = bounds if len(bounds) == 2 else (0, 1)
     numbers = isinstance(low, (int, float)) and isinstance(high, (int, float)) and not kwargs
-    # from another low it may be rounded up to the high
+    # with a nonzero low bound, rounding may yield the high bound
     return _marked(drawn) if numbers and low == 0 and 0 < high <= 1 else drawn
 
 
 def integer_part(drawn: Tensor, value: Any) -> Any:
-    """The value of a tensor, whose integer part is 0 if the tensor is a number of [0, 1) that was drawn."""
+    """Return the value of a tensor; the integer part of a random number from [0, 1) is set to 0."""
     if isinstance(value, torch.SymFloat) and _is_unit(drawn):
         setattr(value, _FULL, 0)
     return value
@@ -211,7 +212,7 @@ UNIT_DRAWS: tuple[Patch, ...] = (
     Patch(torch.SymFloat, "__int__", around(_integer)),
     *(Patch(Tensor, name, around(partial(_compare, always))) for name, always in _ALWAYS.items()),
 )
-"""While the user's code is traced, what comes out alike for all numbers is a constant."""
+"""Patches for tracing the user's code: comparisons with one result for all random numbers are constants."""
 
 _SEEDING = (
     *((torch, name) for name in ("manual_seed", "seed", "set_rng_state")),
@@ -221,7 +222,7 @@ _SEEDING = (
 
 
 def seedings(found: list[tuple[str, Location]]) -> tuple[Patch, ...]:
-    """While the user's code is exported, note what seeds torch's generators, and where."""
+    """Return patches that record calls that seed torch's generators while the user's code is exported."""
 
     def seed(how: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame = calling_frame()
@@ -235,7 +236,7 @@ def seedings(found: list[tuple[str, Location]]) -> tuple[Patch, ...]:
 
 
 def seeding_error(how: str, location: Location) -> CaptureError:
-    """The error of a forward that seeds torch's generators and draws."""
+    """Return the error for a forward that seeds torch's generators and draws random numbers."""
     return CaptureError(
         f"at {location}: the model calls {how} and draws random numbers, and a graph cannot seed: it would "
         "draw "
@@ -250,14 +251,15 @@ _REMEDY = (
 
 
 class RefusedGenerators(TorchFunctionMode):
-    """Refuses draws from generators that are not torch's own, which are used if none is named.
+    """Mode that refuses random ops with a generator other than torch's default generators.
 
-    A mode and no patch: any function of torch may be given a generator, and torch's modes are this thread's.
+    A mode instead of patches: any function of torch may take a generator, and modes only affect this thread.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # tensors are not asked: Dynamo, which traces this where torch.cond compiles, cannot ask them (2.15)
+        # tensors are not checked: Dynamo traces this for torch.cond, and cannot trace a check of tensors
+        # (2.15)
         others = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, Tensor)]
         named = [arg for arg in others if isinstance(arg, torch.Generator)]
         if not named:
@@ -268,7 +270,7 @@ class RefusedGenerators(TorchFunctionMode):
                 f"at {location_of_call()}: {name} draws from a generator of the model's own, which a graph "
                 f"cannot hold. {_REMEDY}"
             )
-        # the graph of torch 2.11 cannot hold those either
+        # the graph of torch 2.11 cannot hold default generators either
         args, kwargs = tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
         return func(*args, **kwargs)
 

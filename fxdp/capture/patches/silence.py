@@ -1,7 +1,8 @@
-"""What torch says while it traces, kept from the capturing thread: the caller may treat warnings as errors.
+"""Suppress torch's messages during tracing in the capturing thread: the caller may turn warnings into errors.
 
-Levels of loggers and `warnings.catch_warnings` are the process's: other threads would lose their warnings,
-and two that leave in another order than they came would leave the one's filters behind for good.
+Log levels and `warnings.catch_warnings` apply to the entire process: further threads would lose their
+warnings, and two threads that leave in a different order than they entered would leave wrong filters behind
+for good.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from fxdp import torch_compat
 from fxdp.torch_compat import Here, Patch, around
 
 _REFUSALS = "torch._subclasses.fake_tensor"
-"""Logs with a stack what a fake kernel refuses, before the refusal is raised and reworded."""
+"""Logger of refusals by fake kernels, with a stack, before the refusal is raised and reworded."""
 
 
 def _handle(plain: Callable[..., None], self: logging.Logger, record: logging.LogRecord) -> None:
-    """Torch's records below an error go nowhere, if nobody has asked for more than warnings."""
+    """Drop torch's log records below errors, unless the user has enabled more than warnings."""
     told = logging.CRITICAL if self.name == _REFUSALS else logging.ERROR
     torchs = self.name.partition(".")[0] == "torch"
     if not torchs or record.levelno >= told or self.getEffectiveLevel() < logging.WARNING:
@@ -35,14 +36,14 @@ SILENCE: tuple[Patch, ...] = (
 
 @contextlib.contextmanager
 def unwarned(here: Here) -> Iterator[None]:
-    """No warning is shown or raised in this thread; in others all are."""
+    """Suppress warnings in this thread inside the block; further threads get all warnings."""
     ignored: Any = ("ignore", _Anything(here), Warning, None, 0)
     filters: Any = warnings.filters
     filters.insert(0, ignored)
     try:
         yield
     finally:
-        # a `catch_warnings` that began or ended meanwhile has exchanged the list
+        # a `catch_warnings` that began or ended meanwhile has replaced the list
         now: Any = warnings.filters
         for each in (filters, now):
             while ignored in each:
@@ -50,7 +51,10 @@ def unwarned(here: Here) -> Iterator[None]:
 
 
 class _Anything:
-    """Stands where a filter has the compiled pattern of a message, of which Python only calls `match`."""
+    """Stand-in for the pattern of a warnings filter, which matches any message of the capturing thread.
+
+    Python only calls `match` of the pattern.
+    """
 
     def __init__(self, here: Here) -> None:
         self._here = here

@@ -1,11 +1,12 @@
-"""Functions of torch that look at values while they are captured, or hide a batch; written without that.
+"""Replacements for functions of torch that read values during capture, or hide the batch dim.
 
-`cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
-matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
-whether a mask is causal, `MultivariateNormal` whether its matrix is symmetric before it factors that. Two
-`masked_select` by one mask are as long, which export knows of indexing only. `roll` wants to know how far.
-`ctc_loss` is an op of fxdp's and a plain mean.
-Each is replaced while the user's code is captured, by the same values and gradients.
+`cov` checks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
+matrix flattens all bags into one dim, in which a rank cannot find its own bags. `nn.TransformerEncoder` and
+`Decoder` check whether a mask is causal; `MultivariateNormal` checks whether a matrix is symmetric before
+factoring. Results of two `masked_select` by one mask have equal sizes, which export only knows for indexing.
+`roll` requires a known shift. `ctc_loss` becomes an op of fxdp and a plain mean.
+
+Each replacement is active while the user's code is captured, and computes the same values and gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def cov(
     fweights: Tensor | None = None,
     aweights: Tensor | None = None,
 ) -> Tensor:
-    """The covariances of variables (rows) over observations (columns), in two stages."""
+    """Compute the covariances of variables (rows) over observations (columns), in two stages."""
     if input.dim() > 2 or input.dtype == torch.bool:
         raise RuntimeError(f"cov: expected numbers of at most two dims, got {input.dtype} of {input.dim()}")
     rows = input if input.dim() == 2 else input.reshape(1, -1)
@@ -58,7 +59,7 @@ def cov(
 
 
 def corrcoef(input: Tensor) -> Tensor:
-    """Covariances divided by both variables' deviations."""
+    """Compute the covariances divided by the standard deviations of both variables."""
     covariance = cov(input)
     if covariance.dim() == 0:
         return covariance / covariance
@@ -70,7 +71,10 @@ def corrcoef(input: Tensor) -> Tensor:
 
 
 def _within_one(x: Tensor) -> Tensor:
-    """Clamped against rounding only, so the gradient passes: whether 1 is 1 + 2e-16 must decide nothing."""
+    """Clamp away rounding errors, with an identity gradient.
+
+    Whether rounding yields 1 or 1 + 2e-16 must not decide the gradient.
+    """
     return x + (x.clamp(-1, 1) - x).detach()
 
 
@@ -87,7 +91,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Bags of equal length, a row of `input` each, as reads of rows and a reduction over each bag."""
+    """Compute bags of equal length, one row of `input` each, by `embedding` and a reduction over each bag."""
     plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
     other = max_norm is not None or scale_grad_by_freq or sparse  # torch's frequencies are its own
     weighted = per_sample_weights is not None
@@ -113,7 +117,7 @@ _REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
-    """The reduction over the rows that are kept; zero where there are none."""
+    """Reduce over the rows that are kept; zero for bags without any."""
     if mode == "max":
         found = rows.masked_fill(~kept, -math.inf).max(1).values
         return torch.where(kept.any(1), found, torch.zeros_like(found))
@@ -122,7 +126,7 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
 
 
 def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Indexing by the mask, where none of the two is broadcast: sizes that are symbols are no 1."""
+    """Select by indexing, if neither operand is broadcast; symbolic sizes are never 1."""
     sizes: Iterable[tuple[Any, Any]] = zip(input.shape, mask.shape, strict=False)
     alike = all(type(a) is type(b) and (isinstance(a, torch.SymInt) or a == b) for a, b in sizes)
     if out is None and input.dim() == mask.dim() and alike:
@@ -131,7 +135,7 @@ def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> 
 
 
 def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
-    """Along one dim by a number that only the data knows: the places that it brings there are read."""
+    """Roll along one dim by a data-dependent number: select the elements that move to each position."""
     if not isinstance(shifts, torch.SymInt) or not isinstance(dims, int):
         return _eager_roll(input, shifts, () if dims is None else dims)
     size = input.shape[dims]
@@ -140,19 +144,19 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
 
 
 def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether the caller says that a mask is causal; not knowing it, attention reads the mask itself."""
+    """Return whether the caller declares a mask causal; without a declaration the mask is used as given."""
     return is_causal is True
 
 
 def is_symmetric(self: constraints.Constraint, value: Tensor) -> Tensor:
-    """Of each matrix, whether it is symmetric."""
+    """Return for each matrix whether it is symmetric."""
     if value.shape[-2] != value.shape[-1]:
         return torch.full(value.shape[:-2], False, device=value.device)
     return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
 
 
 def is_positive_definite(self: constraints.Constraint, value: Tensor) -> Tensor:
-    """Of each matrix, whether it is symmetric and has a Cholesky factor, both computed in any case."""
+    """Return for each matrix whether it is symmetric and has a Cholesky factor; both are always computed."""
     symmetric = is_symmetric(self, value)
     if value.shape[-2] != value.shape[-1]:
         return symmetric
@@ -169,7 +173,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """`F.ctc_loss` in terms of `fxdp::ctc_loss` and a plain mean."""
+    """Compute `F.ctc_loss` by `fxdp::ctc_loss` and a plain mean."""
     lengths = (input_lengths, target_lengths)
     if log_probs.dim() != 3 or not all(isinstance(length, Tensor) for length in lengths):
         eager: Tensor = _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
@@ -202,4 +206,4 @@ SUBSTITUTES: tuple[Patch, ...] = (
     Patch(type(constraints.symmetric), "check", _instead(is_symmetric)),
     Patch(type(constraints.positive_definite), "check", _instead(is_positive_definite)),
 )
-"""While a model is captured."""
+"""Patches for the capture of a model."""

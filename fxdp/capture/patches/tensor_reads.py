@@ -1,15 +1,15 @@
-"""What the user's code reads of a tensor beside its values: its length, its `data`, how it lies in memory.
+"""Reads of tensor properties by the user's code: length, `data`, text, strides and offset.
 
-    len(x)                              must be an int and so would fix the batch size: a symbol instead
-    y.data                              a detached tensor, and an assignment to it a write in place
-    x.as_strided((n, 4), (1, 5))        strides, offsets, and views that are spelled by them
+    len(x)                              must be an int and would fix the batch size: a symbol instead
+    y.data                              a detached tensor; an assignment is a write in place
+    x.as_strided((n, 4), (1, 5))        strides, offsets, and views defined by strides
     if not x.is_contiguous(): ...
-    len(repr(x))                        a text, which shows no values while they are traced
-    self[f"expert_{i}"]                 unless they are known
+    len(repr(x))                        a text, which shows no values during the trace
+    self[f"expert_{i}"]                 unless the values are known
 
-Export does not see `.data`: what that gives has left the trace, and becomes a constant without values. And a
-trace answers for contiguous inputs, which the caller's need not be (`refusals/input_layouts.py`). What is
-read of parameters and buffers is the same at each call, and does not count.
+Export does not trace `.data`: the resulting tensor leaves the trace, and becomes a constant without values. A
+trace reports strides of contiguous inputs, while inputs of the caller may have any strides
+(`refusals/input_layouts.py`). Strides of parameters and buffers are equal at each call, and are not recorded.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from fxdp.errors import CaptureError
 from fxdp.torch_compat import FunctionalTensor, Patch, around, calling_frame, known_number
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
-"""Their code needs real ints, and is no part of a model."""
+"""Libraries with code that needs real ints and is not part of a model."""
 
 
 def symbolic_len(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Patch:
-    """Shadow the builtin `len` in all modules that may hold code of the model.
+    """Shadow the builtin `len` in all modules that may contain code of the model.
 
-    In `builtins` itself all code would pay for it, Python's own and torch's tracing most of all.
+    A patch of `builtins` would slow down all code, above all Python's own and torch's tracing.
     """
     wanted = tuple(names for names in _user_globals(module, loss_fn) if "len" not in names)
     return Patch(wanted, "len", around(_length))
 
 
 def _length(plain: Callable[[Any], int], value: Any) -> Any:
-    """A tensor's size as what it is, symbolic while it is traced."""
+    """Return a tensor's size, which may be symbolic during the trace, or `len(value)`."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else plain(value)
 
 
 def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list[dict[str, Any]]:
-    """The global names of all loaded modules that may hold code of the model."""
+    """Return the globals of all loaded modules that may contain code of the model."""
     found: dict[int, dict[str, Any]] = {}
     for name, loaded in list(sys.modules.items()):
         root = name.partition(".")[0]
         if root not in _LIBRARIES and root not in sys.stdlib_module_names:
             names = getattr(loaded, "__dict__", {})
             found[id(names)] = names
-    # a class that was made by `exec`, or in a notebook, is in no loaded module
+    # a class made by `exec`, or in a notebook, is in no loaded module
     functions = [loss_fn, *(type(child).forward for child in module.modules())]
     for function in functions:
         names = getattr(function, "__globals__", {})
@@ -62,7 +62,7 @@ def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list
 
 
 def _traced_data(plain: Any) -> property:
-    """`.data` for the user's code; torch's own, which reads it to leave the trace, has it as it is."""
+    """Replace `.data` in the user's code; code of torch, which leaves the trace by `.data`, is unaffected."""
 
     def read(self: Tensor) -> Tensor:
         if is_user_file(calling_frame().f_code.co_filename):
@@ -88,13 +88,13 @@ DATA = Patch(Tensor, "data", _traced_data)
 
 
 def _text(plain: Callable[..., str], self: Tensor, *args: Any, **kwargs: Any) -> str:
-    """A text may be printed; code that computes with it would compute with that of a traced tensor."""
+    """Return a text that may be printed; computing with the text, which shows a traced tensor, is refused."""
     made = plain(self, *args, **kwargs)
     return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
 
 
 def _formatted(plain: Callable[..., str], self: Tensor, form: str = "") -> str:
-    """The same, but of a number that is known while it is traced."""
+    """Return the formatted tensor; the text of a number known during the trace is not restricted."""
     if (known := known_number(self)) is not None:
         return format(known, form)
     made = plain(self, form)
@@ -112,18 +112,18 @@ _ASKED = (
     "__len__", "__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "count", "find", "index",
     "rfind", "rindex", "startswith", "endswith", "split", "rsplit", "splitlines", "partition", "rpartition",
 )  # fmt: skip
-"""What code asks a text by which it decides; to show one needs none of these."""
+"""Methods by which code could decide on a text; printing needs none of these."""
 _Text = type("_Text", (str,), {**dict.fromkeys(_ASKED, _refused), "__hash__": str.__hash__})
 TEXTS = (
     *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
-    Patch(Tensor, "__format__", around(_formatted)),  # between this and `__repr__` lie frames of torch
+    Patch(Tensor, "__format__", around(_formatted)),  # frames of torch are between this and `__repr__`
 )
 
 
 def value_reads(found: dict[int, ReadValue]) -> tuple[Patch, ...]:
-    """While the user's code is exported, note what it reads of tensors that no trace has made.
+    """Return patches that record which tensors from outside of the trace the user's code reads by value.
 
-    self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
+        self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
     """
 
     def read(plain: Callable[..., Any], self: Tensor, *args: Any) -> Any:
@@ -138,7 +138,7 @@ _VALUES = ("item", "tolist", "numpy", "__float__", "__int__", "__index__", "__co
 
 
 def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
-    """While the user's code is exported, note what it reads; of views only those of `inputs` themselves."""
+    """Return patches that record reads of memory layouts; for `view` only of the `inputs` themselves."""
     held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     given = {id(tensor): i for i, tensor in enumerate(inputs)}
 
@@ -146,7 +146,8 @@ def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Te
         return id(tensor) not in held
 
     def regrouped(tensor: Tensor, result: Tensor) -> bool:
-        # a view that keeps all dims (`ids.view(-1, length)`) is possible of any strides; texts add no guards
+        # a view that keeps all dims (`ids.view(-1, length)`) works with any strides; comparing texts adds no
+        # guards
         return id(tensor) in given and str(result.shape) != str(tensor.shape)
 
     def noted(owner: Any, name: str, offset: int | None, counts: Callable[..., bool]) -> Patch:
@@ -176,5 +177,8 @@ _READERS: tuple[tuple[Any, str, int | None], ...] = (
     (torch, "as_strided_copy", 3),
     (torch, "as_strided_scatter", 4),
 )
-"""By whom, under which name, and with how many arguments more than it is said where in a storage to begin: an
-answer then depends on where in its own the tensor does. None: it never does."""
+"""Functions that read memory layouts: owner, name, and position of the storage offset among the arguments.
+
+The result depends on the tensor's own storage offset if that argument is given. None: the result never
+depends on the offset.
+"""

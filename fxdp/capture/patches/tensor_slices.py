@@ -1,13 +1,14 @@
-"""Slices whose bounds are tensors, as the rows between them, and rows that a mask selects.
+"""Slices with tensors as bounds, as the rows between the bounds; and rows selected by a mask.
 
     for i, (start, end) in enumerate(zip(ends[:-1], ends[1:])):         rows = nonzero(start <= i and i < end)
         out[start:end] = x[start:end] @ weight[i]                       out[rows] = x[rows] @ weight[i]
 
     mask[i, : lengths[i]] = True            mask[i] = torch.where(torch.arange(n) < lengths[i], True, mask[i])
 
-Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused. How
-many rows these are only the data knows; of a mask's rows the code may be told (`unbacked_hints.py`). A number
-is written to all places up to a bound as to all there are, which keep what it is not to change.
+Python reads the value of a bound. As rows, a slice is not a view, so in-place writes into a slice are
+refused. The number of rows depends on data; for rows of a mask the code may get a hint (`unbacked_hints.py`).
+A number is written to all elements up to a bound by a write to all elements, in which the remaining ones keep
+their value.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from fxdp.torch_compat import known_number
 
 
 class TensorSlices(TorchFunctionMode):
-    """Active while one run of the model's code is traced.
+    """Mode for the trace of one run of the model's code.
 
-    No patch of `Tensor.__getitem__`: CPython would take tensors for sequences ever after, index by index.
+    Not a patch of `Tensor.__getitem__`: CPython would then treat tensors as sequences forever, index by
+    index.
     """
 
     def __init__(self, told: UnbackedHints) -> None:
@@ -62,11 +64,11 @@ class TensorSlices(TorchFunctionMode):
         return places.unbind(1) if apart else places
 
     def settle(self) -> None:
-        """At the end of the run.
+        """Check at the end of the run that no slice was written.
 
         Raises
         ------
-        CaptureError : something was written into a slice, of which the sliced tensor would not know.
+        CaptureError : a slice was written in place, which the sliced tensor would not see.
         """
         for made, version, location in self._taken:
             if made._version != version:
@@ -77,12 +79,15 @@ class TensorSlices(TorchFunctionMode):
                 )
 
     def _rows_of(self, of: Tensor, key: slice) -> Tensor:
-        """The rows of a slice: one tensor for the same bounds, so that a trace knows they are as many."""
+        """Return the rows of a slice as indices.
+
+        Equal bounds get the same tensor, so that a trace knows that the numbers of rows are equal.
+        """
         size = of.shape[0]
         known = id(key.start), id(key.stop), str(size)
         if known not in self._rows:
             rows = _chosen(key, size, of.device).nonzero().squeeze(1)
-            self._rows[known] = key.start, key.stop, rows  # held, or their ids would be those of others
+            self._rows[known] = key.start, key.stop, rows  # kept alive, so that ids stay unique
         return self._rows[known][2]
 
 
@@ -91,7 +96,7 @@ _NONZERO = (Tensor.nonzero, torch.nonzero)
 
 
 def selecting_mask(func: Any, args: Any) -> Tensor | None:
-    """The mask by which a function selects: `x[mask]`, `mask.nonzero()`, `torch.where(mask)`."""
+    """Return the mask by which a function selects: `x[mask]`, `mask.nonzero()`, `torch.where(mask)`."""
     if func is Tensor.__getitem__:
         return args[1] if isinstance(args[1], Tensor) and args[1].dtype == torch.bool else None
     one = len(args) == 1 and isinstance(args[0], Tensor)
@@ -99,7 +104,7 @@ def selecting_mask(func: Any, args: Any) -> Tensor | None:
 
 
 def _is_open(key: Any) -> bool:
-    """Whether a key is a slice of which the data knows a bound."""
+    """Return whether a key is a slice with a data-dependent bound."""
     if not isinstance(key, slice) or key.step not in (None, 1):
         return False
     bounds = [bound for bound in (key.start, key.stop) if isinstance(bound, Tensor)]
@@ -108,14 +113,14 @@ def _is_open(key: Any) -> bool:
 
 
 def _is_bounded(key: Any, value: Any) -> bool:
-    """Whether a write of one number goes to slices of some dims, the bounds of one of which are tensors."""
+    """Return whether one number is written to slices of some dims, of which one has tensors as bounds."""
     if not isinstance(key, tuple) or (isinstance(value, Tensor) and value.dim()):
         return False
     return all(isinstance(part, (int, torch.SymInt, slice)) for part in key) and any(map(_has_tensor, key))
 
 
 def _write_bounded(of: Tensor, key: Any, value: Any) -> None:
-    """Write a number to such slices of a tensor."""
+    """Write a number to slices of a tensor with tensors as bounds."""
     bounded = [_has_tensor(part) for part in key]
     opened = tuple(slice(None) if open_ else part for part, open_ in zip(key, bounded, strict=True))
     kept = of[opened]
@@ -133,7 +138,7 @@ def _has_tensor(part: Any) -> bool:
 
 
 def _chosen(part: slice, size: Any, device: torch.device) -> Tensor:
-    """Which places of a dim are in a slice."""
+    """Return the mask of the elements of a dim that are in a slice."""
     places = torch.arange(size, device=device)
     start, stop = _from_front(part.start, 0, size), _from_front(part.stop, size, size)
     chosen: Tensor = (places >= start) & (places < stop)
@@ -141,7 +146,10 @@ def _chosen(part: slice, size: Any, device: torch.device) -> Tensor:
 
 
 def _from_front(bound: Any, default: Any, size: Any) -> Any:
-    """A bound counted from the front; beyond the ends it selects what there is in either form."""
+    """Return a bound counted from the front.
+
+    A bound beyond the ends selects the same elements in either form.
+    """
     if bound is None:
         return default
     if not isinstance(bound, Tensor):

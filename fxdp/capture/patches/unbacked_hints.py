@@ -1,12 +1,12 @@
-"""Integers of the data that the user's Python code reads, and that the size of the batch alone decides.
+"""Unbacked hints: integers that the user's Python code reads from data but that follow from the batch size.
 
-    graphs = int(graph_of_node.max()) + 1       as many as there are samples
-    height, width = sizes[0].tolist()           images that have one size
-    kept = patches[~masked].reshape(b, -1, c)   as many rows as samples, times what is kept of each
+    graphs = int(graph_of_node.max()) + 1       the number of samples
+    height, width = sizes[0].tolist()           images of one size
+    kept = patches[~masked].reshape(b, -1, c)   rows: the number of samples times a constant
 
-A trace knows no values. Where a model cannot be captured without them, it is run at each of the batch sizes
-at which it is traced, on the caller's own samples, and the code is told what it read there: the program has
-the number as a constant, or as a formula in the size of the batch. Each step makes sure that it is right.
+A trace knows no values. If capture fails without the integers, the model runs eagerly on the caller's own
+samples, at each of the batch sizes of the traces, and the traced code gets the integers of these runs. The
+program has each integer as a constant, or as a formula in the batch size. Each step verifies the integers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from fxdp.capture.joint.fit import fit_int
 from fxdp.ir.metadata import Location
 
 Place: TypeAlias = "tuple[str, int]"
-"""A file, a line."""
+"""A file, and a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintedNumber:
-    """What one read of integers gave: a number, or lists of them."""
+    """Result of one read of integers: a number, or lists of numbers."""
 
     place: Place
     value: Any
 
 
 def decided_by_size(runs: Mapping[int, Sequence[HintedNumber]]) -> dict[int, tuple[HintedNumber, ...]]:
-    """What runs of these batch sizes read, where the size alone can have decided it.
+    """Return the reads in runs with these batch sizes that only depend on the batch size.
 
-    A place that a run passes n times reads n numbers that have formulas, or at every size the same number; or
-    lists, of as many numbers, or at every size of the same number for each sample.
+    A line that a run passes n times is kept if the n numbers have formulas, or if all are one number at every
+    size. A line that reads lists is kept if lengths are equal, or if lists hold one number for each sample at
+    every size.
     """
     places = dict.fromkeys(read.place for reads in runs.values() for read in reads)
     kept = {place for place in places if _is_decided(runs, place)}
@@ -65,7 +66,7 @@ def _are_equal(values: Sequence[Any]) -> bool:
 
 
 class UnbackedHints:
-    """Tells the code of one trace what a run read, in the same order at each place."""
+    """Hints for the code of one trace: the results of reads in a run, in order for each line."""
 
     def __init__(self, reads: Sequence[HintedNumber] = ()) -> None:
         self._left: dict[Place, deque[Any]] = {}
@@ -74,7 +75,7 @@ class UnbackedHints:
         self._right: dict[Location, list[Tensor]] = {}
 
     def value(self, tensor: Tensor, location: Location) -> Any:
-        """The value of a tensor that is read at a line; None where no run has read one."""
+        """Return the value of a tensor that is read at a line; None if no run has read a value there."""
         left = self._left.get((location.file, location.line))
         if not left:
             return None
@@ -86,13 +87,13 @@ class UnbackedHints:
         return value
 
     def selected(self, mask: Tensor, location: Location) -> Tensor | None:
-        """Where a mask is true, so many places as a run has found; None where none has selected by one."""
+        """Return the positions at which a mask is true, as many as in a run; None without a run's count."""
         if (location.file, location.line) not in self._left:
             return None
         count = self.value((mask != 0).sum(), location)
         return None if count is None else torch.nonzero_static(mask, size=count)
 
     def checks(self) -> Iterator[tuple[Location, Tensor]]:
-        """Of each line that was told something, whether all of that is right."""
+        """Yield each line that got hints, with a tensor that is true if all hints are correct."""
         for location, right in self._right.items():
             yield location, right[0] if len(right) == 1 else torch.stack(right).all()

@@ -1,10 +1,10 @@
-"""Where code decides on numbers that it changes itself, and what it computes if it decides otherwise.
+"""Find decisions of the code on numbers that the code changes, and compute with one decision inverted.
 
     self.step += 1
-    if self.step > self.warm_up: ...        two calls after each other decide alike, and later ones do not
+    if self.step > self.warm_up: ...        equal decisions in two consecutive calls, a different one later
 
-For a run of the model such numbers are replaced by others, which note each line that decides on them. At one
-of these lines the first decision can be turned round.
+For a run of the model such numbers are replaced by recording ones, which note each line that decides on a
+number. At one of these lines the first decision can be inverted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Line: TypeAlias = "tuple[str, int]"
 
 
 class Decisions:
-    """The lines that decided; at the one to be `turned` the first decision is another."""
+    """The lines at which the code decided; at the line `turned` the first decision is inverted."""
 
     def __init__(self, turned: Line | None = None) -> None:
         self._turned = turned
         self.lines: dict[Line, None] = {}
 
     def watched(self, value: Any) -> Any:
-        """A number that notes where it is decided on; of a list or dict the numbers in it, in place."""
+        """Return a recording number for a number; in a list or dict, replace the numbers in place."""
         if type(value) in _WATCHED:
             number = _WATCHED[type(value)](value)
             number.decisions = self
@@ -40,8 +40,8 @@ class Decisions:
         return value
 
     def decide(self, answer: Any) -> Any:
-        """What a comparison says."""
-        if not isinstance(answer, bool):  # of a tensor
+        """Record the calling line and return the result of a comparison, inverted if the line is `turned`."""
+        if not isinstance(answer, bool):  # a comparison with a tensor
             return answer
         frame = sys._getframe(2)
         line = frame.f_code.co_filename, frame.f_lineno
@@ -51,7 +51,7 @@ class Decisions:
 
 
 def location_of(line: Line) -> Location:
-    """The line with what it says."""
+    """Return the location of a line, with the source text."""
     return Location(*line, linecache.getline(*line).strip())
 
 

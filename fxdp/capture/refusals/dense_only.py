@@ -1,11 +1,12 @@
-"""Tensors that are not dense: sparse, nested, quantized. They have no dims that ranks could divide.
+"""Refuse tensors that are not dense (sparse, nested, quantized): ranks cannot divide their dims.
 
     s = torch.sparse_coo_tensor(indices, values, size).coalesce()
-    if s._nnz() == 0:               a trace has no values, and so none of `s` either: the code goes this way
+    if s._nnz() == 0:               a trace has no values, so `s` seems empty, and the code takes this branch
         return torch.zeros_like(x)
 
-They are refused where the model's code makes or meets them, not where they stand in its graph: what the code
-decided by them is in no graph. Only gradients (`nn.Embedding(sparse=True)`) are made after it.
+The refusal is at the line of the model's code that makes or uses the tensor, not at a node of the graph,
+because decisions of the code are in no graph. Only gradients (`nn.Embedding(sparse=True)`) are made after the
+code ran.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fxdp.ir.metadata import Location
 from fxdp.torch_compat import unheard
 
 _MAKERS = ("to_sparse", "sparse_", "to_mkldnn", "_nested_", "quantize_per_")
-"""How the names of functions begin that are not called at all: traced, `to_sparse_csr` ends the process."""
+"""Prefixes of functions that are refused without a call: traced, `to_sparse_csr` ends the process."""
 
 _REMEDIES = {
     "nested": "Pad the samples to one size (torch.nn.utils.rnn.pad_sequence) and compute with a mask",
@@ -34,13 +35,13 @@ _REMEDIES = {
         "product with x by torch.zeros(...).index_add(0, rows, values[:, None] * x[columns]) or scatter_add"
     ),
 }
-"""By what stands in the name of the kind."""
+"""Remedies, by a part of the kind's name."""
 
 
 class DenseOnly(TorchFunctionMode):
-    """Refuses what the model's code makes, or has in an attribute, that is not dense.
+    """Mode that refuses tensors that are not dense, made by the model's code or held in an attribute.
 
-    A mode and no patches: many functions make such tensors, and some by their arguments only.
+    A mode instead of patches: many functions make such tensors, and some only for certain arguments.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,8 +58,8 @@ class DenseOnly(TorchFunctionMode):
 
 
 def kind_of(value: Tensor) -> str:
-    """What a tensor is other than dense; empty if it is dense."""
-    with unheard():  # the modes of a trace would go through each question
+    """Return the layout of a tensor that is not dense; empty if the tensor is dense."""
+    with unheard():  # without passing through the modes of a trace
         if value.is_nested:
             return "nested"
         if value.layout is not torch.strided:
@@ -67,7 +68,7 @@ def kind_of(value: Tensor) -> str:
 
 
 def check_dense(node: fx.Node, location: Location) -> None:
-    """Refuse a value of a joint graph that is not dense.
+    """Raise if a value of a joint graph is not dense.
 
     Raises
     ------
@@ -85,6 +86,6 @@ def _refusal(done: str, kind: str) -> CaptureError:
 
 
 def why_dense(kind: str) -> str:
-    """Why a tensor of this kind is refused, and what to compute instead."""
+    """Return the reason why a tensor of this kind is refused, with the remedy."""
     remedy = next((text for word, text in _REMEDIES.items() if word in kind), _REMEDIES["sparse"])
     return f"only dense tensors can be divided among ranks. {remedy}"

@@ -1,6 +1,6 @@
-"""What stopped a capture, in the user's words: the line, what was got, and what to do.
+"""Errors for failed captures in the user's terms: the line, the cause, and the remedy.
 
-Two kinds of it: errors of torch's tracing, and what a joint graph may hold that no program of fxdp can run.
+Causes are errors of torch's tracing, and content of a joint graph that no program of fxdp can run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CONVERTED = "_apply(): Couldn't swap "
 _WRITTEN = "needed for gradient computation has been modified by an inplace operation"
 _OF_TORCH = re.compile(r"<class '|object at 0x|Sym(Float|Int)|tensor subclasses|L\['")
 _OF_READS = re.compile(r"not supported for tensor subclasses|SymFloat|SymInt")
-"""What torch says where code does with a value that it has read what it cannot trace."""
+"""Torch's messages for an operation on a value read from data that cannot be traced."""
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -78,14 +78,14 @@ _REMEDY_BATCH = (
 
 @dataclass(frozen=True)
 class OnlyAt:
-    """A batch size at which the model runs, with `rows` samples less, too, though not with one less."""
+    """A batch size at which the model runs, as with `rows` samples less, but not with one sample less."""
 
     given: int
     rows: int | None
 
     @property
     def remedy(self) -> str:
-        """What to do, in words."""
+        """Return the remedy as text."""
         if self.rows is not None:
             return (
                 f"It runs at multiples of {self.rows}: if so many rows belong together, say so with "
@@ -98,7 +98,7 @@ class OnlyAt:
 
 
 def is_data_dependent(error: BaseException) -> bool:
-    """Whether the user's code asked for the value of a tensor."""
+    """Return whether the error is caused by user code that reads the value of a tensor."""
     return any(
         isinstance(link, _DATA_DEPENDENT) or any(mark in str(link)[:400] for mark in _MARKS)
         for link in chain(error)
@@ -108,16 +108,16 @@ def is_data_dependent(error: BaseException) -> bool:
 def capture_error(
     error: BaseException, mismatch: str = "", reads: Sequence[Read] = (), only_at: OnlyAt | None = None
 ) -> CaptureError:
-    """The error to raise: where it happened, what torch said in one line, and the remedy.
+    """Return the error to raise, with the location, torch's message in one line, and the remedy.
 
-    `reads`: all places that read values of tensors; `only_at`: at which batch sizes the model runs, if not at
-    all.
+    `reads`: all locations that read values of tensors; `only_at`: a batch size at which the model runs, if it
+    does not run at all sizes.
     """
     if (mismatch_of_torch := torch_compat.torch_mismatch(error)) is not None:
         return mismatch_of_torch
     location = location_of_exception(error)
     if is_data_dependent(error) or (reads and _OF_READS.search(_first_line(error))):
-        if not location.file and reads:  # torch asks only later for what depends on a value that was read
+        if not location.file and reads:  # torch evaluates the read value later than the code
             location = reads[0].location
         remedy = _data_remedy(error, location, reads)
         return CaptureError(
@@ -153,7 +153,7 @@ def capture_error(
 
 
 def eager_error(error: BaseException) -> CaptureError:
-    """The error to raise for a model that does not run on these inputs, captured or not."""
+    """Return the error to raise for a model that also fails eagerly on these inputs."""
     return CaptureError(
         f"{location_of_exception(error).where}: the model itself fails on these inputs: "
         f"{type(error).__name__}: "
@@ -178,7 +178,7 @@ def _data_remedy(error: BaseException, location: Location, reads: Sequence[Read]
 
 
 def _is_packed(error: BaseException) -> bool:
-    """Whether a packed sequence was at hand where it happened, or was being made."""
+    """Return whether a packed sequence was in use, or being made, where the error occurred."""
     frames = [frame for link in chain(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
     return any(
         frame.f_code.co_filename.endswith("torch/nn/utils/rnn.py")
@@ -188,19 +188,19 @@ def _is_packed(error: BaseException) -> bool:
 
 
 def _is_nested(error: BaseException) -> bool:
-    """Whether torch's functions of nested tensors were called: some refuse a trace before they make one."""
+    """Return whether functions of torch.nested were called; some fail in a trace before making a tensor."""
     frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
     return any(frame.filename.endswith("torch/nested/__init__.py") for frame in frames)
 
 
 def _is_loop_over_rows(error: BaseException) -> bool:
-    """Whether the value that was asked for is how often a loop over a tensor runs."""
+    """Return whether the value that was read is the number of iterations of a loop over a tensor."""
     frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
     return any(frame.name == "__iter__" and frame.filename.endswith("torch/_tensor.py") for frame in frames)
 
 
 def _torch_says(error: BaseException) -> str:
-    """What torch says of it, unless that names its own parts only: its user has none of these."""
+    """Return torch's message, unless it names torch's internals, of which the user has none."""
     said = _first_line(error)
     return "" if _OF_TORCH.search(said) else f"\ntorch: {said}"
 

@@ -1,7 +1,7 @@
-"""All lines of a model that no graph can hold, found by running it once more as it is.
+"""Eager probe: find all lines of a model that no graph can hold, by running the model once eagerly.
 
-A trace stops at the first such line. A model that cannot be captured is therefore run on the caller's
-inputs with an ear on every read of a tensor's value, so that one error names all of them.
+A trace stops at the first such line. So a model that cannot be captured is run on the caller's inputs, while
+all reads of tensor values are recorded, and one error can name all lines.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _READS: dict[Any, str] = {
 }
 _DRAWS = frozenset({torch.rand, torch.randn, torch.randint})
 _DRAWN = "a random number"
-"""Stands among the names of buffers for what these draw."""
+"""Pseudo name for random numbers, beside the names of buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One place that reads a tensor's value into Python: how, the tensor, and the line."""
+    """One location that reads a tensor's value into Python: how, the tensor, and the line."""
 
     how: str
     tensor: str
     location: Location
     drawn: bool = False
-    """Whether the value is a random number, whatever the inputs are."""
+    """True if the value is a random number, independent of the inputs."""
 
     def __str__(self) -> str:
         return f"{self.how} of {self.tensor} at {self.location}"
@@ -57,16 +57,16 @@ class Read:
 
 @dataclass
 class _Listener(TorchFunctionMode):
-    """Notes every read while a module runs."""
+    """Mode that records every read while a module runs."""
 
     path: list[str]
     sources: dict[int, tuple[Tensor, frozenset[str]]]
-    """Buffers, random numbers, and what is computed of them alone, by identity: the tensor, their names."""
+    """Buffers, random numbers, and values computed from only these, by `id`: tensor and source names."""
     found: dict[Read, None] = field(default_factory=dict)
     numbers: list[HintedNumber] = field(default_factory=list)
-    """The integers that were read, but those that were drawn."""
+    """The integers that were read, except random ones."""
     read: set[str] = field(default_factory=set)
-    """The buffers whose values were read, or what was computed of them alone."""
+    """Names of the buffers that were read by value, also through values computed from buffers alone."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _Listener(TorchFunctionMode):
             self.found[Read(how, what, where, _DRAWN in of)] = None
             self.read |= of
             place = (where.file, where.line) if _is_integer(args[0]) and _DRAWN not in of else None
-        # a size that is a tensor (`x.expand(n, 4)`) torch reads in C++, which nobody hears
+        # torch reads a size that is a tensor (`x.expand(n, 4)`) in C++, which no mode records
         for arg in args[1:]:
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()
@@ -96,7 +96,7 @@ class _Listener(TorchFunctionMode):
         return result
 
     def _sources(self, values: Any) -> frozenset[str] | None:
-        """The buffers (and draws) of which these values are computed; None if of anything else, too."""
+        """Return the sources from which values are computed; None if any operand has an unknown source."""
         found: set[str] = set()
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, Tensor):
@@ -108,18 +108,18 @@ class _Listener(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class EagerProbe:
-    """What one run showed: the reads, each place once, and whether the model came to its end."""
+    """Result of one run: each location that reads a value, once, and whether the model ran to the end."""
 
     reads: tuple[Read, ...]
     runs: bool
     error: Exception | None = None
-    """What the model raised by itself."""
+    """The exception that the model raised."""
     read: frozenset[str] = frozenset()
-    """The buffers of whose values, and nothing else, some reads were."""
+    """Names of the buffers that were read by value, alone or through values computed from buffers alone."""
     written: frozenset[str] = frozenset()
-    """The buffers that it wrote or assigned."""
+    """Names of the buffers that the model wrote or assigned."""
     numbers: tuple[HintedNumber, ...] = ()
-    """The integers that it read, one after another."""
+    """The integers that the model read, in order."""
 
 
 def eager_probe(
@@ -129,9 +129,9 @@ def eager_probe(
     tensors: Sequence[Tensor] | None = None,
     precision: MixedPrecision | None = None,
 ) -> EagerProbe:
-    """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
+    """Run a copy of the module on copies of the inputs (or of `tensors` instead), as far as possible."""
     path: list[str] = []
-    differentiates = torch.is_grad_enabled()  # it may take gradients itself
+    differentiates = torch.is_grad_enabled()  # the model may compute gradients itself
     try:
         with aside(), torch_compat.as_if_exporting():
             twin = copy_of(module)
@@ -147,7 +147,7 @@ def eager_probe(
             except Exception as error:
                 raised = error
             after = _states(twin)
-    except Exception:  # no copy to run
+    except Exception:  # the model cannot be copied
         return EagerProbe((), runs=False)
     written = frozenset(name for name, state in before.items() if not _same(state, after.get(name)))
     return EagerProbe(
@@ -164,7 +164,7 @@ _State: TypeAlias = "tuple[Tensor, int, Tensor]"
 
 
 def _states(module: nn.Module) -> dict[str, _State]:
-    """Each buffer, how often it was written, and its values: BatchNorm writes without being counted."""
+    """Return each buffer with version and a copy of the values: BatchNorm writes without a new version."""
     return {name: (b, b._version, b.clone()) for name, b in module.named_buffers()}
 
 
@@ -175,7 +175,7 @@ def _same(before: _State, after: _State | None) -> bool:
 
 
 def _name_modules(module: nn.Module, path: list[str]) -> None:
-    """Let `path` end in the name of the module that runs."""
+    """Keep the name of the running module at the end of `path`, by hooks."""
 
     def leave(*_: Any) -> None:
         path.pop()

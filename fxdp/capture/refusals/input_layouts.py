@@ -1,11 +1,12 @@
-"""Inputs that lie in memory other than a program has them, where it counts how they lie.
+"""Refuse inputs with strides that differ from the program's, if strides matter.
 
-A program has its inputs contiguous, wherever the caller's lie. Most models do not notice. Two things would:
+A program has contiguous inputs, whatever the strides of the caller's. Most models do not notice. Two things
+depend on strides:
 
-    x.stride(0), x.as_strided(...)       the model's code reads how its tensors lie (`Captured.layout_reads`)
-    dropout with rng="single-device"     eager lays random numbers down as the memory of their operand lies
+    x.stride(0), x.as_strided(...)       the model's code reads strides or offsets (`Captured.layout_reads`)
+    dropout with rng="single-device"     eager code assigns random numbers in the memory order of the operand
 
-Such calls are refused with the line and the copy that is to be passed.
+Calls that depend on strides are refused, with the line and with the copy that the caller should pass.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from fxdp.ir.metadata import meta
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor lies in memory as a new one of its sizes does; one without elements does."""
-    # Dims of size 1 count too: [n, 1, h, w] in channels_last is contiguous for torch, but its convolution
-    # lies in channels_last. A stride of 0 there (NumPy's `a[:, None]`) leads to nothing of the kind.
+    """Return whether a tensor has the strides of a new tensor of its sizes; True for an empty tensor."""
+    # Dims of size 1 count too: [n, 1, h, w] in channels_last is contiguous for torch, but a convolution of
+    # this tensor returns channels_last. A stride of 0 in such a dim (NumPy's `a[:, None]`) has no such
+    # effect.
     strides = [stride for stride in tensor.stride() if stride]
     return not tensor.numel() or (tensor.is_contiguous() and strides == sorted(strides, reverse=True))
 
 
 def copies_in_order(inputs: Inputs) -> dict[str, str]:
-    """By the path of each input that does not lie in order, the expression that makes it so."""
+    """Return for each input that is not contiguous, by path, the expression that makes a contiguous copy."""
     strided = [pair for pair in zip(inputs.paths, inputs.tensors, strict=True) if not is_contiguous(pair[1])]
     return {path: _copy(path, tensor) for path, tensor in strided}
 
 
 def misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of which inputs the model's code may read other strides or offsets than in its program."""
+    """Return the indices of inputs whose strides or offsets may differ from those that the code read."""
     if not found.layout_reads:
         return ()
     starts, inputs = any(r.offset for r in found.layout_reads), {r.of for r in found.layout_reads}
@@ -49,13 +51,13 @@ def misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) -> None:
-    """Refuse inputs that lie other than the program has them, where that counts.
+    """Raise if inputs have strides that differ from the program's, and strides matter.
 
-    `full_batch_draws` says whether random numbers are to be one device's.
+    `full_batch_draws`: random numbers are those of one device.
 
     Raises
     ------
-    InputError : names a line where it counts, the inputs, and the copies to pass.
+    InputError : names a line that depends on strides, the inputs, and the copies to pass.
     """
     wrong = misread(found, inputs.tensors)
     if wrong:
@@ -65,7 +67,7 @@ def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) ->
 
 
 def strided_draws(found: Captured, copies: dict[str, str], shown: str) -> InputError:
-    """The error of a call that draws one device's numbers for inputs that do not lie in order."""
+    """Return the error for random numbers of one device with inputs that are not contiguous."""
     location = next(meta(node).location for node in found.gm.graph.nodes if node_draws(node))
     return InputError(
         f'{location}: rng="single-device" draws for contiguous inputs, as one device lays its numbers down '
@@ -91,7 +93,7 @@ def _misread_error(found: Captured, inputs: Inputs, wrong: Sequence[int]) -> Inp
 
 
 def _copy(path: str, tensor: Tensor) -> str:
-    # what is contiguous but for the strides of dims of size 1, `contiguous()` returns as it is
+    # `contiguous()` returns a tensor unchanged that is contiguous except for strides of dims of size 1
     return (
         f"{path}.clone(memory_format=torch.contiguous_format)"
         if tensor.is_contiguous()

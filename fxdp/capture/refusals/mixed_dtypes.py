@@ -1,6 +1,6 @@
-"""Products of values of two dtypes, as of inputs in float64 and weights in float32: eager refuses them.
+"""Refuse products of values of two dtypes, as of float64 inputs and float32 weights, like eager code.
 
-A trace does not run kernels, so it would be found at the first step, in the midst of the program.
+A trace runs no kernels, so the error would only occur at the first step, in the middle of the program.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PRODUCTS = frozenset(
 
 
 def check_dtypes(graph: fx.Graph) -> None:
-    """Refuse a graph whose forward multiplies values of several dtypes.
+    """Raise if a graph's forward multiplies values of several dtypes.
 
     Raises
     ------
-    InputError : with the lines, the dtypes there, and those of the inputs.
+    InputError : with the lines, the dtypes of operands, and the dtypes of the inputs.
     """
     found = [node for node in graph.nodes if node.target in _PRODUCTS and not meta(node).backward]
     mixed = {node: dtypes for node in found if len(dtypes := _dtypes(node)) > 1}

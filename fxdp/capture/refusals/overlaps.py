@@ -1,8 +1,8 @@
-"""Writes into views that have one element several times: what is left depends on the order of the writes.
+"""Refuse writes into views with repeated elements: the result depends on the order of the writes.
 
     h.as_strided((n, 3, 2), (4, 1, 1)).mul_(2)      eager doubles elements once or twice, a trace once
 
-torch refuses such writes where a view says by itself that it overlaps (expand, unfold), but not by strides.
+Torch refuses writes into views made by `expand` or `unfold`, but not into views made by strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxdp.torch_compat import aten
 
 
 def check_overlap(node: fx.Node, location: Location) -> None:
-    """Refuse a write into a view by strides that overlaps itself.
+    """Raise if a node writes into a view by strides that overlaps itself.
 
     Raises
     ------
@@ -38,7 +38,10 @@ def check_overlap(node: fx.Node, location: Location) -> None:
 
 
 def overlaps(sizes: list[int], strides: list[int]) -> bool:
-    """Whether two indices may lead to one element, each dim being as long as all smaller ones together."""
+    """Return whether two indices may lead to one element.
+
+    A dim does not overlap if the stride exceeds the span of all dims with smaller strides.
+    """
     reached = 0
     for stride, size in sorted(zip(strides, sizes, strict=True)):
         if size > 1 and stride <= reached:
@@ -48,6 +51,6 @@ def overlaps(sizes: list[int], strides: list[int]) -> bool:
 
 
 def _hint(size: Any) -> int:
-    """A size as it was in the example."""
+    """Return the example's value of a size."""
     value = size.meta["val"] if isinstance(size, fx.Node) else size
     return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)

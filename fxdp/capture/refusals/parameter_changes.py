@@ -1,4 +1,4 @@
-"""What a forward may not do to the model's parameters, as a graph would not do it at each step.
+"""Refuse changes to parameters in a forward that a graph would not repeat at each step.
 
     for p in self.critic.parameters():
         p.requires_grad_(False)             no op of any graph: the critic would get this part's gradient, too
@@ -7,7 +7,7 @@
     if self.places is None:
         self.places = nn.Parameter(...)     no parameter of the program, which would make it anew at each step
 
-They are refused where the code does it, and only where it changes something.
+The refusal is at the line of the change, and only if the statement changes anything.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fxdp.torch_compat import Patch, around
 
 
 def unchanged_parameters(module: nn.Module) -> tuple[Patch, ...]:
-    """While the code of a model runs, what would freeze, thaw, hook or make one of its parameters raises.
+    """Return patches that refuse to freeze, thaw, hook or create parameters while the model's code runs.
 
-    What is called raises a `CaptureError` with its line.
+    The patched functions raise a `CaptureError` with the line.
     """
     return (
         Patch(Tensor, "requires_grad_", around(partial(_requires_grad, module))),
@@ -39,11 +39,11 @@ def unchanged_parameters(module: nn.Module) -> tuple[Patch, ...]:
 
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _SETTERS = ("__setattr__", "register_parameter", "add_module")
-"""What an assignment to an attribute calls, and what code calls by itself."""
+"""Methods called by assignment to an attribute, and methods that code calls directly."""
 
 
 def _name_of(module: nn.Module, x: Tensor) -> str | None:
-    """The name of a parameter; None of another tensor."""
+    """Return the name of a parameter; None if the tensor is not a parameter of the module."""
     return next((name for name, own in module.named_parameters() if own is x), None)
 
 
@@ -55,7 +55,7 @@ def _requires_grad(
 
 
 def _assigned(module: nn.Module, plain: Any) -> property:
-    """The same as an assignment: `x.requires_grad = False`."""
+    """Check the assignment `x.requires_grad = False` as well."""
 
     def write(self: Tensor, value: bool) -> None:
         _check_kept(module, self, value)

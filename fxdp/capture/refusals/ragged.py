@@ -1,10 +1,10 @@
-"""Bags of several lengths, laid end to end, with the offsets at which they begin.
+"""Refuse bags of varying lengths in one flat tensor, with offsets at which the bags begin.
 
     F.embedding_bag(x, table, offsets)
     rank 0: x = [7, 3, 9], offsets = [0, 2]      the batch: x = [7, 3, 9, 4, 8]
     rank 1: x = [4, 8],    offsets = [0, 1]                 offsets = [0, 2, 0, 1], expected [0, 2, 3, 4]
 
-Each rank counts from its own beginning, so offsets of several ranks side by side are offsets of nothing.
+Each rank counts from the start of its own flat tensor, so concatenated offsets of several ranks are wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MOVES = frozenset(
         aten.view.default,
     }
 )
-"""Through these a value is still what the caller passed; what is computed of lengths is the batch's."""
+"""Ops that pass on the caller's values; offsets that ops compute from lengths are global and correct."""
 
 
 def check_bags(graph: fx.Graph, origin: Origin) -> None:
-    """Refuse offsets that several ranks pass, each for its own bags; or that are cut into micro-batches.
+    """Raise if offsets are sharded over ranks, or split into micro-batches.
 
     Raises
     ------
@@ -66,6 +66,6 @@ def _source(value: Any) -> fx.Node:
 
 
 def _is_divided(node: fx.Node) -> bool:
-    """Whether the ranks hold parts of a value."""
+    """Return whether each rank holds only a part of a value."""
     type_ = meta(node).type
     return isinstance(type_, TensorType) and any(map(mentions_batch, type_.shape))

@@ -1,7 +1,8 @@
-"""Python attributes that a model's forward changes: a graph cannot, so they must not matter.
+"""Refuse Python attributes that a model's forward changes, if the changes affect results.
 
-`self.last = attention` only shows a value; what is computed from it outside of the model is not seen here.
-`self.steps += 1`, or a hidden state kept for the next call, would stay as the first call found it.
+A graph cannot change attributes. `self.last = attention` only exposes a value; computations with the value
+outside of the model are not checked here. `self.steps += 1`, or a hidden state kept for the next call, would
+keep the value of the first call.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 _log = logging.getLogger("fxdp")
 
 _MOST_LINES = 16
-"""The lines that decide on what changes of which the other way is tried."""
+"""Largest number of deciding lines for which the inverted decision is tried."""
 _CLOSE = 1e-6
-"""Two calls that differ by less only round differently."""
+"""Relative tolerance: results of two calls that differ by less count as rounding differences."""
 
 
 def check_memory(
@@ -40,11 +41,11 @@ def check_memory(
     outside: ExternalState,
     run: Callable[[nn.Module], Any],
 ) -> None:
-    """Refuse a model of which later calls give other results than its first because of what `changed`.
+    """Raise if later calls of a model give results that differ from the first because of `changed`.
 
     Raises
     ------
-    CaptureError : they do; all that changed is named, with the lines.
+    CaptureError : results differ; all changed attributes and places are named, with the lines.
     """
     if not changed and not outside.changed:
         return
@@ -67,7 +68,7 @@ def check_memory(
 
 
 class _Twin:
-    """A copy of a model, to be called several times with all the same tensors."""
+    """A copy of a model, to be called several times with the same tensors."""
 
     def __init__(
         self,
@@ -78,13 +79,13 @@ class _Twin:
     ) -> None:
         self._module, self._changed, self._outside, self._run = module, changed, outside, run
         self._places = list(outside.changed.values())
-        self._other = {f"{one.path}.{one.key}".lstrip(".") for one in changed}  # maybe other parameters
+        self._other = {f"{one.path}.{one.key}".lstrip(".") for one in changed}  # these may be new parameters
         placeholders = {id(p): _drawn_like(p) for p in module.parameters() if is_placeholder_parameter(p)}
         self._twin = copy_of(module, placeholders)
         self._trains = torch.is_grad_enabled() and not placeholders
 
     def remembers(self) -> str:
-        """How later calls differ from the first; nothing where they do not, or cannot be known."""
+        """Return how later calls differ from the first; empty if equal, or if a call fails."""
         with self._as_before():
             first = self._results()
             if first is None:
@@ -101,7 +102,7 @@ class _Twin:
             return ""
         for line in list(found.lines)[:_MOST_LINES]:
             other = self._results_with(Decisions(line))
-            if other is not None and not _all_same(before, other):  # None: the other way is an error
+            if other is not None and not _all_same(before, other):  # None: the inverted branch fails
                 return f"it gives other results the other way at {location_of(line)}"
         return ""
 
@@ -121,7 +122,7 @@ class _Twin:
             return self._results()
 
     def _results(self) -> list[Any] | None:
-        """Outputs, gradients and buffers of a call with the model's tensors; None where it is an error."""
+        """Return outputs, gradients and buffers of a call with the model's tensors; None if it fails."""
         with torch.no_grad():
             for name, parameter in self._module.named_parameters():
                 if not is_placeholder_parameter(parameter) and name not in self._other:
@@ -134,7 +135,7 @@ class _Twin:
                 reseed(0)
                 leaves = pytree.tree_leaves(self._run(self._twin))
                 found = [*leaves, *self._gradients(leaves)]
-        except Exception:  # whatever the user's code raises; capture reports what it finds itself
+        except Exception:  # any exception of the user's code; capture reports errors of its own
             return None
         return [x.detach() if isinstance(x, Tensor) else x for x in found] + [
             buffer.detach().clone() for buffer in self._twin.buffers()
@@ -159,29 +160,30 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
-    finite = b[b.isfinite()]  # the mean of an empty local batch is not
+    finite = b[b.isfinite()]  # the mean of an empty local batch is nan
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(a, b, _CLOSE, _CLOSE * largest, equal_nan=True)
 
 
 def _drawn_like(parameter: nn.Parameter) -> nn.Parameter:
-    """Values for a stand-in, which has none, in no more memory than a row takes: all rows are the same."""
+    """Return random values for a placeholder parameter; all rows share the memory of one row."""
     generator = torch.Generator().manual_seed(0)
     row = torch.rand(parameter.shape[1:], generator=generator).to(parameter) + 0.5
     return nn.Parameter(row.expand(parameter.shape), parameter.requires_grad)
 
 
 def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.Module:
-    """A deep copy; tensors that were computed from parameters and left in attributes are copied as values.
+    """Return a deep copy of a module, with computed tensors in attributes copied as values.
 
-    What is `replaced`, by id, has another value in it.
+    `replaced` maps the `id` of objects to the objects that take their place in the copy.
 
-    `copy.deepcopy` refuses such tensors: the `weight` that `torch.nn.utils.weight_norm` computes anew before
-    each forward, or what a forward kept, in lists and dicts, too.
+    `copy.deepcopy` refuses tensors computed from parameters, as the `weight` that
+    `torch.nn.utils.weight_norm` computes before each forward, or values that a forward kept, also in lists
+    and dicts.
 
     Raises
     ------
-    CaptureError : something else that the module holds cannot be copied; with its attribute.
+    CaptureError : the module holds a different object that cannot be copied; names the attribute.
     """
     computed = {
         id(value): value.detach().clone()
@@ -200,7 +202,7 @@ def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.
 
 
 def _uncopied(module: nn.Module, kept: Mapping[int, Any]) -> str:
-    """The first attribute that cannot be copied by itself."""
+    """Return the first attribute that cannot be copied, as text."""
     for path, child in module.named_modules():
         for key in own_attributes(child):
             try:
@@ -212,7 +214,7 @@ def _uncopied(module: nn.Module, kept: Mapping[int, Any]) -> str:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Around the run of a copy: random numbers, the autograd tape and skips stay as if nothing had run."""
+    """Run a copy inside the block without effects on random numbers, the autograd tape and skips."""
     with kept_random_state(), torch.no_grad(), use_skip_tracker(SkipTracker()):
         yield
 
@@ -224,28 +226,28 @@ class ChangedAttribute:
     path: str
     key: str
     kind: str
-    """The class of the module."""
+    """Name of the module's class."""
 
     def __str__(self) -> str:
         return f"{self.key} of {self.path or 'the model'} ({self.kind})"
 
 
 class Attributes:
-    """The Python attributes of all modules, beside values of parameters and buffers, at one moment.
+    """Snapshot of the Python attributes of all modules, except values of parameters and buffers.
 
-    A buffer that is registered or made in a forward is none yet: it counts as an attribute. So does a
-    parameter, and one in the place of another.
+    A buffer that is registered or created in a forward counts as an attribute. So does a new parameter, and a
+    parameter that replaces a previous one.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._found = {name: keep_all(_own(child)) for name, child in module.named_modules()}
-        # by their dict: a trace wraps a module of two names anew at each look, over the one dict
+        # by the dict's id: a trace wraps a module with two names anew at each access, around the same dict
         registries = [child._parameters for child in module.modules()]
         self._parameters = {id(registry): dict(registry) for registry in registries}
 
     def changed(self) -> tuple[ChangedAttribute, ...]:
-        """The attributes that are no longer what they were."""
+        """Return the attributes that have changed since the snapshot."""
         return tuple(
             ChangedAttribute(path, key, type(child).__name__)
             for path, child in self._module.named_modules()
@@ -265,7 +267,10 @@ _NEW = ValueSnapshot(ABSENT)
 
 
 def own_attributes(module: nn.Module) -> list[str]:
-    """The user's attributes: not torch's, nor what is made of a parameter before each forward."""
+    """Return the user's attributes.
+
+    Excluded are torch's, and values that are made of a parameter before each forward.
+    """
     parameters = {name.rpartition("_")[0] for name in module._parameters}
     return [name for name in vars(module) if name not in _TORCHS and name not in parameters]
 
@@ -276,4 +281,4 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 _TORCHS = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-"""The last two are lists that `nn.LSTM` and its kin make of their parameters, anew where these changed."""
+"""The last two are lists that `nn.LSTM` and related modules rebuild from parameters when these change."""

@@ -1,7 +1,8 @@
-"""Memory that is read before anything was written into it: `torch.empty(3) * x`.
+"""Refuse reads of uninitialized memory: `torch.empty(3) * x`.
 
-What stands there is chance, another on each rank and at each call, so nothing can be equal. Where it is only
-shape (`torch.empty(3).normal_()`), or is overwritten in parts, it is as good as any tensor.
+Uninitialized values differ between ranks and calls, so results cannot be equal to one device's. An
+uninitialized tensor is allowed if only the shape is read (`torch.empty(3).normal_()`), or if all parts are
+overwritten.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _CHOOSES = frozenset(
         aten.fill.Tensor,
     }
 )  # fmt: skip
-"""Pointwise, and yet it may be that nothing is read of an operand."""
+"""Pointwise ops that may ignore the values of an operand."""
 _READS = frozenset({aten.mm.default, aten.bmm.default, aten.sum.default, aten.sum.dim_IntList})
-"""Not pointwise, and reads all of its operands."""
+"""Ops that are not pointwise, and read all operands."""
 
 
 def check_unwritten(graph: fx.Graph) -> None:
-    """Refuse arithmetic with values of the forward that nothing has written.
+    """Raise on arithmetic with values of the forward that no op has written.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def _is_empty(node: fx.Node) -> bool:
 
 
 def _reader(node: fx.Node) -> fx.Node | None:
-    """The first op that computes with the values of a node, or of a view or copy of them."""
+    """Return the first op that computes with the values of a node, or of a view or copy of the node."""
     for user in node.users:
         found = _reader(user) if is_view(user.target) or user.target in _MOVES else user
         if found is not None and (found is not user or _computes(user)):
