@@ -35,8 +35,8 @@ def attention_sums() -> Iterator[None]:
 
 
 def _not_kept(plain: Callable[..., None], mode: FakeTensorMode, func: Any, *args: Any) -> None:
-    # torch caches fake results until the process ends: this dtype would leak into other threads, and theirs
-    # here
+    # torch caches fake results until the process ends, for all threads: without the bypass, a thread that
+    # captures and a thread that does not would read each other's dtype
     if func is _ATTENTION:
         raise fake_tensor._BypassDispatchCache("its sums have another dtype")
     plain(mode, func, *args)

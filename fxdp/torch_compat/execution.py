@@ -78,7 +78,7 @@ def release_saved_tensors(ctx: Any) -> None:
 def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., Any]) -> None:
     """Call `before` as the last pre-hook and `after` as the first post-hook of each step of an optimizer.
 
-    Call again before each step, because hooks may have been registered in the meantime.
+    Must be called again before each step, because hooks may have been registered in the meantime.
     """
     sides: tuple[tuple[Any, Callable[..., Any], Callable[..., Any], bool], ...] = (
         (optimizer._optimizer_step_pre_hooks, optimizer.register_step_pre_hook, before, True),

@@ -99,7 +99,7 @@ def _writes(target: OpOverload) -> bool:
 
 
 def _from_zero(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments of a slice, moved to the start of the dim if all numbers are plain."""
+    """Return the arguments of a slice, moved to the start of the dim if plain and in range."""
     if not _is_within(args):
         return tuple(args)
     value, dim, start, end = args

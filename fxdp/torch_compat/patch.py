@@ -50,7 +50,7 @@ class Patch:
 def patched(patches: Iterable[Patch]) -> Iterator[Here]:
     """Install patches for the calling thread, and restore the former values at the end; may be nested."""
     here = Here()
-    # Two threads must not patch at the same time: the first to leave would restore the guard of the second.
+    # Two threads must not patch at the same time: the last to leave would restore the guard of the first.
     # Torch's own lock, held while torch compiles, is reentrant.
     with compile_lock, contextlib.ExitStack() as stack:
         here.inside = True

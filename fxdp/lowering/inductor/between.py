@@ -123,9 +123,8 @@ def places_between(
     """Return the calls to run before the first region, after the first region, and so on.
 
     A call in the middle of a region moves before this region. A reader of the region's results, the start of
-    a gather that the region does not read, and the wait for a reduction move after the region. The ordering
-    operand `after` of a gather has already fixed the partition, so from here on the place determines when the
-    gather starts.
+    a gather that the region does not read, and the wait for a reduction move after the region. A gather's
+    ordering operand `after` only matters until partitioning; here the place determines when a gather starts.
 
     Parameters
     ----------
