@@ -1,7 +1,7 @@
-"""Which ranks' parts of a batch the model's own code refuses, where its check of the global batch failed.
+"""Find the ranks whose local batch makes a user assertion fail, after the global check has failed.
 
-A program checks the global batch, so all ranks know that something is wrong with it, and none knows whose
-part it is. Each runs the model itself on its own part, then, and the ranks tell one another what it said.
+A program checks the global batch, so all ranks know that a check fails, but not which rank's part is the
+cause. Therefore each rank runs the model itself on its own part, and the ranks exchange the errors.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from fxdp.module.call import Call
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.process_mesh import ProcessMesh
 
-_AFTER = 3  # lines from a condition to the `raise` below it
+_AFTER = 3  # lines from a condition to the following `raise`
 
 
 def failing_ranks(
     process_mesh: ProcessMesh, module: nn.Module, loss_fn: Any, call: Call, failed: Sequence[Check]
 ) -> str:
-    """What each rank's part does to the model's own checks, a line for each rank; all ranks do this together.
+    """Return one line for each rank whose part fails the model's own checks; a collective call.
 
-    Empty where no part by itself is to blame.
+    Empty if no part alone is the cause.
     """
     words = gather_objects(process_mesh, _raised(module, loss_fn, call, failed) or _not_finite(call))
     return "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(words) if text)
 
 
 def _raised(module: nn.Module, loss_fn: Any, call: Call, failed: Sequence[Check]) -> str:
-    """The error that the model's own code raises at such a check for this rank's part."""
+    """Return the error that the model's own code raises at a failed check for this rank's part."""
     if not call.batch or any(is_sharded(p) for p in module.parameters()):
-        return ""  # of sharded parameters nobody has all
+        return ""  # no rank has full values of sharded parameters
     args, kwargs = call.inputs.copies(t.detach() for t in call.tensors)
     target = kwargs.pop("target", None) if loss_fn is not None else None
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
-        # of a module under two names torch would leave it these buffers
+        # otherwise torch would leave these buffers in a module registered under two names
         with torch.no_grad(), kept_random_state(), unchanged(module):
             output = functional_call(module, buffers, args, kwargs)
             if target is not None:
                 loss_fn(output, target)
-    except Exception as error:  # whatever the user's code may raise
+    except Exception as error:  # user code may raise any exception
         places = {(check.location.file, check.location.line + n) for check in failed for n in range(_AFTER)}
         frames = traceback.extract_tb(error.__traceback__)
         if any((frame.filename, frame.lineno) in places for frame in frames):
@@ -58,7 +58,7 @@ def _raised(module: nn.Module, loss_fn: Any, call: Call, failed: Sequence[Check]
 
 
 def _not_finite(call: Call) -> str:
-    """The inputs that have values which are not finite."""
+    """Return a description of the inputs with values that are not finite."""
     pairs = zip(call.inputs.paths, call.tensors, strict=True)
     found = [path for path, tensor in pairs if not _is_finite(tensor)]
     return f"values that are not finite in {', '.join(found)}" if found else ""

@@ -1,14 +1,15 @@
-"""What one graph of a call does for the others where torch breaks the call into several.
+"""Connect the graphs of one call that torch breaks into several.
 
     graph 1  --  h, this rank's rows  -->  Python  -->  graph 2    gradients of the global loss, as between
                                                                    compiled modules:
                                                                    runtime/chained_modules.py
-    graph 1  --  scale, entire         -->  Python  -->  graph 2    Python may have used it on this rank's
-                                                                   rows: its gradient is the ranks' mean
+    graph 1  --  scale, replicated     -->  Python  -->  graph 2    Python may have used scale on this rank's
+                                                                   rows: the gradient is the ranks' mean
 
-Python between graphs must read no parameters, whose gradients nobody would sum over the ranks. That is seen
-where its results enter a graph, where a parameter gets a gradient that no graph reads, and, of one that is
-read by graphs and by Python after the last, by its values after the first step.
+Python between graphs must not read parameters, because the gradients would not be summed over the ranks. A
+read is detected where results enter a graph, where a parameter gets a gradient although no graph reads the
+parameter, and, for a parameter that is read by graphs and by Python after the last graph, by comparing values
+after the first step.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ _WATCHED = "_fxdp_watched"
 
 @dataclass
 class BetweenGraphs:
-    """One graph of several: what it takes from those before it, and leaves to those after it."""
+    """One of several graphs of a call, with the connections to earlier and later graphs."""
 
     report: BreakReport
     last: bool
-    """Whether the call ends with it: what it returns is the caller's alone."""
+    """True if the call ends with this graph, so that the outputs go to the caller alone."""
     passed: frozenset[str]
-    """The inputs that are no arguments of the call."""
+    """The inputs that are not arguments of the call."""
     model: weakref.ref[nn.Module] | None
     _cache_entry: CacheEntry | None = None
     _lies: tuple[KnownPlacement | None, ...] = ()
     _ran: bool = False
 
     def prepare(self, compiled: CompiledModule, tensors: Mapping[str, Tensor]) -> None:
-        """Before the first call of a compiled module that reads these parameters and buffers.
+        """Prepare for the first call of a compiled module that reads these parameters and buffers.
 
         Raises
         ------
-        InputError : a mesh with stages.
+        InputError : the mesh has stages.
         """
         process_mesh = compiled._process_mesh
         if process_mesh.mesh.pipeline.size > 1:
@@ -81,12 +82,12 @@ class BetweenGraphs:
     def enter(
         self, compiled: CompiledModule, inputs: Mapping[str, Any], dims: Mapping[str, int | None]
     ) -> None:
-        """Before a call.
+        """Check the inputs before a call.
 
         Raises
         ------
-        InputError : an input that lies otherwise than when the graph was traced, or was computed from
-            parameters outside of all graphs.
+        InputError : the placement of an input differs from the traced placement, or the input was computed
+            from parameters outside of all graphs.
         """
         if self._ran and not torch.is_grad_enabled():
             self._tell(compiled)
@@ -104,7 +105,7 @@ class BetweenGraphs:
                 raise InputError(_used(name, parameter))
 
     def leave(self, compiled: CompiledModule, outputs: Sequence[Any]) -> list[Any]:
-        """What the graph returns, for the graphs after it."""
+        """Return the outputs of the graph, prepared for later graphs."""
         first, self._ran = not self._ran, True
         process_mesh, cache_entry = compiled._process_mesh, compiled._cache_entry
         assert cache_entry is not None
@@ -117,7 +118,8 @@ class BetweenGraphs:
         values = [self._left(value, lies, process_mesh) for value, lies in pairs]
         differentiable = (v for v in values if isinstance(v, Tensor) and v.requires_grad)
         if first and (value := next(differentiable, None)) is not None:
-            # nobody says when a call ends that Python ends; when its backward begins all its graphs are known
+            # no event marks the end of a call that ends in Python; all graphs are known when the backward
+            # begins
             value.register_hook(lambda _: self._tell(compiled))  # type: ignore[no-untyped-call]
         return values
 
@@ -131,12 +133,12 @@ class BetweenGraphs:
 
     def _tell(self, compiled: CompiledModule) -> None:
         news = self.report.news() if self.report.told < len(self.report.graphs) else ""
-        if news and compiled._process_mesh.index == 0:  # it is the same on all ranks
+        if news and compiled._process_mesh.index == 0:  # equal on all ranks
             _log.warning(news)
 
 
 def output_placements(program: Program) -> tuple[KnownPlacement | None, ...]:
-    """How each leaf of what a program returns lies; None for what is no tensor."""
+    """Return the placement of each leaf of a program's output; None for a leaf that is not a tensor."""
     pairs, alone = results_of(program.gm.graph), program.mesh.size == 1
     found = {spec.index: _lies(node, alone) for spec, node in pairs if isinstance(spec, Output)}
     leaves = program.captured.leaves
@@ -145,7 +147,7 @@ def output_placements(program: Program) -> tuple[KnownPlacement | None, ...]:
 
 def _lies(node: fx.Node, alone: bool) -> KnownPlacement:
     placement, shape = meta(node).placement, tensor_type(node).shape
-    if alone:  # nothing is split, but torch must not make a constant of the batch size
+    if alone:  # nothing is split, but torch must not make the batch size a constant
         return KnownPlacement(next((dim for dim, size in enumerate(shape) if size in (B, LOCAL)), None))
     if not isinstance(placement, Shard):
         return KnownPlacement(None)
@@ -164,15 +166,15 @@ def _used(name: str, parameter: nn.Parameter) -> str:
 
 @dataclass
 class _Watched:
-    """A parameter of a broken call, kept on it."""
+    """A parameter of a broken call, stored as an attribute of the parameter."""
 
     name: str
     read: bool = False
-    """Whether a graph reads it, and so reduces its gradient."""
+    """True if a graph reads the parameter, and so reduces the gradient."""
     watched: bool = False
 
     def begin(self, parameter: Tensor) -> None:
-        """Look at its gradients from now on."""
+        """Check the parameter's gradients from now on."""
         if not self.watched and parameter.requires_grad:
             self.watched = True
             parameter.register_post_accumulate_grad_hook(self)  # type: ignore[no-untyped-call]
@@ -187,7 +189,7 @@ class _Watched:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Watched, (self.name,)  # a model that is loaded elsewhere is watched by nobody
+        return _Watched, (self.name,)  # a model that is loaded elsewhere is not watched
 
 
 def _watch_of(parameter: Tensor, name: str) -> _Watched:
@@ -196,17 +198,17 @@ def _watch_of(parameter: Tensor, name: str) -> _Watched:
 
 
 class _MeanGradient(torch.autograd.Function):
-    """The same tensor, full on each rank; its gradient is the mean of the ranks' own.
+    """Identity for a replicated tensor; the gradient is the mean of the ranks' gradients.
 
-    A graph that reads it gives the same gradient on all ranks, and the mean is that. What Python makes of it
-    and this rank's rows gets a gradient times the ranks where it enters a graph
-    (`runtime/chained_modules.py`), and the mean is the sum over all rows.
+    A graph that reads the tensor gives equal gradients on all ranks, so the mean is the gradient. A value
+    that Python makes from the tensor and from this rank's rows gets a gradient times the number of ranks on
+    entering a graph (`runtime/chained_modules.py`), so the mean is the sum over all rows.
     """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, process_mesh: ProcessMesh) -> Tensor:
         ctx.process_mesh = process_mesh
-        return value.clone()  # no view, into which Python between graphs could not write
+        return value.clone()  # not a view, because Python between graphs may write into the value
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

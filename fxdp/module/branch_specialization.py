@@ -1,9 +1,9 @@
-"""Branches on flags of the batch: a program has one way, and a call that goes another is run by its program.
+"""Branches on flags of the batch: a program is specialized to one branch, a second program to the opposite.
 
-    if mask.any(): ...              program 1: the way of False;  its result says that mask.any() is True
-                                    program 2: the way of True    runs the same call, from where that began
+    if mask.any(): ...      program 1: branch False; a result of the program says that mask.any() is True
+                            program 2: branch True   runs the same call again from the initial state
 
-The flag is that of the global batch, so all ranks see the same and run the same programs.
+The flag is computed for the global batch, so all ranks see the same flag and run the same programs.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from fxdp.module.call import Call
 
 @dataclass(frozen=True)
 class OtherBranch:
-    """A call goes another way than the program that ran it; it is as if it had not run."""
+    """The branches of a call that leaves the branches of the program; the call is undone."""
 
     known: tuple[bool, ...]
-    """Its way at each branch up to the first at which it leaves the program's."""
+    """The answers at the branches up to and including the first difference from the program."""
     rest: tuple[bool, ...]
-    """At those after it, a guess."""
+    """Guessed answers at later branches."""
 
     @property
     def branches(self) -> tuple[bool, ...]:
-        """At all of them."""
+        """The answers at all branches."""
         return self.known + self.rest
 
     def is_of(self, captured: Captured) -> bool:
-        """Whether a program goes this way, as far as it is known."""
+        """Return whether a program takes these branches, as far as the answers are known."""
         return captured.branches[: len(self.known)] == self.known
 
     def guessed(self, captured: Captured) -> int:
-        """At how many branches a program goes as this is guessed to."""
+        """Return the number of branches at which a program agrees with the answers."""
         return sum(map(eq, captured.branches, self.branches))
 
 
 def on_its_branch(
     program: Program, module: nn.Module, call: Call, run: Callable[[], Sequence[Tensor]]
 ) -> Sequence[Tensor] | OtherBranch:
-    """What `run` gives for a call, if that goes the way of the program."""
+    """Run a call; return the outputs, or the branches of the call if these differ from the program's."""
     if not program.captured.branches:
         return run()
     before = _Before(program.gm.graph, module, call.tensors)
@@ -62,7 +62,7 @@ def on_its_branch(
 
 
 def _other_branch(checks: Sequence[Check], outputs: Sequence[Tensor]) -> OtherBranch | None:
-    """The way of a call that left a program's at a branch, before anything raised."""
+    """Return the branches of a call that left the program's branches before a check raised; else None."""
     known: list[bool] = []
     for i, check in enumerate(checks):
         found = bool(outputs[check.output])
@@ -75,7 +75,7 @@ def _other_branch(checks: Sequence[Check], outputs: Sequence[Tensor]) -> OtherBr
 
 
 class _Before:
-    """What a program writes, and where random numbers stand, as they are before a call."""
+    """A copy of the random state and of all tensors that a program writes, from before a call."""
 
     def __init__(self, graph: fx.Graph, module: nn.Module, inputs: Sequence[Tensor]) -> None:
         specs = [spec.of for spec in meta(graph.output_node()).results if isinstance(spec, Mutation)]
@@ -86,7 +86,7 @@ class _Before:
         self._random = random_state()
 
     def put_back(self) -> None:
-        """Make all of it as it was."""
+        """Restore the tensors and the random state."""
         with torch.no_grad():
             for tensor, values in self._written:
                 tensor.copy_(values)

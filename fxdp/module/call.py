@@ -1,4 +1,4 @@
-"""What a call looks like: its tensors, and the key under which its program is kept."""
+"""The inputs of a call, and the key under which the call's program is cached."""
 
 from __future__ import annotations
 
@@ -22,43 +22,45 @@ from fxdp.options import Options
 
 @dataclass(frozen=True, slots=True)
 class ProgramKey:
-    """All that decides which program to capture for a call, but for sizes.
+    """Everything except sizes that decides which program to capture for a call.
 
-    Its ranks of tensors, modes and attributes are compared at each step, so it holds nothing slow to hash.
+    The tensor ranks, modes and attributes in the key are compared at each step, so the key holds only values
+    that hash quickly.
     """
 
     structure: TreeSpec
     values: tuple[tuple[str, Any], ...]
-    """The Python values among the inputs, each with its type: True, 1 and 1.0 are different programs."""
+    """The Python values among the inputs with their types: True, 1 and 1.0 need different programs."""
     tensors: tuple[tuple[torch.dtype, int, bool, str], ...]
-    """Of each tensor the dtype, the number of dims, whether it requires grad, the type of device."""
+    """For each tensor: dtype, number of dims, whether the tensor requires grad, device type."""
     grad: bool
     autocast: torch.dtype | None
     default: torch.dtype
-    """Of tensors that the model makes."""
+    """The default dtype, of tensors that the model creates."""
     training: bytes
-    """Of each module."""
+    """The training flag of each module."""
     trainable: bytes
-    """Of each parameter."""
+    """The `requires_grad` flag of each parameter."""
     generation: int
     attributes: Key
-    """The model's Python attributes that are no longer what they were."""
+    """The model's Python attributes with changed values."""
 
     def parts(self) -> tuple[Any, ...]:
-        """What it holds, in order."""
+        """Return the parts of the key, in order."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def differs_in_values_alone(self, other: ProgramKey) -> bool:
-        """Whether the other is the key of a call with other Python values among its inputs or attributes."""
+        """Return whether the keys differ only in Python values among inputs or attributes."""
         return self != other and replace(self, values=other.values, attributes=other.attributes) == other
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call's inputs, flattened.
+    """The inputs of one call, flattened.
 
-    `kind` is all that decides which program to capture, but for sizes. `dims` are the sizes of all dims but
-    the batch. `strided` says whether an input lies other than contiguous, where a program may depend on that.
+    `kind` is everything except sizes that decides which program to capture. `dims` are the sizes of all dims
+    except the batch dim. `strided` says whether an input is not contiguous, if a program may depend on the
+    strides.
     """
 
     inputs: Inputs
@@ -66,12 +68,12 @@ class Call:
     dims: tuple[tuple[int, ...], ...]
     kind: ProgramKey
     values: Values = field(default_factory=Values)
-    """What is known of the Python values of such calls; all calls alike share it."""
+    """Knowledge about the Python values of such calls, shared by all calls with equal keys."""
     strided: bool = False
 
     @property
     def numbers(self) -> tuple[tuple[str, Any], ...]:
-        """The numbers that are inputs, by what errors call them."""
+        """The numbers among the inputs and attributes, with the names used in errors."""
         inputs = self.inputs
         return tuple((inputs.names[i], inputs.leaves[i]) for i in inputs.dynamic_inputs) + tuple(
             (attribute.name, attribute.value) for attribute in inputs.attributes
@@ -99,9 +101,9 @@ def request_of(
     hint: int | None = None,
     branches: tuple[bool, ...] = (),
 ) -> Request:
-    """What is captured for a call; of a program that is `cut` the loss alone can be differentiated.
+    """Return the capture request for a call; in a `cut` program only the loss can be differentiated.
 
-    A step of stages and micro-batches cannot be run again once a flag turns out to be another.
+    A step of stages and micro-batches cannot be run again after a flag differs from the program's branch.
     """
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
     loss_fn = None if _wants_output(module, inputs) else options.loss_fn
@@ -111,12 +113,12 @@ def request_of(
 
 
 def _wants_output(module: nn.Module, inputs: Inputs) -> bool:
-    """Whether the model's own output is asked for: in evaluation, by a call without a target."""
+    """Return whether the call asks for the model's own output: in evaluation, without a target."""
     return not module.training and "target" not in inputs.rebuild(inputs.tensors)[1]
 
 
 def call_lines(call: Call) -> list[str]:
-    """What decides which program serves a call, for `agree`."""
+    """Describe everything that decides which program serves a call, for `agree`."""
     kind = call.kind
     names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
     pairs = zip(names, kind.values, strict=True)
@@ -135,11 +137,11 @@ def call_lines(call: Call) -> list[str]:
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:
-    """Refuse an example call that is not given as positional and keyword arguments.
+    """Raise if an example call is not given as positional and keyword arguments.
 
     Raises
     ------
-    InputError : `args` is a bare tensor or anything else that is no tuple or list; `kwargs` is no mapping.
+    InputError : `args` is not a tuple or list (a bare tensor, for example), or `kwargs` is not a mapping.
     """
     if not isinstance(args, (tuple, list)):
         raise InputError(

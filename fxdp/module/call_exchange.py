@@ -1,4 +1,4 @@
-"""What the ranks tell each other of a call before it runs: one small exchange of integers."""
+"""Exchange a few integers between the ranks before a call, to agree on the call."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from fxdp.ranks.same_order import apart, check_order
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
 
 _CALLS = 1024
-"""Kinds and sizes of calls that are remembered as equal on all ranks."""
+"""The number of calls (kinds and sizes) that are remembered as equal on all ranks."""
 
 
 class CallExchanged(NamedTuple):
-    """What the ranks told each other of a call."""
+    """The facts about a call that the ranks have exchanged."""
 
     batches: tuple[int, ...]
     """The batch size of each data rank."""
     alike: bool = True
-    """Whether the other sizes of their inputs are the same."""
+    """True if the sizes of all further dims are equal on all ranks."""
     apart: bool = False
-    """Whether their generators are in other states, where that counts."""
+    """True if the ranks' generators have different states, where equal states are needed."""
     strided: bool = False
-    """Whether an input lies other than contiguous, where that counts."""
+    """True if an input on any rank is not contiguous, where strides matter."""
     asked: bool = False
-    """Whether a rank asks to compare replicas."""
+    """True if a rank asks to compare replicas."""
     told: bool = True
-    """Whether all ranks know this; not where `uneven=False` spares the exchange."""
+    """True if the ranks have exchanged these facts; False if `uneven=False` skips the exchange."""
 
 
 class CallExchange:
-    """Exchanges what the ranks pass; with `uneven=False` only until their sizes were found equal."""
+    """The exchange of facts about calls; with `uneven=False` only until sizes were found equal."""
 
     def __init__(
         self, process_mesh: ProcessMesh, options: Options, reader: CallReader, full: UnshardedParameters
@@ -54,7 +54,7 @@ class CallExchange:
         self._process_mesh = process_mesh
         self._mesh = process_mesh.mesh
         self._uneven, self._full_batch_draws = options.uneven, options.single_device_rng
-        # a rank that alone knows of rows that changed must be able to say so at any call
+        # a rank with locally changed shards must be able to announce the change at any call
         self._spared = not options.uneven and not options.may_keep_unsharded
         self._pad = options.pad
         self._reader, self._full = reader, full
@@ -70,10 +70,10 @@ class CallExchange:
         return refusing(self._process_mesh) if certain else nullcontext()
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
-        """What all ranks pass; they must make the same kind of call.
+        """Exchange the facts about a call; all ranks must make the same kind of call.
 
-        `asks` says whether this rank asks to compare replicas, `due` whether all ranks do at this call. Where
-        rows have changed on any rank, all let go of full values.
+        `asks` says whether this rank asks to compare replicas, `due` whether all ranks ask at this call. If
+        shards have changed on any rank, all ranks drop their unsharded values.
         """
         if self._mesh.world == 1:
             return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
@@ -108,18 +108,18 @@ class CallExchange:
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call with the sizes that all ranks agree on; all ranks do this together."""
+        """Return the call padded to the sizes that all ranks agree on; a collective call."""
         with refusing(self._process_mesh):
             pads = spread_pad(self._pad, args, kwargs)
         rows = gather_objects(self._process_mesh, (call.batch, call.dims))
         return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
     def check_drawing(self, ranks: CallExchanged, captured: Captured, inputs: Inputs) -> None:
-        """Refuse a call for which the ranks would not draw what one device draws; all do this together.
+        """Raise if the ranks would not draw the random numbers of one device; a collective call.
 
         Raises
         ------
-        InputError : generators in other states, or inputs that lie otherwise than one device's.
+        InputError : the generators have different states, or the strides of inputs differ from one device's.
         """
         if ranks.apart:
             raise drawing_apart()
@@ -127,12 +127,12 @@ class CallExchange:
             if not ranks.told:
                 check_layouts(captured, inputs, full_batch_draws=True)
             rows = gather_objects(self._process_mesh, copies_in_order(inputs))
-            if any(rows):  # none, where padding made new ones
+            if any(rows):  # none if padding made new tensors
                 raise drawing_strided(captured, rows)
 
 
 def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The batch size of each data rank; pipeline ranks with the same data must have the same."""
+    """Return the batch size of each data rank; pipeline ranks with the same data must agree."""
     places = mesh.pipeline.data_ranks
     if len(places) < len(sizes):
         return tuple(sizes)

@@ -1,4 +1,4 @@
-"""The sizes of a call: those that a program takes, and those that it was captured with."""
+"""The sizes of a call: values of the program's size inputs, and checks against the captured sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxdp.module.call import Call
 
 
 def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
-    """The value of each size slot for this rank."""
+    """Return the value of each size input for this rank."""
     sizes = {**rank_sizes(batches, rank), "b_max": max(batches)}
     for name, (index, dim) in captured.symbols.items():
         sizes[name] = call.tensors[index].shape[dim]
@@ -27,7 +27,7 @@ def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: in
 
 
 def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
-    """The error of conditions on sizes that do not hold for a call of this global batch."""
+    """Return the error for conditions on sizes that do not hold for a call of this global batch."""
     refusals = [condition.refusal for condition in broken if condition.refusal]
     if refusals:
         return InputError("\n".join(refusals))
@@ -42,7 +42,7 @@ def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
 def fixed_dims(
     gm: fx.GraphModule, batch: Sequence[int | None], call: Call, values: Mapping[str, int]
 ) -> list[Condition]:
-    """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
+    """Return a condition for each size that differs from the captured size; a loop over a dim fixes sizes."""
     found = []
     for spec, node in inputs_of(gm.graph, Input):
         type_ = meta(node).type
@@ -56,7 +56,7 @@ def fixed_dims(
 
 
 def row_numbers(batches: Sequence[int]) -> Tensor:
-    """Where the real rows lie in a buffer of parts that are padded to the largest one.
+    """Return the positions of the real rows in a buffer whose parts are padded to the largest part.
 
     batches (2, 0, 1) -> 0 1 . . 4 .  -> [0, 1, 4]
     """

@@ -1,4 +1,4 @@
-"""Plan a model for a mesh without having it: no process group, no second process, nothing compiled."""
+"""Plan a model for a mesh that need not exist: no process group, one process, nothing compiled."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def plan(
     mesh: DeviceMesh | Mapping[str, int] | str | None = None,
     **options: Any,
 ) -> Plan:
-    """What `compile` would decide for `model`, without a process group and without compiling.
+    """Return the plan that `compile` would make for `model`, without a process group and without compiling.
 
     Parameters
     ----------
-    model : any module that can be captured as one graph; on the meta device, with `args` there, it needs no
+    model : any module that can be captured as one graph; a model and `args` on the meta device need no
         memory.
-    args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
+    args, kwargs : one rank's example batch; the size of the global batch is this size times the ranks.
     mesh : sizes by axis name, as `{"dp": 64}` or `"pp=2,dp=32"`, or a DeviceMesh; two ranks by default.
-    options : the other options of `compile`.
+    options : further options of `compile`.
 
     Raises
     ------
@@ -71,16 +71,16 @@ def explain(
     mesh: DeviceMesh | Mapping[str, int] | str | None = None,
     **options: Any,
 ) -> Explained:
-    """Why something in the plan of `model` is as it is: `fxdp.explain(model, (x,), "models.py:12")`.
+    """Explain a decision in the plan of `model`: `fxdp.explain(model, (x,), "models.py:12")`.
 
     Parameters
     ----------
-    model, args, kwargs, mesh, options : as of `plan`.
+    model, args, kwargs, mesh, options : as for `plan`.
     what : a line as in `models.py:12`, a parameter, a node, a collective, a module, or words of a line.
 
     Raises
     ------
-    InputError : nothing is called so; with what is called nearly so.
+    InputError : no part of the plan has this name; the message lists similar names.
     CaptureError, MeshError : as `plan`.
     """
     return plan(model, args, kwargs, mesh, **options).explain(what)
@@ -94,9 +94,9 @@ def dry_run(
     options: Options,
     origin: Origin | None = None,
 ) -> Plan:
-    """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size.
+    """Return the plan for one rank's `args` and `kwargs`, as if every rank had a batch of this size.
 
-    `origin` are the user's lines behind the model; None: the line that asks for the plan.
+    `origin` gives the user's lines behind the model; None stands for the line that asks for the plan.
     """
     local, sizes = local_program(model, args, kwargs, mesh, options, origin)
     log_program(local, sizes)
@@ -111,7 +111,7 @@ def local_program(
     options: Options,
     origin: Origin | None = None,
 ) -> tuple[Program, dict[str, int]]:
-    """The program of a rank with open sizes, and the sizes that the example gives them."""
+    """Return the program of a rank with dynamic sizes, and the sizes of the example."""
     check_arguments(args, kwargs)
     check_model(model)
     device = device_type(model)
@@ -142,7 +142,7 @@ def _captured(
     options: Options,
     origin: Origin | None,
 ) -> tuple[Call, Captured]:
-    """The call and its capture, with those Python values as constants on which the code decides."""
+    """Return the call and its capture; Python values on which the code decides become constants."""
     couple = mesh.size * options.microbatches > 1
     while True:
         call = reader.read(*inputs)

@@ -1,11 +1,11 @@
-"""Rows of parameters that lie side by side, as one: so an optimizer steps many small parameters in one go.
+"""Join shards of parameters that are adjacent in memory, so that one op of an optimizer steps many.
 
-    rows         | w1 ..   | b1 | w2 ..   |    views of one buffer, as sharded parameters are
-    gradients    | w1 ..   | b1 | w2 ..   |    what a bucket of sums has left
-    exp_avg      | w1 ..   | b1 | w2 ..   |    one tensor; users see a `DTensor` over each part
-    step         | 3       | 3  | 3       |    a number for each, in one tensor; the first is stepped
+    rows         | w1 ..   | b1 | w2 ..   |    views of one buffer, like all sharded parameters
+    gradients    | w1 ..   | b1 | w2 ..   |    the result of a bucket's reduce-scatter
+    exp_avg      | w1 ..   | b1 | w2 ..   |    one tensor; users see a `DTensor` for each part
+    step         | 3       | 3  | 3       |    one tensor with a number for each; the first one is stepped
 
-Only elements that an optimizer steps by themselves may be joined so.
+Only optimizers that step elementwise may use joined shards.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from fxdp.ir.model_tensors import local_of
 from fxdp.module.optimizer_counterpart import as_dtensor
 from fxdp.torch_compat import dtensor_like
 
-# torch's kernels round what fills no two vectors of the processor otherwise, and cut by cache lines for their
-# threads: behind a multiple of both each element is rounded as it is by itself
+# Torch's kernels round elements that do not fill two vectors of the processor differently, and split work
+# among threads by cache lines: behind a multiple of both sizes each element is rounded as in a separate
+# tensor.
 _FULL_BYTES = 128
-# Bytes of rows that a core's own cache (1 to 2 MiB) holds beside their gradients, two states and a result.
+# The bytes of shards that a core's own cache (1 to 2 MiB) holds beside gradients, two states and a result.
 # AdamW's ten ops on 2.6 million elements: 6.8 ms as one, 4.1 in lines of 64 to 660 KB, 5.3 on 80 parameters.
 _IN_CACHE = 2**18
 
 
 def room(rows: Tensor) -> int:
-    """Behind so many bytes others may be joined to rows; -1 if none may."""
+    """Return the bytes after which a following shard may be joined; -1 if none may."""
     full = rows.numel() > 0 and rows.nbytes % _FULL_BYTES == 0 and rows.is_contiguous()
-    # complex values may be conjugated when read, each tensor for itself
+    # complex values may be conjugated on read, for each tensor separately
     return rows.nbytes if full and not rows.is_complex() else -1
 
 
 def process_mesh(tensors: Sequence[Tensor | None], rooms: Sequence[int]) -> list[bool]:
-    """Whether each of several tensors but the last goes on in the next, behind so many bytes."""
-    # at each step for each parameter: what is done for all by one call is ten times as fast
+    """Return for each tensor except the last whether the next tensor follows after the given bytes."""
+    # called at each step for each parameter: one call for all tensors is ten times as fast
     there: list[Any] = [tensor for tensor in tensors if tensor is not None]
     if not all(map(Tensor.is_contiguous, there)):
         return [False] * len(rooms)
@@ -52,7 +53,7 @@ def process_mesh(tensors: Sequence[Tensor | None], rooms: Sequence[int]) -> list
 
 
 def in_cache(process_mesh: Sequence[bool], tensors: Sequence[Tensor]) -> list[bool]:
-    """What is joined, in lines that the processor's cache holds: each op runs over a complete line."""
+    """Limit joined tensors to lines that fit into the processor's cache; each op runs over a line."""
     found, line = [], 0
     for goes_on, one, following in zip(process_mesh, tensors, tensors[1:], strict=False):
         line += one.nbytes
@@ -62,19 +63,19 @@ def in_cache(process_mesh: Sequence[bool], tensors: Sequence[Tensor]) -> list[bo
 
 
 def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Tensors that follow one another in memory as one line, without a copy; None if they do not."""
+    """Return adjacent tensors as one flat view, without a copy; None if the tensors are not adjacent."""
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         return None
     return line_of(tensors, [tensor.numel() for tensor in tensors])
 
 
 def in_one_memory(some: Tensor, other: Tensor) -> bool:
-    """Whether both lie in the same allocation: neighbours in different ones are no line."""
+    """Return whether both tensors share an allocation; separate allocations do not count as adjacent."""
     return some.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def line_from(first: Tensor, count: int) -> Tensor | None:
-    """So many elements of the memory in which a tensor lies, from there on; None if it ends before."""
+    """Return `count` elements of a tensor's memory as a flat view; None if the memory ends before."""
     if first.storage_offset() + count > first.untyped_storage().nbytes() // first.itemsize:
         return None  # two allocations that happen to be neighbours
     return first.detach().as_strided((count,), (1,))
@@ -82,18 +83,18 @@ def line_from(first: Tensor, count: int) -> Tensor | None:
 
 @dataclass
 class FlatShards:
-    """Rows of several parameters as one, and their states."""
+    """Shards of several parameters as one flat tensor, with optimizer states."""
 
     parameters: list[DTensor]
     flat: Tensor
     state: dict[str, Any]
-    """What the optimizer has for `flat`; empty before its first step."""
+    """The optimizer's state for `flat`; empty before the first step."""
     _numbers: dict[str, Tensor] = field(default_factory=dict)
-    """The states that are a number: one for each parameter, all equal."""
+    """The states that are a number: one tensor with a number per parameter, all equal."""
     _others: dict[str, Tensor] = field(default_factory=dict)
-    """The same without the first, which is stepped."""
+    """The tensors of `_numbers` without the first element, which is stepped."""
     _known: dict[str, Any] = field(default_factory=dict)
-    """What of `state` the parameters have their parts of."""
+    """The values of `state` that were given to the parameters."""
     _written: list[int] = field(default_factory=list)
 
     @classmethod
@@ -101,9 +102,9 @@ class FlatShards:
         cls, parameters: list[DTensor], states: Sequence[Mapping[str, Any]],
         seen: Mapping[Tensor, MutableMapping[str, Any]],
     ) -> FlatShards:  # fmt: skip
-        """Parameters whose rows lie side by side in one memory, with rows of their states, which are alike.
+        """Join parameters with adjacent shards in one allocation, and their states, which must be joinable.
 
-        `seen` is what users have as states: where those did not lie side by side yet, they get others.
+        `seen` holds the states that users see: states that were not adjacent are replaced.
         """
         flat = as_one([local_of(p) for p in parameters])
         assert flat is not None
@@ -122,12 +123,12 @@ class FlatShards:
         return made
 
     def in_step(self) -> bool:
-        """Whether nobody has written the numbers since `meta`, so that they are equal."""
+        """Return whether the numbers were not written since `meta`, and so are equal."""
         return self._written == [numbers._version for numbers in self._numbers.values()]
 
     def finish(self, own: dict[str, Any], seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:
-        """Let the parameters have their parts of the states that a step has left."""
-        self.flat.grad = None  # or it would outlive the parameters'
+        """Give the parameters their parts of the states after a step."""
+        self.flat.grad = None  # otherwise the gradient would outlive the gradients of the parameters
         self.state = own
         for name, value in list(own.items()):
             if self._known.get(name, self) is not value:
@@ -136,7 +137,7 @@ class FlatShards:
                 others.copy_(value)
 
     def _adopt(self, name: str, value: Any, seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:
-        """A state that the step has made."""
+        """Give the parameters their parts of a state that the step has created."""
         if not isinstance(value, Tensor):
             self._known[name] = value
             for parameter in self.parameters:
@@ -162,12 +163,12 @@ class FlatShards:
             seen[parameter][name] = as_seen(parameter, part.view(local_of(parameter).shape))
 
     def meta(self) -> None:
-        """Remember that the numbers are equal; lines may share a memory, so first all must `finish`."""
+        """Record that the numbers are equal; lines may share memory, so `finish` must run for all first."""
         self._written = [numbers._version for numbers in self._numbers.values()]
 
 
 def as_seen(parameter: DTensor, value: Any) -> Any:
-    """A state as users have it: rows as a `DTensor`, anything else as it is."""
+    """Return a state as users see the state: shards as a `DTensor`, any other value unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0 or value.shape != local_of(parameter).shape:
         return value
     if value.dtype == parameter.dtype:
@@ -176,7 +177,7 @@ def as_seen(parameter: DTensor, value: Any) -> Any:
 
 
 def alike(states: Sequence[Mapping[str, Any]], parameters: Sequence[DTensor]) -> bool:
-    """Whether states of parameters may be joined: by the same names rows like theirs, or equal numbers."""
+    """Return whether states may be joined: equal names, and shards like the parameters' or equal numbers."""
     first = states[0]
     return all(state.keys() == first.keys() for state in states) and all(
         _may_join([state[name] for state in states], parameters) for name in first

@@ -1,6 +1,6 @@
-"""`SignedForward`: the forward of a compiled module, with the signature of its model's own.
+"""`SignedForward`: the forward of a compiled module with the signature of the model's own forward.
 
-Frameworks read it: transformers' Trainer drops every column of a batch that the forward does not name.
+Frameworks read this signature: transformers' Trainer drops every batch column that the forward does not name.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
 
 
 class SignedForward:
-    """A method of a class whose instances have a function of their own for it, as `_forward`."""
+    """Descriptor for a method that each instance replaces by its own function, `_forward`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __get__(self, module: Any, owner: type | None = None) -> Callable[..., Any]:
-        # a bound method is made at each read, as Python does: one kept by the module would hold the module
+        # a bound method is made at each read, as in Python: a stored bound method would keep the module alive
         return self.function if module is None else MethodType(module._forward, module)
 
 
 def signed(forward: SignedForward, model: nn.Module, with_target: bool) -> Callable[..., Any]:
-    """The function with the signature of the model's forward, and the keyword `target` where a loss takes it.
+    """Return the function with the model's forward signature, plus the keyword `target` if a loss needs it.
 
-    A forward without a readable signature leaves the function's own.
+    If the forward has no readable signature, the function keeps its own.
     """
 
     @functools.wraps(forward.function)

@@ -1,12 +1,12 @@
-"""The first values of a model built under `torch.device("meta")`: what one device would have drawn.
+"""Initialize a model built under `torch.device("meta")` with the values that one device would draw.
 
     for each module, children first        as constructors run
-        reset_parameters                   its own, if it has one
-        _init_weights(each module inside)  if it is a model that has this, as those of transformers do
+        reset_parameters                   if the module has this method
+        _init_weights(each module inside)  if the module has this method, as models of transformers do
 
-An initialiser runs twice: on the meta device, to see which tensors it writes, and then with these made full.
-Rows are kept and the full value is dropped, so a rank has room for what one initialiser writes, not for the
-model.
+An initializer runs twice: on the meta device, to see which tensors are written, and then with these tensors
+materialized in full. The shard is kept and the full value dropped, so a rank needs memory for the tensors
+that one initializer writes, not for the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxdp.ir.draws import kept_random_state
 from fxdp.ir.model_tensors import full_value
 
 _Place: TypeAlias = "tuple[nn.Module, dict[str, Any], str]"
-"""Where a tensor is registered: its module, one of its registries, its name there."""
+"""The place where a tensor is registered: module, registry of the module, name in the registry."""
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -32,13 +32,13 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 def initialise(
     module: nn.Module, made: Mapping[Tensor, Tensor], keep: Callable[[Tensor, Tensor], None]
 ) -> list[Tensor]:
-    """Draw values for `made`, the tensors that take the place of the model's; those that got none.
+    """Draw values for the replacements of the model's tensors; return the replacements without a value.
 
     Parameters
     ----------
     module : the model, on the meta device.
-    made : for each of its parameters and buffers what will take its place.
-    keep : called with one of `made` and its full value.
+    made : the replacement of each parameter and buffer.
+    keep : called with a replacement and its full value.
     """
     model = _Model(module, made, keep)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def initialise(
 
 
 def _initialisers(module: nn.Module) -> Iterator[tuple[Callable[[], Any], nn.Module]]:
-    """What sets values, in the order in which constructors would, and the module that it is about."""
+    """Yield the functions that set values, in the order of constructors, each with the module concerned."""
     done: set[nn.Module] = set()
 
     def walk(here: nn.Module) -> Iterator[tuple[Callable[[], Any], nn.Module]]:
@@ -60,7 +60,7 @@ def _initialisers(module: nn.Module) -> Iterator[tuple[Callable[[], Any], nn.Mod
         if hasattr(type(here), "_init_weights"):
             draw: Any = here._init_weights
             for inner in _children_first(here):
-                # a model of transformers leaves alone what a model inside of it has drawn already
+                # transformers: an outer model skips modules that an inner model has initialized
                 if not (hasattr(here, "tie_weights") and inner in done):
                     done.add(inner)
                     yield partial(draw, inner), inner
@@ -75,7 +75,7 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Model:
-    """A model of which some tensors are full for a moment."""
+    """A model in which some tensors are materialized in full for the duration of an initializer."""
 
     def __init__(
         self, module: nn.Module, made: Mapping[Tensor, Tensor], keep: Callable[[Tensor, Tensor], None]
@@ -87,12 +87,13 @@ class _Model:
                 for name, tensor in registry.items():
                     if tensor is not None:
                         self._places.setdefault(tensor, []).append((owner, registry, name))
-        # by memory, as `weight.data.normal_()` writes through another tensor, with a version count of its own
+        # by memory, because `weight.data.normal_()` writes through a different tensor with its own version
+        # count
         self._by_memory = {tensor.untyped_storage()._cdata: tensor for tensor in self._places}
         self.written: set[Tensor] = set()
 
     def let(self, run: Callable[[], Any], scope: nn.Module) -> None:
-        """Run an initialiser and keep what it writes."""
+        """Run an initializer and keep the written values."""
         inside = set(scope.modules())
         touched = self._touched(run, scope)
         full = {tensor: self._full(tensor) for tensor in touched}
@@ -102,7 +103,7 @@ class _Model:
             run()
             for tensor in touched:
                 owner, registry, name = self._places[tensor][0]
-                # a tied one is drawn for each module that has it, and the first one's values are its values
+                # a tied tensor is drawn for each module that has it; the first module's values are kept
                 if owner in inside:
                     self._keep(self._made[tensor], registry[name].detach())
                     self.written.add(tensor)
@@ -111,14 +112,14 @@ class _Model:
                 self._put(tensor, tensor)
 
     def _touched(self, run: Callable[[], Any], scope: nn.Module) -> list[Tensor]:
-        """The tensors that an initialiser writes."""
+        """Return the tensors that an initializer writes."""
         writes = _Writes()
         failed = True
         with kept_random_state(), suppress(Exception), writes:
             run()
             failed = False
         found = [tensor for memory, tensor in self._by_memory.items() if memory in writes.memory]
-        if failed:  # it looks at values, which meta tensors have not
+        if failed:  # the initializer reads values, which meta tensors do not have
             own = [*scope._parameters.values(), *scope._buffers.values()]
             found += [t for t in own if t is not None and t not in found]
         return found
@@ -137,7 +138,7 @@ class _Model:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the memory that ops write, by whatever tensor over it."""
+    """Dispatch mode that records the memory written by ops, through any tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,12 +1,12 @@
-"""What the ranks' batches have to do with one another, beside their sizes.
+"""Check how the batches of the ranks are related, apart from their sizes.
 
     ranks of one pipeline           must pass the same batch
-    inputs without a batch dim      must be the same on all ranks
-    other ranks                     have other samples; the same everywhere mean that nobody shards the data
-    ranks that draw as one device   must have generators in one state, and inputs that lie as one device's
+    inputs without a batch dim      must be equal on all ranks
+    all other ranks                 have different samples; equal samples mean that the data is not sharded
+    ranks that draw as one device   must have equal generator states, and inputs with one device's strides
 
-Sizes are compared at each call. Contents cost a hash of the batch, so they are compared when a kind of call
-is compiled: a data loader that is wrong at the first step is wrong at each.
+Sizes are compared at each call. A comparison of contents costs a hash of the batch, so contents are compared
+when a kind of call is compiled: a data loader that is wrong at the first step is wrong at each step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _log = logging.getLogger("fxdp")
 
 
 def check_inputs_agree(process_mesh: ProcessMesh, call: Call) -> None:
-    """Compare the ranks' inputs; all ranks call this together.
+    """Compare the ranks' inputs; a collective call.
 
     Raises
     ------
-    InputError : on every rank: ranks of one pipeline that pass different batches; an input without a batch
-        dim that differs.
+    InputError : on every rank: ranks of one pipeline pass different batches, or an input without a batch dim
+        differs.
     """
     mesh = process_mesh.mesh
     if mesh.world == 1:
@@ -50,7 +50,7 @@ def check_inputs_agree(process_mesh: ProcessMesh, call: Call) -> None:
 
 
 def _digests(call: Call) -> tuple[dict[int, str], str]:
-    """Of each input without a batch dim, by its number, and of all samples together; empty for none."""
+    """Return digests of the inputs without a batch dim, by index, and of all samples; empty for none."""
     shared: dict[int, str] = {}
     batch = hashlib.sha256()
     for i, (tensor, dim) in enumerate(zip(call.tensors, call.batch_dims, strict=True)):
@@ -103,7 +103,7 @@ def _warn_of_copies(batches: dict[int, str]) -> None:
 
 
 def generator_state(device_type: str) -> int:
-    """A number below 2**62 for the state of the generators that a program draws from."""
+    """Return a number below 2**62 for the state of the generators that a program draws from."""
     states = [torch.get_rng_state()]
     if device_type == "cuda":
         states.append(torch.cuda.get_rng_state())
@@ -111,7 +111,7 @@ def generator_state(device_type: str) -> int:
 
 
 def drawing_apart() -> FxdpError:
-    """The error, raised by all ranks, of a call that draws while their generators are in other states."""
+    """Return the error, for all ranks, of a call that draws while generator states differ between ranks."""
     return everywhere(
         InputError(
             'rng="single-device": every rank draws the numbers of the global batch, but the generators of '
@@ -123,9 +123,9 @@ def drawing_apart() -> FxdpError:
 
 
 def drawing_strided(found: Captured, rows: Sequence[Mapping[str, str]]) -> FxdpError:
-    """The error, raised by all ranks, of a call that draws while inputs of some lie otherwise.
+    """Return the error, for all ranks, of a call that draws with inputs in unexpected strides.
 
-    `rows` are the ranks' inputs that do, each with the copy that would not.
+    `rows` holds for each rank the inputs concerned, each with the expression for a copy without the fault.
     """
     copies = {path: copy for row in rows for path, copy in row.items()}
     places = ((path, [str(rank) for rank, row in enumerate(rows) if path in row]) for path in copies)

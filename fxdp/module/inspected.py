@@ -1,4 +1,4 @@
-"""What a user can look at of a compiled module: its mesh, and plan, graph and program of the last call."""
+"""The inspectable properties of a compiled module: mesh, and plan, graph and program of the last call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxdp.reports.plan import Plan
 
 
 class Inspected(Bare):
-    """A stand-in that shows what runs in the model's place. Who derives from it declares these, too."""
+    """Base class with the inspectable properties; a subclass must provide the attributes declared here."""
 
     _process_mesh: ProcessMesh
     _mesh: Mesh
@@ -27,7 +27,7 @@ class Inspected(Bare):
 
         Raises
         ------
-        StateError : nothing was compiled yet.
+        StateError : no program was compiled so far.
         """
         cache_entry = self._last()
         return Planning(cache_entry.program, cache_entry.sizes).plan(self._process_mesh.device_mesh)
@@ -41,7 +41,7 @@ class Inspected(Bare):
 
     @property
     def program(self) -> fx.GraphModule:
-        """This rank's emitted program that ran last."""
+        """The emitted program of this rank that ran last."""
         return displayed(self._last().graph, "this rank's program")
 
     def _last(self) -> CacheEntry:
@@ -51,7 +51,7 @@ class Inspected(Bare):
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh this module runs on, seen from this rank."""
+        """The mesh of this module, as seen from this rank."""
         return self._mesh
 
     def __repr__(self) -> str:

@@ -1,13 +1,14 @@
-"""The step of an elementwise optimizer on sharded parameters: each rank steps on the rows it holds.
+"""Step an elementwise optimizer on sharded parameters: each rank steps its own shards.
 
-Each element of a parameter is stepped by itself, so rows give the numbers of the full value. torch would give
-the
-same on `DTensor`s, where it can, but dispatches each op of a step for each of them, which takes longer than
-the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatShards`), those
-of one group with the same number of steps behind them; any others by themselves.
+Each element of a parameter is stepped independently, so shards give the numbers of the full parameter. Torch
+gives equal results on `DTensor`s where it supports an optimizer, but dispatches each op of a step for each
+`DTensor`, which takes longer than the step itself. Shards that are adjacent in memory, with adjacent
+gradients, are stepped as one (`FlatShards`) if their group and number of finished steps are equal; all
+further shards are stepped separately.
 
-On a CPU torch's `fused=True` rounds the last few elements of a tensor otherwise than those before, which fill
-vectors of the processor. So there, and on one device with another number of threads, a last bit may differ.
+On a CPU torch's `fused=True` rounds the last few elements of a tensor differently from earlier elements,
+which fill vectors of the processor. There, and on one device with a different number of threads, a last bit
+may differ.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from fxdp.module.flat_shards import (
 from fxdp.module.optimizer_counterpart import counterpart_of, keep_options, rows_of
 from fxdp.torch_compat import local_shards
 
-# of all parameters at each step, so by one call for all: that touches each object once and nothing else
+# runs at each step for all parameters: one call for all touches each object once
 _GRAD, _PARAMS = attrgetter("grad"), itemgetter("params")
 _VALUES, _IS_NONE = methodcaller("values"), partial(is_, None)
 
@@ -52,7 +53,7 @@ class _Member(NamedTuple):
     rows: Tensor
 
     def goes_on_in(self, other: _Member) -> bool:
-        """Whether both may be stepped as one."""
+        """Return whether both parameters may be stepped as one."""
         return (self.group, self.rows.dtype, self.rows.device) == (
             other.group, other.rows.dtype, other.rows.device,
         )  # fmt: skip
@@ -60,32 +61,32 @@ class _Member(NamedTuple):
 
 @dataclass
 class LocalShards:
-    """What a twin steps on, kept from step to step: to read it takes longer than to step small parameters."""
+    """The tensors on which a counterpart steps, kept from step to step, as collecting them takes time."""
 
     read: list[Any]
-    """What it was made of: if any of these is another object, it must be made anew. Empty during a step."""
+    """The objects from which this was made; if one of these is replaced, make anew. Empty during a step."""
     sizes: list[int]
-    """How many parameters the groups have."""
+    """The number of parameters of each group."""
     members: list[_Member]
-    """The sharded parameters, group by group as they lie in memory."""
+    """The sharded parameters, ordered by group and by address."""
     parameters: list[DTensor]
-    """Those of the members."""
+    """The parameters of the members."""
     rooms: list[int]
-    """The bytes of rows and gradients behind which each of them but the last goes on in the next; or -1."""
+    """For each member except the last: the bytes after which the next shard and gradient follow, or -1."""
     process_mesh: list[bool] = field(default_factory=list)
-    """Whether its gradient does so, too."""
+    """For each member except the last: True if the gradient of the next member is adjacent, too."""
     params: list[list[Tensor]] = field(default_factory=list)
     state: defaultdict[Tensor, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     plain: list[Tensor] = field(default_factory=list)
     """The parameters that are not sharded."""
     alone: list[int] = field(default_factory=list)
-    """The members that are stepped by themselves."""
+    """The indices of members that are stepped separately."""
     lines: list[tuple[FlatShards, list[int]]] = field(default_factory=list)
-    """Members that are stepped as one, and their places."""
+    """Members that are stepped as one, with their indices."""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> LocalShards:
-        """An optimizer's parameters, of which nothing is joined yet."""
+        """Collect an optimizer's parameters, without joining any."""
         members = [
             _Member(number, parameter, local_of(parameter))
             for number, group in enumerate(optimizer.param_groups)
@@ -102,7 +103,7 @@ class LocalShards:
         return cls([], sizes, members, [m.parameter for m in members], rooms)
 
     def gradients(self) -> list[Tensor | None]:
-        """The rows of the members' gradients."""
+        """Return the shards of the members' gradients."""
         gradients = [*map(_GRAD, self.parameters)]
         found = local_shards(gradients, self.parameters)
         if not any(map(_IS_NONE, found)):
@@ -113,7 +114,7 @@ class LocalShards:
         ]
 
     def join(self, optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> None:
-        """Find what is stepped as one, if that has changed."""
+        """Find the members to step as one, if the answer may have changed."""
         flags = process_mesh(gradients, self.rooms)
         if self.read and self.process_mesh == flags and all(line.in_step() for line, _ in self.lines):
             return
@@ -134,7 +135,7 @@ class LocalShards:
     def _follow(
         self, place: int, states: Sequence[dict[str, Any]], gradients: Sequence[Tensor | None]
     ) -> bool:
-        """Whether a member may be stepped as one with the next, beside which it and its gradient lie."""
+        """Return whether a member may be stepped as one with the next, given that both are adjacent."""
         one, other = self.members[place : place + 2]
         gradient, following = gradients[place : place + 2]
         if gradient is None or following is None or not in_one_memory(gradient, following):
@@ -143,7 +144,7 @@ class LocalShards:
         return in_one_memory(one.rows, other.rows) and alike(both, (one.parameter, other.parameter))
 
     def _add(self, run: list[int], states: list[dict[str, Any]], seen: MutableMapping[Tensor, Any]) -> None:
-        """Members at these places, as one."""
+        """Add the members with these indices as one tensor to step."""
         group, _, rows = self.members[run[0]]
         if len(run) == 1:
             self.alone += run
@@ -159,12 +160,12 @@ class LocalShards:
             self.state[rows] = state
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """Whether it is still what the optimizer has."""
+        """Return whether the optimizer still has the same parameters and states."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         return sizes == self.sizes and _same(self.read, _parts(optimizer))
 
     def with_state(self) -> set[Tensor]:
-        """The parameters that have been stepped with a state."""
+        """Return the parameters that have been stepped with a state."""
         of_lines = (p for line, _ in self.lines if line.flat in self.state for p in line.parameters)
         of_others = (self.members[i] for i in self.alone)
         rows = (member.parameter for member in of_others if member.rows in self.state)
@@ -175,17 +176,17 @@ class LocalStep:
     """One step of an elementwise optimizer."""
 
     twin: Optimizer
-    """Its parameters are this rank's rows."""
+    """The counterpart, whose parameters are this rank's shards."""
     rows: LocalShards
 
     def __init__(self, optimizer: Optimizer, last: LocalShards | None) -> None:
-        """`last` is what the step before has left."""
+        """Prepare a step; `last` are the tensors kept from the previous step."""
         self._optimizer = optimizer
         self.rows = rows = last if last is not None and last.is_of(optimizer) else LocalShards.of(optimizer)
         gradients = rows.gradients()
         rows.join(optimizer, gradients)
         self._values = _values(rows.state)
-        self._parts, rows.read = rows.read, []  # what a step that raises has left is not gone on with
+        self._parts, rows.read = rows.read, []  # after a step that raises, nothing is kept
         self.twin = counterpart_of(optimizer)
         self.twin.state = rows.state
         for own, params in zip(self.twin.param_groups, rows.params, strict=True):
@@ -196,14 +197,14 @@ class LocalStep:
             line.flat.grad = _as_line(gradients, run, line.flat.numel())
 
     def finish(self) -> None:
-        """Let the optimizer have the twin's state."""
+        """Copy the state of the counterpart to the optimizer."""
         rows, optimizer = self.rows, self._optimizer
         keep_options(optimizer, self.twin)
         in_place = _same(self._values, _values(rows.state))
         if not in_place:
             _enter(optimizer, rows.with_state())
         for place in rows.alone:
-            rows.members[place].rows.grad = None  # or it would outlive the parameter's
+            rows.members[place].rows.grad = None  # or it would outlive the parameter's gradient
         for line, _ in rows.lines:
             line.finish(rows.state.get(line.flat, {}), optimizer.state)
         for line, _ in rows.lines:
@@ -213,7 +214,7 @@ class LocalStep:
         rows.read = self._parts if in_place else _parts(optimizer)
 
     def _hand_out(self) -> None:
-        """Let parameters that were stepped by themselves have the states that the step has made."""
+        """Give the new states to parameters that were stepped separately."""
         rows, seen = self.rows, self._optimizer.state
         for place in rows.alone:
             _, parameter, local = rows.members[place]
@@ -225,9 +226,9 @@ class LocalStep:
 
 
 def _enter(optimizer: Optimizer, stepped: set[Tensor]) -> None:
-    """Let these parameters have states in the optimizer's order, whatever is joined on this rank.
+    """Create state entries for these parameters in the optimizer's order, which is equal on all ranks.
 
-    Ranks that save or load gather one state after another.
+    Joins of shards differ between ranks, and ranks that save or load gather one state after another.
     """
     for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
         if parameter in stepped:
@@ -235,7 +236,7 @@ def _enter(optimizer: Optimizer, stepped: set[Tensor]) -> None:
 
 
 def _keep(states: dict[str, Any], parameter: DTensor, own: Mapping[str, Any]) -> None:
-    """Let a parameter's states be those that its rows have got."""
+    """Set a parameter's states to the states of its shard."""
     for name, value in own.items():
         before = states.get(name)
         known = local_of(before) if isinstance(before, DTensor) else before
@@ -244,7 +245,7 @@ def _keep(states: dict[str, Any], parameter: DTensor, own: Mapping[str, Any]) ->
 
 
 def _runs(process_mesh: Sequence[bool], count: int) -> Iterator[list[int]]:
-    """Places that are joined, each with the next."""
+    """Yield runs of indices that are joined, each with the next."""
     run: list[int] = []
     for place in range(count):
         run.append(place)
@@ -254,7 +255,7 @@ def _runs(process_mesh: Sequence[bool], count: int) -> Iterator[list[int]]:
 
 
 def _as_line(gradients: Sequence[Tensor | None], places: Sequence[int], count: int) -> Tensor:
-    """Gradients that lie side by side as one tensor."""
+    """Return adjacent gradients as one tensor."""
     first = gradients[places[0]]
     assert first is not None
     line = line_from(first, count)
@@ -268,19 +269,19 @@ def _values(state: Mapping[Tensor, Mapping[str, Any]]) -> list[Any]:
 
 
 def _parts(optimizer: Optimizer) -> list[Any]:
-    """All objects that an optimizer's step depends on, but its options."""
+    """Return all objects on which an optimizer's step depends, except options."""
     params = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
     state = optimizer.state
     return [*params, *all_local(params), *state, *state.values(), *_values(state)]
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether these are the very same objects."""
+    """Return whether both sequences contain the same objects."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _state_shards(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
-    """This rank's rows of states, which become views of them: full values may have been loaded."""
+    """Return this rank's shards of the states, and replace loaded full states by views of these shards."""
     rows = {name: _rows_in(parameter, value) for name, value in states.items()}
     for name, value in states.items():
         if (local_of(value) if isinstance(value, DTensor) else value) is not rows[name]:
@@ -289,7 +290,7 @@ def _state_shards(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows_in(parameter: DTensor, value: Any) -> Any:
-    """What the twin has for a state: rows of what has the parameter's shape, anything else as it is."""
+    """Return the shard of a state with the parameter's shape; return any other state unchanged."""
     if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
         return rows_of(parameter, value)
     return value

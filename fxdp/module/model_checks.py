@@ -1,7 +1,7 @@
-"""Which models fxdp takes, where they live, and whether an optimizer steps on their parameters.
+"""Check a model: supported class, device, and an optimizer that steps on the model's parameters.
 
-A model that was copied, or moved to another dtype after the optimizer was made, would train without ever
-changing. A hook looks at optimizer steps until it has seen the model's own optimizer.
+A model that was copied, or moved to a different dtype after the optimizer was made, would train without
+changing. A hook checks optimizer steps until the model's own optimizer has stepped.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no plain module on one device.
+    """Raise if the model is not a plain module on one device.
 
     Raises
     ------
-    InputError : no module; a scripted one; one that is compiled, or wrapped for data parallelism, at any
-        depth; lazy parameters without shapes; parameters that are sharded.
+    InputError : not a module; a scripted module; a module that is compiled, or wrapped for data parallelism,
+        at any depth; lazy parameters without shapes; parameters that are already sharded.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -59,11 +59,11 @@ def check_model(model: Any) -> None:
 
 
 def device_type(model: nn.Module) -> str:
-    """Where the model lives: the type of its tensors' device, cpu for a model without any.
+    """Return the device type of the model's tensors; cpu for a model without tensors.
 
     Raises
     ------
-    InputError : its tensors are on several types of devices.
+    InputError : the tensors are on several types of devices.
     """
     types = sorted({local_of(t).device.type for t in [*model.parameters(), *model.buffers()]})
     if len(types) > 1:
@@ -72,11 +72,11 @@ def device_type(model: nn.Module) -> str:
 
 
 def home_of(model: nn.Module, mesh: Any, shards: bool) -> str:
-    """Where the model will live: where it is, or for one on the meta device where the mesh is.
+    """Return the device type for training: the model's own, or the mesh's if the model is on the meta device.
 
     Raises
     ------
-    InputError : it has no values, and nobody would give it some.
+    InputError : the model has no values, and the strategy does not create values.
     """
     here = device_type(model)
     if here != "meta":
@@ -92,7 +92,7 @@ def home_of(model: nn.Module, mesh: Any, shards: bool) -> str:
 
 
 def no_values(names: Collection[str]) -> StateError:
-    """The error about tensors that a model from the meta device has no values for."""
+    """Return the error about tensors that got no values, of a model from the meta device."""
     return StateError(
         f"the model comes from the meta device, and nothing gave values to {', '.join(sorted(names))}; "
         "expected that their modules have a method reset_parameters(), or the model _init_weights(module), "
@@ -101,11 +101,11 @@ def no_values(names: Collection[str]) -> StateError:
 
 
 def check_home(model: nn.Module, home: str) -> None:
-    """Refuse a model that has left the type of device for which it was compiled.
+    """Raise if the model has left the type of device for which the model was compiled.
 
     Raises
     ------
-    MeshError : names both.
+    MeshError : names both device types.
     """
     here = device_type(model)
     if here != home:
@@ -116,11 +116,11 @@ def check_home(model: nn.Module, home: str) -> None:
 
 
 def check_put(model: nn.Module, *, sharded: bool) -> None:
-    """Refuse what cannot stand in the place of a parameter.
+    """Raise if a replacement of a parameter cannot serve as a parameter.
 
     Raises
     ------
-    StateError : plain tensors, or unsharded parameters where others are `sharded` out; all of them are named.
+    StateError : plain tensors, or unsharded parameters in a `sharded` model; the message names all.
     """
     own = list(model.named_parameters(remove_duplicate=False))
     plain = [name for name, put in own if not isinstance(put, nn.Parameter)]
@@ -139,7 +139,7 @@ def check_put(model: nn.Module, *, sharded: bool) -> None:
 
 
 def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules inside of a model, compiled ones among them, which hide themselves behind their models."""
+    """Return the modules inside of a model, including compiled modules, which hide behind their models."""
     found = []
     for path, owner in model.named_modules():
         for name, child in owner._modules.items():
@@ -163,18 +163,18 @@ def _check_plain(where: str, module: nn.Module) -> None:
 
 
 class OptimizerWatch:
-    """Checks the first optimizer that steps on parameters like the module's.
+    """Hook that checks the first optimizer that steps on parameters like the module's.
 
     Raises
     ------
     StateError (from `optimizer.step()`) : the optimizer holds tensors of the same shapes as the model's
-        parameters, but not one of them, and has no gradient to step on while the model has.
+        parameters, but none of the parameters, and has no gradient to step on while the model has.
     """
 
     def __init__(self, module: nn.Module) -> None:
         trainable = [p for p in module.parameters() if p.requires_grad]
-        # of a DTensor an optimizer may step on the local shard alone, for speed; and no weak references to
-        # parameters, as torch.utils.swap_tensors and redistributions of DTensors refuse tensors that have any
+        # for speed, an optimizer may step on the local shard of a DTensor; no weak references to parameters,
+        # because torch.utils.swap_tensors and redistributions of DTensors refuse tensors that have any
         self._own = frozenset(id(t) for p in trainable for t in (p, local_of(p)))
         self._module = weakref.ref(module)
         self._shapes = Counter(tuple(p.shape) for p in trainable)
@@ -182,13 +182,13 @@ class OptimizerWatch:
         self._done = not trainable
 
     def remove_when_done(self) -> bool:
-        """Remove the hook once it has seen the optimizer; a hook cannot remove itself while it runs."""
+        """Remove the hook after a check has succeeded; a hook cannot remove itself while running."""
         if self._done:
             self.remove()
         return self._done
 
     def remove(self) -> None:
-        """Look at no further optimizer; torch holds a hook, and what it is bound to, forever."""
+        """Stop checking optimizers; torch would hold the hook, and objects bound to the hook, forever."""
         self._handle.remove()
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:

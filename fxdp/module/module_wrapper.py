@@ -1,4 +1,4 @@
-"""`ModuleWrapper`: a module that is another one in all but its call."""
+"""`ModuleWrapper`: a module that equals a wrapped module in everything except the call."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _OTHERS_HAVE = {
     "clip_grad_norm_": "gradients are full: torch.nn.utils.clip_grad_norm_(compiled.parameters(), max_norm)",
     "summon_full_params": "parameters are full on every rank",
 }
-"""What `DistributedDataParallel` and FSDP have, and what takes its place."""
+"""Attributes of `DistributedDataParallel` and FSDP, with the replacement in fxdp."""
 
 
 class ModuleWrapper(nn.Module):
-    """Parameters, buffers, children, attributes, modes and state-dict keys are those of `_model`.
+    """A module with parameters, buffers, children, attributes, modes and state-dict keys of `_model`.
 
-    What is read, set or deleted here, and this class does not declare, is read, set or deleted there.
+    Reading, setting or deleting an attribute that this class does not declare acts on `_model`.
     """
 
     _model: nn.Module
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        # kept out of nn.Module's own registries, so that names and state-dict keys stay the model's
+        # not in nn.Module's own registries, so that names and state-dict keys stay the model's
         object.__setattr__(self, "_model", model)
         del self.__dict__["training"]
 
@@ -49,7 +49,7 @@ class ModuleWrapper(nn.Module):
             return getattr(model, name)
         except AttributeError as error:
             if inspect.getattr_static(model, name, None) is not None:
-                raise  # a property of the model, which fails by itself
+                raise  # a property of the model raised the error
             raise AttributeError(_missing(model, name), name=name, obj=model) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -70,7 +70,7 @@ class ModuleWrapper(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The user's model, as `DistributedDataParallel` has it: to call it alone, and for `isinstance`."""
+        """The user's model, as in `DistributedDataParallel`, for direct calls and for `isinstance`."""
         return self._model
 
     def __getitem__(self, index: Any) -> Any:
@@ -84,7 +84,7 @@ class ModuleWrapper(nn.Module):
         return layers
 
     def __bool__(self) -> bool:
-        return True  # not by its length, which few models have
+        return True  # not based on the length, which few models have
 
     def _like_a_list(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] | None = getattr(self._model, name, None)
@@ -111,32 +111,32 @@ class ModuleWrapper(nn.Module):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
+        """Return the model's own state dict; a sharded parameter is a `DTensor` with this rank's shard."""
         return self._model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a full tensor a rank takes its rows where the parameter is sharded.
+        """Load into the model; a rank takes its shard of a full tensor if the parameter is sharded.
 
         Raises
         ------
-        InputError : tensors of other shapes than sharded parameters', all of them listed; nothing was loaded.
+        InputError : shapes differ from sharded parameters' shapes; all are listed, and nothing was loaded.
         """
         return self._model.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters, under their own names."""
+        """Return the model's parameters, under their own names."""
         return self._model.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """The model's buffers, under their own names."""
+        """Return the model's buffers, under their own names."""
         return self._model.named_buffers(*args, **kwargs)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """The model's children."""
+        """Return the model's children."""
         return self._model.named_children()
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The model's modules."""
+        """Return the model's modules."""
         return iter(list(self._model.named_modules(*args, **kwargs)))
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:

@@ -1,10 +1,10 @@
-"""An optimizer's twin: what a step works on in the optimizer's place, and how states are sharded.
+"""An optimizer's counterpart, on which a step works instead of the optimizer, and the sharding of states.
 
-    optimizer   param_groups  w: DTensor   state of w: step, exp_avg: DTensor   what users and checkpoints see
-    twin        param_groups  w: Tensor    state of w: step, exp_avg: Tensor    what step() works on
+    optimizer     param_groups  w: DTensor   state of w: step, exp_avg: DTensor   seen by users, checkpoints
+    counterpart   param_groups  w: Tensor    state of w: step, exp_avg: Tensor    used by step()
 
-The twin is of the same class, has the same options, and lives for one step. So a step that raises leaves the
-optimizer as it was, and nothing has to be put back.
+The counterpart has the same class and options, and lives for one step. So a step that raises leaves the
+optimizer unchanged, and nothing needs to be restored.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from fxdp.torch_compat import shard_axes, sharded_tensor
 
 
 def counterpart_of(optimizer: Optimizer) -> Optimizer:
-    """Make another optimizer like one of `torch.optim`'s own, without parameters and state."""
+    """Make an optimizer of the same class (one of `torch.optim`), without parameters and state."""
     make: Any = type(optimizer)
-    twin: Optimizer = make([torch.empty(0, 0)])  # of two dims, as Muon wants them
+    twin: Optimizer = make([torch.empty(0, 0)])  # of two dims, as Muon requires
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     vars(twin).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
     return twin
 
 
 def keep_options(optimizer: Optimizer, twin: Optimizer) -> None:
-    """What the twin's step has written into its groups belongs to the optimizer."""
+    """Copy the options that the counterpart's step has written into its groups to the optimizer."""
     for group, stepped in zip(optimizer.param_groups, twin.param_groups, strict=True):
         group.update({name: value for name, value in stepped.items() if name != "params"})
 
 
 def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
-    """This rank's rows of a value that belongs to a parameter, entire or sharded."""
+    """Return this rank's shard of a value that belongs to a parameter, full or sharded."""
     if not isinstance(value, DTensor):
         first, last = shard_range(len(value), sharding_of(parameter))
         return value[first:last].clone()
@@ -49,7 +49,7 @@ def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
 
 
 def as_dtensor(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
-    """The `DTensor` with a parameter's placement of which this rank holds `local`."""
+    """Return a `DTensor` with a parameter's placement of which this rank holds `local`."""
     full = torch.empty((rows, *local.shape[1:]), dtype=local.dtype, device="meta")
     made = sharded_tensor(local, full, parameter.device_mesh, shard_axes(parameter)).detach()
     assert isinstance(made, DTensor)
@@ -57,7 +57,7 @@ def as_dtensor(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
 
 
 def sharded_states(parameter: DTensor, states: Mapping[str, Any]) -> dict[str, Any]:
-    """States with full values of the parameter's shape sharded as the parameter is."""
+    """Shard the states that have the parameter's full shape like the parameter."""
     found = dict(states)
     for name, value in states.items():
         if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:

@@ -1,4 +1,4 @@
-"""What a call returns: flat outputs in the model's own structure, after the model's own checks."""
+"""Return flat outputs in the model's own structure, after the model's own checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxdp.ranks.failure import everywhere
 
 
 def packed(captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
-    """The model's own output structure around flat outputs."""
+    """Arrange flat outputs in the model's own output structure."""
     if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
         return outputs[0]
     leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
@@ -35,9 +35,9 @@ def raise_if_checked(
     outputs: Sequence[Tensor],
     assertion_attribution: Callable[[Sequence[Check]], str],
 ) -> None:
-    """Raise where the model's own code would, on all ranks alike: its checks see the global batch.
+    """Raise on all ranks if the model's own code would raise; the checks see the global batch.
 
-    `assertion_attribution` says whose part of the batch it is; all ranks ask together.
+    `assertion_attribution` names the ranks with a part that fails; a collective call.
 
     Raises
     ------
@@ -70,5 +70,5 @@ def raise_if_checked(
 
 
 def has_size_leaves(captured: Captured) -> bool:
-    """Whether the model returns numbers that are computed from sizes."""
+    """Return whether the model returns numbers that are computed from sizes."""
     return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)

@@ -1,13 +1,13 @@
-"""The step of a matrix optimizer on sharded parameters: each matrix is stepped full, by one rank.
+"""Step a matrix optimizer on sharded parameters: each full matrix is stepped by one rank, its owner.
 
-    rows of value, gradient, state   rank 0: a0 b0 c0   rank 1: a1 b1 c1      as every rank holds them
-    to the owners, in one message    rank 0: a0 a1      rank 1: b0 b1 c0 c1   who owns what: greedy, by size
-    the optimizer's own step         rank 0: a          rank 1: b c           plain tensors
-    rows back, in one message        rank 0: a0 b0 c0   rank 1: a1 b1 c1
+    shards of value, gradient, state  rank 0: a0 b0 c0   rank 1: a1 b1 c1      held by every rank
+    to the owners, in one message     rank 0: a0 a1      rank 1: b0 b1 c0 c1   owners: greedy, by size
+    the optimizer's own step          rank 0: a          rank 1: b c           plain tensors
+    shards back, in one message       rank 0: a0 b0 c0   rank 1: a1 b1 c1
 
-Between steps every rank holds its rows of all states, as it does of the parameters. So memory is even, and a
-checkpoint is resumed on any number of ranks; torch's `set_optimizer_state_dict` wants each parameter's state
-on every rank. The price is that states travel, too.
+Between steps every rank holds its shards of all states, as of the parameters. So memory is balanced, and a
+checkpoint can be resumed on any number of ranks; torch's `set_optimizer_state_dict` needs each parameter's
+state on every rank. The cost is that states are communicated, too.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 
 @dataclass
 class _Matrix:
-    """A parameter that is stepped, and what one rank knows of it."""
+    """A parameter to step, with one rank's knowledge about the parameter."""
 
     parameter: DTensor
     owner: int
     states: dict[str, Tensor]
-    """What the optimizer has, by name; sharded where a state has the parameter's rows."""
+    """The optimizer's states by name; sharded if the first dim of a state equals the parameter's."""
     full: Tensor | None = None
-    """On its owner: value and gradient."""
+    """Value and gradient in full, on the owner."""
     layout: dict[str, _Type] = field(default_factory=dict)
-    """The entire states' shapes and dtypes."""
+    """Shapes and dtypes of the full states."""
 
     def has_rows(self, shape: Sequence[int]) -> bool:
-        """Whether a state of this shape is sharded."""
+        """Return whether a state of this shape is sharded."""
         return len(shape) > 0 and shape[0] == len(self.parameter)
 
     def on(self, kind: _Type, holder: int, holders: ShardOwners) -> _Type:
-        """What a holder has of a value."""
+        """Return the shape, dtype and device of a holder's part of a value."""
         shape, dtype, device = kind
         if not self.has_rows(shape):
             return kind
@@ -61,9 +61,9 @@ class _Matrix:
 
 
 def assigned_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The owner of each of several things: the largest first, each to the rank that has least.
+    """Return the owner of each item: the largest item first, each to the rank with the least load.
 
-    So no rank has more than the mean and the largest one.
+    So no rank has more than the mean plus the largest item.
     """
     load, owners = [0] * ranks, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -73,16 +73,16 @@ def assigned_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 class OwnerUpdate:
-    """One step of a matrix optimizer; all ranks make it together, with gradients of the same parameters.
+    """One step of a matrix optimizer; a collective call, with gradients of the same parameters on all ranks.
 
     Raises
     ------
-    InputError : its parameters are sharded over several meshes.
-    RankFailedError : another rank failed or died.
+    InputError : the parameters are sharded over several meshes.
+    RankFailedError : a different rank failed or died.
     """
 
     twin: Optimizer
-    """Its parameters are full: those that this rank owns, and plain ones."""
+    """The counterpart; its parameters are full: those that this rank owns, and plain parameters."""
 
     def __init__(self, optimizer: Optimizer, process_mesh: ProcessMesh) -> None:
         self._optimizer, self._process_mesh = optimizer, process_mesh
@@ -104,7 +104,7 @@ class OwnerUpdate:
         self._fill_counterpart()
 
     def finish(self) -> None:
-        """Every rank gets its rows of what the owners have stepped."""
+        """Give every rank its shards of the stepped values and states."""
         keep_options(self._optimizer, self.twin)
         fulls = {m.full for m in self._matrices}
         for parameter, states in self.twin.state.items():
@@ -127,7 +127,7 @@ class OwnerUpdate:
                     own["params"].append(full)
 
     def _collect(self) -> None:
-        """Bring the rows of each matrix to its owner."""
+        """Gather the shards of each matrix on the owner."""
         sent: list[list[Tensor]] = [[] for _ in self._holders.places]
         for m in self._matrices:
             gradient = m.parameter.grad
@@ -146,7 +146,7 @@ class OwnerUpdate:
                 self.twin.state[m.full] = own
 
     def _agree_on_layouts(self) -> None:
-        """Only an owner knows which states its step has made."""
+        """Exchange the layouts of states, because only an owner knows the states created by the step."""
         for m in self._matrices:
             if m.full is not None:
                 m.layout = {n: _kind(v) for n, v in self.twin.state[m.full].items()}
@@ -160,7 +160,7 @@ class OwnerUpdate:
             m.layout = {name: _understood(kind) for name, kind in told[m.owner][i].items()}
 
     def _return(self) -> None:
-        """Bring rows of values and states back from the owners, and states without rows to all."""
+        """Send shards of values and states from the owners, and states without shards to all ranks."""
         holders = self._holders
         sent: list[list[Tensor]] = [[] for _ in holders.places]
         due: list[list[_Type]] = [[] for _ in holders.places]
@@ -182,7 +182,7 @@ class OwnerUpdate:
                 states[name] = _kept(m, m.states.get(name), next(got[m.owner]), kind)
 
     def _exchange(self, sent: list[list[Tensor]], due: list[list[_Type]]) -> list[tuple[Tensor, ...]]:
-        """What each rank has sent to this one."""
+        """Exchange tensors with all holders; return the tensors from each rank."""
         device = local_of(self._matrices[0].parameter).device
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         packed = [pack([v.to(device) for v in values]) if values else nothing for values in sent]
@@ -194,7 +194,7 @@ class OwnerUpdate:
 
 
 def _kept(m: _Matrix, known: Tensor | None, value: Tensor, kind: _Type) -> Tensor:
-    """A state after the step: the tensor that was there before, as others may know it."""
+    """Return a state after the step; an existing tensor is reused, because users may hold a reference."""
     if known is not None:
         local_of(known).copy_(value)
         return known
@@ -203,7 +203,7 @@ def _kept(m: _Matrix, known: Tensor | None, value: Tensor, kind: _Type) -> Tenso
 
 
 def _matrix(parameter: DTensor, owner: int, optimizer: Optimizer) -> _Matrix:
-    """What is known of a parameter; states that were loaded entire are sharded."""
+    """Collect the states of a parameter; states that were loaded in full are sharded."""
     made = _Matrix(parameter, owner, {})
     for name, value in optimizer.state.get(parameter, {}).items():
         placed = isinstance(value, DTensor) and value.placements == parameter.placements

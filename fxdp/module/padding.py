@@ -1,9 +1,9 @@
-"""Ranks whose inputs differ in a size other than the batch: padded to the largest, or refused everywhere.
+"""Pad inputs whose sizes differ between ranks to the largest rank's sizes, or raise on all ranks.
 
-A batch is the concatenation of the ranks' parts, so all their other sizes must be equal. A rank without
-samples takes the others' sizes, since there is nothing to pad. Sequences of other lengths are padded at
-their end to the longest rank's, with the value that `pad=` names for the input; without one they are
-refused, for what stands in a gap is the model's business, not ours.
+A batch is the concatenation of the ranks' parts, so all sizes except the batch dim must be equal. A rank
+without samples takes the sizes of the ranks with samples, as there is nothing to pad. Sequences of different
+lengths are padded at the end to the longest rank's length, with the value that `pad=` gives for the input.
+Without a pad value the call is refused, because only the model defines the meaning of padding.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from fxdp.module.call import Call
 from fxdp.ranks.failure import everywhere
 
 Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
-"""Of each tensor the sizes of all dims but the batch."""
+"""For each tensor the sizes of all dims except the batch dim."""
 
 Row: TypeAlias = "tuple[int, Dims]"
-"""A rank's batch, and the other sizes of its tensors."""
+"""A rank's batch size, and the remaining sizes of its tensors."""
 
 
 def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float | None]:
-    """The pad value of each tensor in `(args, kwargs)`, None where it must not be padded.
+    """Return the pad value of each tensor in `(args, kwargs)`; None for a tensor that must not be padded.
 
-    `pad` is one number for all, or a pytree prefix of `(args, kwargs)`; a dict may leave keys out.
+    `pad` is one number for all, or a pytree prefix of `(args, kwargs)`; a dict may omit keys.
 
     Raises
     ------
-    InputError : a prefix that does not fit the inputs.
+    InputError : the prefix does not fit the inputs.
     """
     rows = spread_prefix(pad, (args, kwargs), "pad", (int, float), "a number")
     return [None if value is LEFT_OUT else value for _, value, _ in rows]
 
 
 def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]) -> Dims:
-    """The sizes that all ranks' inputs are brought to; `rows` are those of all ranks.
+    """Return the common sizes of all ranks' inputs; `rows` holds a row for each rank.
 
     Raises
     ------
-    InputError : on every rank: sizes that differ in an input without a pad value, or without a batch dim.
+    InputError : on every rank: sizes differ in an input without a pad value, or without a batch dim.
     """
     wanted, faults = [], []
     for i, batch_dim in enumerate(call.batch_dims):
-        # whoever has no sample has nothing to pad, and takes what the others have
+        # a rank without samples has nothing to pad, and takes the sizes of ranks with samples
         sizes = [dims[i] for batch, dims in rows if batch > 0 or batch_dim is None]
         sizes = sizes or [dims[i] for _, dims in rows]
         largest = tuple(map(max, zip(*sizes, strict=True)))
@@ -72,7 +72,7 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
 def padded(
     inputs: Inputs, wanted: Dims, pads: Sequence[float | None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs at the wanted sizes; gradients flow back into the unpadded ones."""
+    """Return the inputs padded to the wanted sizes; gradients flow back into the unpadded inputs."""
     rows = zip(inputs.tensors, inputs.batch_dims, wanted, pads, strict=True)
     return inputs.rebuild(_grown(*row) for row in rows)
 

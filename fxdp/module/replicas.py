@@ -1,13 +1,13 @@
-"""Whether what all ranks should hold alike is alike: parameters, buffers, the batch of a pipeline's ranks.
+"""Compare values that must be equal on all ranks: parameters, buffers, the batch of a pipeline's ranks.
 
-Programs keep replicas equal, but a user may change one: `load_state_dict` or another learning rate on one
-rank only. The loss stays the same on all ranks, as it is summed over them, so nobody would see it. So every
-so many calls, and at the first one after `eval()` or `state_dict()`, the ranks exchange 64 bits of what they
-hold:
+Programs keep replicas equal, but a user may change one: `load_state_dict` or a different learning rate on one
+rank only. The loss is summed over the ranks and stays equal on all ranks, so the error would stay
+unnoticed. Therefore, at regular calls and at the first call after `eval()` or `state_dict()`, the ranks
+exchange 64 bits:
 
-    call 100    checksums, one number in all       equal, as a rule, and done
-                checksums by tensor                only if they differ: which ones
-                rank 0's values of each            by how much: rounding is made equal again, with a warning
+    call 100    checksums, one number in all       usually equal: done
+                checksums by tensor                only if they differ, to find the tensors
+                rank 0's values of each            to measure: rounding is corrected, with a warning
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ _log = logging.getLogger("fxdp")
 
 _BLOCK = 4096  # words that are summed into one: the sum runs at the speed of memory
 _MIX, _MASK = 0x5851F42D4C957F2D, (1 << 62) - 1
-_SELDOM = 20  # calls between checks that somebody asks for: some loops read the state dict at each step
+_SELDOM = 20  # calls between checks on request: some loops read the state dict at each step
 _SCALE = 1 << 40  # a relative difference as an integer
-_TINY = 1e-300  # below any value: what is not zero on one rank alone is no rounding
+_TINY = 1e-300  # smaller than any value: a value that is not zero on one rank alone is not rounding
 
 
 class Replicas:
-    """Compares the replicas of one model; all ranks do this together, at the same calls."""
+    """Comparison of the replicas of one model; a collective operation, at the same calls on all ranks."""
 
     def __init__(self, module: nn.Module, process_mesh: ProcessMesh, options: Options) -> None:
         self._module, self._process_mesh = module, process_mesh
         self._agreement = Agreement(process_mesh)
         self._every = options.check_replicas if process_mesh.mesh.world > 1 else 0
-        # where gradients stay with their owners, others hold what they have held at the beginning
+        # with gradients="owner", only the owners of a parameter have the current value
         self._full = options.gradients == "everywhere" or process_mesh.mesh.pipeline.size == 1
         self._names: dict[Parameter | Buffer, None] = {}
         self._last = 0
         self._asked = self._now = False
 
     def read_by(self, program: Program) -> None:
-        """From now on compare what this program reads."""
+        """Compare the inputs of this program from now on."""
         for node in program.gm.graph.find_nodes(op="placeholder"):
             spec = meta(node).spec
             if isinstance(spec, (Parameter, Buffer)) and self._full:
                 self._names[spec] = None
 
     def ask(self, *, now: bool = False) -> None:
-        """Compare at the next call, if the last time was some calls ago; or `now`."""
+        """Compare at the next call, unless the last comparison is recent; with `now` in any case."""
         self._asked, self._now = True, self._now or now
 
     def due(self, call: int) -> bool:
-        """Whether the call of this number compares; the same on all ranks."""
+        """Return whether the call with this number compares; equal on all ranks."""
         return self._every > 0 and call % self._every == 0
 
     def wants(self, call: int) -> bool:
-        """Whether this rank asks the others to compare at this call."""
+        """Return whether this rank asks all ranks to compare at this call."""
         return self._asked and self._every > 0 and (self._now or call - self._last >= _SELDOM)
 
     def compare(self, number: int, call: Call) -> None:
-        """Compare; all ranks do this together.
+        """Compare the replicas; a collective call.
 
         Raises
         ------
-        AgreementError : names the first tensor that is not the same everywhere, and the ranks.
-        InputError : inputs that should be the same are not.
+        AgreementError : names the first tensor that differs between ranks, and the ranks.
+        InputError : inputs that should be equal differ.
         """
         before, self._last, self._asked, self._now = self._last, number, False, False
         tensors = self._tensors()
@@ -93,7 +93,7 @@ class Replicas:
             check_inputs_agree(self._process_mesh, call)
 
     def _inputs(self, call: Call) -> tuple[int, int]:
-        """Of the inputs without a batch dim, and of all samples where other ranks pass the same."""
+        """Return a checksum of inputs without a batch dim, and one of samples that pipeline ranks share."""
         pairs = list(zip(call.tensors, call.batch_dims, strict=True))
         shared = [t for t, dim in pairs if dim is None]
         samples = (
@@ -114,7 +114,7 @@ class Replicas:
         return found
 
     def _examine(self, tensors: Mapping[str, Tensor], rows: Sequence[Sequence[int]], before: int) -> None:
-        """Refuse values that differ; what differs by rounding becomes rank 0's."""
+        """Raise if values differ by more than rounding; else set all ranks to rank 0's values."""
         names = list(tensors)
         differing = [name for i, name in enumerate(names) if len({row[i] for row in rows}) > 1]
         distances = {name: self._distance(tensors[name]) for name in differing}
@@ -133,10 +133,10 @@ class Replicas:
         )
 
     def _distance(self, own: Tensor) -> float:
-        """How far the ranks' values are from rank 0's, at most."""
+        """Return the largest distance of the ranks' values from rank 0's."""
         first = own.clone()
         broadcast_tensors(self._process_mesh, [first])
-        # bounded, as it travels in 64 bits
+        # bounded, because the number must fit into 64 bits
         rows = self._agreement.exchange((int(min(difference(own, first, _TINY), 1e6) * _SCALE),))
         return max(row[0] for row in rows) / _SCALE
 
@@ -158,7 +158,7 @@ class Replicas:
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """Of each tensor 64 bits that other values would hardly give; one transfer for all."""
+    """Return 64 bits for each tensor that unequal values hardly share; one transfer for all tensors."""
     if not tensors:
         return []
     with torch.no_grad():
@@ -166,7 +166,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    """A sum of 64-bit words, by blocks with weights of their own; it wraps around."""
+    """Return a sum of 64-bit words, by blocks with different weights; the sum wraps around."""
     data = as_bytes(plain(tensor.detach()))
     # words need an aligned start
     if data.numel() % 8 or data.storage_offset() % 8:
@@ -176,13 +176,13 @@ def _checksum(tensor: Tensor) -> Tensor:
     total = words[blocks * _BLOCK :].sum()
     if blocks:
         sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
-        # odd weights lose no bit; others would shift the highest ones out
+        # odd weights lose no bit; even weights would shift the highest bits out
         total = total + (sums * torch.arange(3, 3 + 2 * blocks, 2, device=sums.device)).sum()
     return total
 
 
 def _mixed(sums: Sequence[int]) -> int:
-    """One number below 2**62 for several."""
+    """Combine several numbers into one number below 2**62."""
     mixed = 0
     for value in sums:
         mixed = (mixed * _MIX + value) & _MASK
@@ -190,5 +190,5 @@ def _mixed(sums: Sequence[int]) -> int:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """What may come of other orders of sums within some steps."""
+    """Return the relative difference that different orders of sums may cause within some steps."""
     return float(torch.finfo(dtype).eps ** 0.5) if dtype.is_floating_point else 0.0

@@ -1,4 +1,4 @@
-"""The program of a capture, and that all ranks have made the same one."""
+"""Make the program of a capture, and check that all ranks have made the same program."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = logging.getLogger("fxdp")
 
 
 class SamePrograms:
-    """Makes programs; all ranks do so together.
+    """Factory of programs; a collective operation.
 
-    Code that goes through a set has nodes and buffers in an order of each process's own. Where programs
-    differ their nodes are put into an order that only edges decide, in which they may be the same.
+    Code that iterates over a set creates nodes and buffers in an order that differs between processes. If
+    programs differ, their nodes are sorted by edges alone, which may make the programs equal.
     """
 
     def __init__(self, process_mesh: ProcessMesh, strategies: Strategies) -> None:
@@ -31,15 +31,15 @@ class SamePrograms:
     def make(
         self, found: Captured, sizes: Mapping[str, int], again: Callable[[], Captured | SpecializationError]
     ) -> Program:
-        """The program of a capture at these sizes; `again` makes another of the same call.
+        """Return the program of a capture at these sizes; `again` captures the same call once more.
 
         Raises
         ------
-        AgreementError : on all ranks, with the first line that differs, as their code has it.
+        AgreementError : on all ranks, with the first line that differs, as in their code.
         """
         told: AgreementError | None = None
         if not self._in_one_order:
-            program = self._strategies.make(found, sizes)  # whose graph is the captured one
+            program = self._strategies.make(found, sizes)  # the program's graph is the captured graph
             try:
                 self._compare(program)
             except AgreementError as error:
@@ -59,11 +59,11 @@ class SamePrograms:
         return program
 
     def _compare(self, program: Program) -> None:
-        """All ranks must have compiled the same program."""
+        """Raise if the ranks have compiled different programs."""
         if self._process_mesh.comms is None:
-            return  # nobody to compare with: the text of a deep model takes longer than most passes
+            return  # a single process; the text of a deep model takes longer than most passes
         if lines := program.schedule_lines():
-            # ranks that read other files as their schedule would wait for one another forever
+            # ranks with different schedule files would wait for one another forever
             agree(self._process_mesh, lines, "schedules")
         constants = tensor_lines(program.captured.constants) if self._process_mesh.mesh.world > 1 else []
         digests = gather_objects(self._process_mesh, (program.digest, *constants))

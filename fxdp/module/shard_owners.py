@@ -1,4 +1,4 @@
-"""The ranks that hold rows of a sharded parameter, and what they send one another outside of programs."""
+"""The ranks that hold shards of a parameter, and their communication outside of programs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fxdp.torch_compat import shard_axes
 
 @dataclass(frozen=True)
 class ShardOwners:
-    """The holders of a parameter's rows, in the order of the rows.
+    """The holders of a parameter's shards, in the order of the rows.
 
     Attributes
     ----------
-    joined : all ranks of the module's mesh.
-    group : joins the holders, and in a pipeline whose data ranks are replicated others as well.
-    places : the rank of each in the group.
-    counts : over how many ranks rows are sharded, each time.
-    rank : this rank's place among the holders.
+    process_mesh : all ranks of the module's mesh.
+    group : a process group of the holders; in a pipeline with replicated data ranks a larger group.
+    places : the rank of each holder in the group.
+    counts : the number of ranks over which rows are sharded, for each sharding.
+    rank : this rank's index among the holders.
     """
 
     process_mesh: ProcessMesh
@@ -40,7 +40,7 @@ class ShardOwners:
 
     @classmethod
     def of(cls, parameter: DTensor, process_mesh: ProcessMesh) -> ShardOwners:
-        """Those of a sharded parameter."""
+        """Return the holders of a sharded parameter."""
         axes, mesh = shard_axes(parameter), parameter.device_mesh
         counts = tuple(count for count, _ in sharding_of(parameter))
         if len(axes) == 1:
@@ -59,7 +59,7 @@ class ShardOwners:
         return len(self.places)
 
     def range_of(self, rows: int, holder: int) -> tuple[int, int]:
-        """The first row of a holder and the one after its last."""
+        """Return the range of rows of a holder."""
         sharded: list[tuple[int, int]] = []
         for count in reversed(self.counts):
             holder, place = divmod(holder, count)
@@ -67,7 +67,7 @@ class ShardOwners:
         return shard_range(rows, sharded)
 
     def exchange(self, sent: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
-        """What each holder has sent to this one: bytes, of which `due` says how many; all call this."""
+        """Return the bytes sent by each holder to this rank, `due` bytes each; a collective call."""
         size = dist.get_world_size(self.group)
         out, into = [0] * size, [0] * size
         for place, bytes_, expected in zip(self.places, sent, due, strict=True):
@@ -79,7 +79,7 @@ class ShardOwners:
         return [parts[place] for place in self.places]
 
     def told(self, value: object) -> list[Any]:
-        """What each holder says; all ranks of the mesh call this. Of which values, `gather_objects` says."""
+        """Return the value of each holder; a collective call of the mesh. For types see `gather_objects`."""
         found, comms = gather_objects(self.process_mesh, value), self.process_mesh.comms
         if comms is None:
             return found

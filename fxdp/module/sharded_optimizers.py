@@ -1,8 +1,8 @@
-"""Optimizers on sharded parameters, and which of them step how.
+"""Choose how an optimizer steps on sharded parameters.
 
-elementwise ones of torch.optim    on this rank's rows                      `LocalStep`
-matrix ones                        on full matrices, each on one rank      `OwnerUpdate`
-those of others                    on `DTensor`s, as torch does
+    elementwise ones of torch.optim    on this rank's shards                    `LocalStep`
+    matrix ones                        on full matrices, each on one rank      `OwnerUpdate`
+    any other class                    on `DTensor`s, as in torch
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxdp.module.superseded import adopt_successors
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import surround_step
 
-# by exact type: a subclass may do anything in its step
+# by exact type: a subclass may have a different step
 _ELEMENTWISE = frozenset(
     {
         optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,
@@ -36,7 +36,7 @@ _REFUSED = (optim.LBFGS, optim.SparseAdam)
 
 
 class ShardedOptimizers:
-    """Lets each optimizer that has parameters of a sharded module step as it would on one device.
+    """Make each optimizer with parameters of a sharded module step as on one device.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class ShardedOptimizers:
     Raises
     ------
     InputError (from `optimizer.step()`) : an LBFGS or SparseAdam.
-    RankFailedError (from `optimizer.step()`) : another rank failed or died.
+    RankFailedError (from `optimizer.step()`) : a different rank failed or died.
     """
 
     def __init__(self, module: nn.Module, process_mesh: ProcessMesh, note_step: Callable[[], None]) -> None:
@@ -53,14 +53,15 @@ class ShardedOptimizers:
         self._process_mesh = process_mesh
         self._note_step = note_step
         self._rows: weakref.WeakKeyDictionary[Optimizer, LocalShards] = weakref.WeakKeyDictionary()
-        self._begin_hook = self._begin  # bound once, so that it is found again
+        self._begin_hook = self._begin  # bound once, so that the hook can be identified
         handle = register_optimizer_step_pre_hook(self._meet)
         weakref.finalize(module, handle.remove)
 
     def _meet(self, optimizer: Optimizer, *_: Any) -> None:
-        """Come last before the optimizer's step and first after it.
+        """Install hooks that run last before the optimizer's step and first after the step.
 
-        So hooks of the user that clip gradients or average parameters see those that are stepped on.
+        Therefore hooks of the user that clip gradients or average parameters see the parameters that are
+        stepped.
         """
         adopt_successors(optimizer)
         if any(id(p) in self._own for group in optimizer.param_groups for p in group["params"]):
@@ -70,8 +71,8 @@ class ShardedOptimizers:
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The step's arguments, with a twin in the place of the optimizer."""
-        if args[0] is not optimizer:  # another module's, in whose place a twin steps already
+        """Return the step's arguments with a counterpart for the optimizer, or None to change nothing."""
+        if args[0] is not optimizer:  # a second compiled module has put a counterpart there
             return None
         kind = type(optimizer)
         if isinstance(optimizer, _REFUSED):
@@ -94,14 +95,14 @@ class ShardedOptimizers:
 
 
 def _finish(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let the optimizer have what its twin has got."""
+    """Copy the results of the counterpart to the optimizer."""
     step = vars(args[0]).pop("fxdp_step", None)
     if step is not None:
         step.finish()
 
 
 def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with a closure that was called: it makes the gradients that a twin needs to begin."""
+    """Call the closure, as a counterpart needs gradients first; return arguments with the finished loss."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return args, kwargs

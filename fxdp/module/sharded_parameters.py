@@ -1,10 +1,10 @@
-"""A model's parameters sharded: `DTensor`s over one flat buffer per dtype, and stand-ins for them.
+"""Shard a model's parameters: `DTensor`s over one flat buffer per dtype, and placeholders for capture.
 
     flat f32     | fc1.weight rows | fc1.bias rows | fc2.weight rows | ..    in the model's order, padded
-    parameters   DTensor Shard(0)    DTensor         DTensor                 views of it, by the model's names
+    parameters   DTensor Shard(0)    DTensor         DTensor                 views of flat, by model names
 
-So a bucket of parameters that follow one another is gathered from where it lies. On one host the buffer is
-memory that all ranks see, in which rows that fill pages come first: these are shown to others as they are.
+A bucket of adjacent parameters is gathered without packing. On one host the buffer is memory shared by all
+ranks, in which shards that fill pages come first: the ranks of the host map these pages without a copy.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fxdp.torch_compat import (
 
 
 def share_values(module: nn.Module, process_mesh: ProcessMesh, lines: Sequence[str] = ()) -> None:
-    """Give all ranks rank 0's values, sharded parameters aside, which have them; all call this together.
+    """Broadcast rank 0's values, except sharded parameters, which have these values; a collective call.
 
     Raises
     ------
     AgreementError : the ranks hold different models, or differ in `lines`.
-    RankFailedError : another rank failed or died.
+    RankFailedError : a different rank failed or died.
     """
     if process_mesh.mesh.world > 1:
         agree(process_mesh, [*model_lines(module), *lines], "models or options")
@@ -53,16 +53,16 @@ def share_values(module: nn.Module, process_mesh: ProcessMesh, lines: Sequence[s
 
 
 def shard_parameters(module: nn.Module, process_mesh: ProcessMesh) -> None:
-    """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
+    """Replace the parameters of `module` by `DTensor`s with rank 0's values; each rank holds its shard.
 
-    All ranks call this together. Tied parameters stay tied; a parameter without dims stays as it is.
-    Whatever holds the old ones, as an optimizer does, comes to the new ones by them.
+    A collective call. Tied parameters stay tied; a parameter without dims is not sharded. An object that
+    holds an old parameter, such as an optimizer, reaches the new parameter through the old one.
 
     Raises
     ------
     AgreementError : the ranks hold different models.
     InputError : parameters of classes with `__slots__`.
-    RankFailedError : another rank failed or died.
+    RankFailedError : a different rank failed or died.
     """
     if process_mesh.device_mesh is not None:
         check_classes(module)
@@ -75,13 +75,15 @@ def shard_parameters(module: nn.Module, process_mesh: ProcessMesh) -> None:
 
 
 def materialise(module: nn.Module, process_mesh: ProcessMesh) -> set[str]:
-    """The same for a model on the meta device, with initial values; the names of tensors that got none.
+    """Shard a model on the meta device, and draw initial values; return the names of tensors without values.
+
+    A collective call.
 
     Raises
     ------
     AgreementError : the ranks hold different models.
     InputError : parameters of classes with `__slots__`.
-    RankFailedError : another rank failed or died.
+    RankFailedError : a different rank failed or died.
     """
     if process_mesh.device_mesh is not None:
         check_classes(module)
@@ -100,7 +102,7 @@ def materialise(module: nn.Module, process_mesh: ProcessMesh) -> set[str]:
     )
     torch.set_rng_state(first)
     unset = set(initialise(module, made, _keep))
-    if not torch.equal(own, first):  # ranks were seeded apart: the model is rank 0's, and nothing else
+    if not torch.equal(own, first):  # ranks with different seeds: only the model is rank 0's
         torch.set_rng_state(own)
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = {name for name, tensor in named if tensor in unset}
@@ -115,9 +117,9 @@ def _keep(made: Tensor, full: Tensor) -> None:
 
 
 def _let_states_be_saved(module: nn.Module) -> None:
-    """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled.
+    """Make `state_dict()` of the model and of each submodule return tensors that can be copied and pickled.
 
-    And let `load_state_dict()` take full tensors, and `parameter.data = value` write rows.
+    Also make `load_state_dict()` accept full tensors, and `parameter.data = value` write the shard.
     """
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
@@ -127,7 +129,7 @@ def _let_states_be_saved(module: nn.Module) -> None:
 
 
 def _let_data_be_set(module: nn.Module, *_: Any) -> None:
-    # after each load, as assign=True makes other parameters
+    # after each load, because assign=True creates new parameters
     own: dict[str, Any] = module._parameters
     for parameter in own.values():
         if isinstance(parameter, DTensor):
@@ -136,7 +138,7 @@ def _let_data_be_set(module: nn.Module, *_: Any) -> None:
 
 def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for name, value in state.items():
-        # detached by torch, rows say that they begin where they do in the buffer, but have none of its memory
+        # a shard detached by torch keeps its offset in the buffer, but not the memory before
         if isinstance(value, DTensor) and not isinstance(value, nn.Parameter) and value.storage_offset():
             state[name] = dtensor_like(value, local_of(value))
 
@@ -144,9 +146,9 @@ def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: A
 def _sharded_parameters(
     parameters: Iterable[nn.Parameter], process_mesh: ProcessMesh, device: torch.device | None = None
 ) -> dict[nn.Parameter, Tensor]:
-    """The `DTensor` for each parameter that has rows; of one dtype all lie in one buffer.
+    """Return a `DTensor` for each parameter with dims; all shards of one dtype are in one buffer.
 
-    Those of the meta device have no values yet; their rows are made on `device`.
+    Parameters on the meta device have no values yet; their shards are allocated on `device`.
     """
     if process_mesh.device_mesh is None:
         return {}
@@ -164,7 +166,8 @@ def _sharded_parameters(
         if shown:
             members.sort(key=lambda p: not fills_pages(p.shape, p.itemsize, mesh.size))
         each = [largest_shard(len(p), mesh.sharding) * prod(p.shape[1:]) for p in members]
-        # one more than they need: by that `with_padding` tells memory that stays from that of a cast
+        # one element more than needed: `with_padding` recognizes memory that stays, as opposed to a cast's,
+        # by that
         flat = _zeros(sum(each) + 1, dtype, where, process_mesh if shown else None)
         for parameter, room in zip(members, torch.split(flat[:-1], each), strict=True):
             first, last = shard_range(len(parameter), mesh.sharding)
@@ -188,7 +191,7 @@ def _zeros(count: int, dtype: torch.dtype, device: torch.device, seen_by: Proces
 
 
 def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:
-    """Put parameters and buffers in the place of others."""
+    """Replace parameters and buffers."""
     for owner in module.modules():
         registries: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
         for registry in registries:
@@ -199,7 +202,7 @@ def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:
 
 @contextlib.contextmanager
 def full_placeholders(module: nn.Module) -> Iterator[None]:
-    """Inside, the model has parameters of full shapes, whose values are nobody's: for capture alone."""
+    """Give the model parameters with full shapes and without values inside the block, for capture alone."""
     sharded = [p for p in module.parameters() if is_sharded(p)]
     placeholders = {parameter: placeholder_for(parameter) for parameter in sharded}
     _replace(module, placeholders)
@@ -210,8 +213,8 @@ def full_placeholders(module: nn.Module) -> Iterator[None]:
 
 
 def _shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Put this rank's rows in the place of full tensors of a state that is being loaded into `module`."""
-    if not prefix:  # the module that was asked to load comes first
+    """Replace full tensors by this rank's shards in a state that is being loaded into `module`."""
+    if not prefix:  # the module on which load_state_dict was called comes first
         _check_shapes(module, state)
     own: dict[str, Any] = module._parameters
     for name, parameter in own.items():
@@ -221,7 +224,7 @@ def _shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> N
 
 
 def _check_shapes(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Refuse to load what does not fit sharded parameters, all at once, before anything is loaded."""
+    """Raise if tensors do not fit sharded parameters, listing all, before anything is loaded."""
     given = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     wrong = [
         f"{name} {[*given[name].shape]}, expected {[*parameter.shape]}"
@@ -233,7 +236,7 @@ def _check_shapes(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _write(parameter: DTensor, value: Tensor) -> None:
-    """What `parameter.data = value` asks for."""
+    """Write a value into the shard, as `parameter.data = value` requires."""
     if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
         raise StateError(
             f"`.data = {value.dtype}{list(value.shape)}` for a sharded parameter of "
@@ -244,7 +247,7 @@ def _write(parameter: DTensor, value: Tensor) -> None:
 
 
 def _shard_like(parameter: DTensor, full: Tensor) -> Tensor:
-    """This rank's rows of a value, as the parameter holds them; of a `DTensor` it is itself."""
+    """Return this rank's shard of a value, sharded like the parameter; a `DTensor` is returned unchanged."""
     if isinstance(full, DTensor):
         return full
     rows = _own_shard_of(parameter, full).to(local_of(parameter))

@@ -1,4 +1,4 @@
-"""Which strategy serves the programs of a compiled model, where memory decides or is limited."""
+"""Choose the strategy of a compiled model's programs if memory decides or is limited."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from fxdp.ranks.mesh_init import with_shard_group
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _STATIC = 4
-"""Values of each trained parameter's size that lie in memory all the time: it, its gradient, Adam's two."""
+"""The number of values per element of a trained parameter held all the time: value, gradient, Adam's two."""
 
 
 class WantsShardingError(Exception):
-    """The cheapest strategy that fits shards parameters which all ranks hold in full as yet."""
+    """Signal that the cheapest strategy that fits shards parameters which all ranks still hold in full."""
 
 
 class Strategies:
-    """Makes programs, each by the strategy that was asked for, or by the cheapest that fits."""
+    """Factory of programs, each by the requested strategy or by the cheapest strategy that fits."""
 
     def __init__(self, process_mesh: ProcessMesh, options: Options, *, sharded: bool) -> None:
-        """`sharded` says whether the parameters lie in rows by now."""
+        """Create a factory; `sharded` says whether the parameters are already sharded."""
         self._process_mesh, self._options, self._sharded = process_mesh, options, sharded
         self._limit: int | None = None
 
     def make(self, captured: Captured, sizes: Mapping[str, int]) -> Program:
-        """The program of a capture, for the largest part of the batch; all ranks call this together.
+        """Return the program of a capture, for the largest part of the batch; a collective call.
 
         Raises
         ------
-        WantsShardingError : on all ranks alike.
+        WantsShardingError : on all ranks.
         InputError : the predicted peak is above the limit.
         """
         if self._limit is None:
@@ -66,7 +66,7 @@ class Strategies:
         return program
 
     def _best_of_all(self, captured: Captured, sizes: Mapping[str, int], limit: int) -> Program | None:
-        """What `strategy="auto"` would have chosen, for the refusal of another."""
+        """Return the program that `strategy="auto"` would choose, to be named when a strategy is refused."""
         if self._options.strategy == "auto":
             return None
         return choose(
@@ -75,18 +75,18 @@ class Strategies:
 
 
 def limit_of(process_mesh: ProcessMesh, options: Options) -> int | None:
-    """The bytes that a rank may plan with, None for whatever it needs; all ranks call this together."""
+    """Return the bytes that a rank may plan with, None for no limit; a collective call."""
     if options.memory_limit is not None or options.strategy != "auto":
         return options.memory_limit
     device = process_mesh.mesh.device_type
     rows: list[tuple[str, int]] = gather_objects(process_mesh, (socket.gethostname(), device_memory(device)))
     hosts = [host for host, _ in rows]
-    # ranks of one host share its memory, but not GPUs
+    # ranks of one host share memory, but not GPUs
     return min(size // (hosts.count(host) if device == "cpu" else 1) for host, size in rows)
 
 
 def begins_sharded(module: nn.Module, process_mesh: ProcessMesh, options: Options) -> bool:
-    """Whether parameters are sharded before the first call: if that is asked for, or surely needed."""
+    """Return whether to shard parameters before the first call: if requested, or certainly needed."""
     if options.strategy != "auto":
         return options.shards
     legal = legal_strategies(process_mesh.mesh, options)
@@ -103,14 +103,14 @@ def begins_sharded(module: nn.Module, process_mesh: ProcessMesh, options: Option
 def shard_model(
     module: nn.Module, process_mesh: ProcessMesh, options: Options
 ) -> tuple[ProcessMesh, set[str]]:
-    """Shard a model's parameters; with groups for rows, and the names of tensors that got no values.
+    """Shard a model's parameters; return the mesh with shard groups, and the names of tensors without values.
 
-    All ranks call this together.
+    A collective call.
 
     Raises
     ------
     AgreementError : the ranks hold different models.
-    RankFailedError : another rank failed or died.
+    RankFailedError : a different rank failed or died.
     """
     process_mesh = with_shard_group(process_mesh, post_forward_size(process_mesh.mesh, options))
     if device_type(module) == "meta":

@@ -1,10 +1,11 @@
-"""Parameters that were replaced by sharded ones, for all that holds them still: optimizers, lists of users.
+"""Parameters that were replaced by sharded ones, for code that still holds them: optimizers, users' lists.
 
     optimizer.param_groups   w: SupersededParameter ──> w: DTensor   the model's
 
-Nothing public says which optimizers hold a parameter, so none is looked for. Each replaced parameter passes
-all functions of torch on to the sharded one, by `__torch_function__`: so `zero_grad()` clears its gradient,
-and `clip_grad_norm_` clips it. At its first step an optimizer gets the sharded parameters themselves.
+No public API tells which optimizers hold a parameter, so fxdp does not search. Each replaced parameter
+forwards all functions of torch to the sharded one, by `__torch_function__`: `zero_grad()` clears the sharded
+gradient, and `clip_grad_norm_` clips it. At the first step an optimizer gets the sharded parameters
+themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fxdp.module.optimizer_counterpart import sharded_states
 
 
 class SupersededParameter(nn.Parameter):
-    """A parameter without values of its own, which passes on all functions of torch to its successor."""
+    """A parameter without values that forwards all functions of torch to its successor."""
 
     @classmethod
     def __torch_function__(
@@ -35,7 +36,7 @@ class SupersededParameter(nn.Parameter):
     ) -> Any:
         """Call a function of torch with successors in the place of superseded parameters."""
         args, kwargs = pytree.tree_map(_current, (args, dict(kwargs or {})))
-        if func == _SET_DATA:  # which a sharded parameter does by itself
+        if func == _SET_DATA:  # a sharded parameter handles this by itself
             args[0].data = args[1]
             return None
         return func(*args, **kwargs)
@@ -58,7 +59,7 @@ def _current(value: Any) -> Any:
 
 
 def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
-    """Let parameters pass on all that they are asked to those that replace them, and free their memory."""
+    """Make parameters forward all access to their successors, and free the parameters' memory."""
     for parameter, successor in made.items():
         parameter.grad = None
         parameter.data = parameter.data.new_empty(0)
@@ -67,11 +68,11 @@ def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
 
 
 def check_classes(module: nn.Module) -> None:
-    """Refuse parameters that could not be superseded, before anything is changed.
+    """Raise if a parameter cannot be superseded, before anything is changed.
 
     Raises
     ------
-    InputError : parameters of classes with `__slots__`; all of them are named.
+    InputError : parameters of classes with `__slots__`; the message names all.
     """
     sharded = [(name, p) for name, p in module.named_parameters() if p.dim() > 0]
     refused = [f"{name} ({type(p).__name__})" for name, p in sharded if _is_fixed(p)]
@@ -83,7 +84,7 @@ def check_classes(module: nn.Module) -> None:
 
 
 def _is_fixed(parameter: nn.Parameter) -> bool:
-    """Whether Python refuses to give an object of this class another one."""
+    """Return whether Python refuses to assign a new class to an object of this class."""
     own = type(parameter)
     try:
         parameter.__class__ = SupersededParameter
@@ -94,7 +95,7 @@ def _is_fixed(parameter: nn.Parameter) -> bool:
 
 
 def adopt_successors(optimizer: Optimizer) -> None:
-    """Give an optimizer the successors of its superseded parameters, and of its state this rank's shard."""
+    """Replace an optimizer's superseded parameters by successors, and shard their states."""
     for group in optimizer.param_groups:
         params = group["params"]
         if SupersededParameter not in map(type, params):

@@ -1,9 +1,9 @@
-"""`TracedCall`: runs a graph that torch.compile traced as a call of a compiled module.
+"""`TracedCall`: run a graph that torch.compile traced as a call of a compiled module.
 
     torch.compile  --  arguments  -->  TracedCall  --  CompiledModule of a TracedModel  -->  results
 
-torch keeps one function for a graph and passes it the parameters at each call: for each set of these there
-is a compiled module, which lives as long as they do.
+Torch keeps one function per graph and passes the parameters at each call. For each set of parameters there is
+a compiled module, which lives as long as the parameters.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from fxdp.ranks.agreement import agree
 
 _KEPT = "_fxdp_compiled"
 _MODELS = 16
-"""Models of one function, or sets of its inputs, that stay compiled."""
+"""The number of compiled modules kept for one function, for different models or sets of inputs."""
 
 
 @dataclass(frozen=True)
 class TracedOptions:
-    """What the user chose for the graphs of a function."""
+    """The user's options for the graphs of a function."""
 
     mesh: Any
     options: Options
     graph_breaks: bool = False
-    """Whether torch may break a call into several graphs."""
+    """True if torch may break a call into several graphs."""
 
     @classmethod
     def named(cls, given: Mapping[str, Any]) -> TracedOptions:
-        """The mesh and the options of these names.
+        """Create options from keyword arguments.
 
         Raises
         ------
-        InputError : values that no option has.
+        InputError : invalid values of options.
         """
         named = dict(given)
         mesh, graph_breaks = named.pop("mesh", None), named.pop("graph_breaks", False)
@@ -55,12 +55,12 @@ class TracedOptions:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What programs are kept by."""
+        """The key for caching programs."""
         return id(self.mesh), *self.options.lines(), str(self.options.dump_dir)
 
     @property
     def needs_model(self) -> str:
-        """Which of the options cannot be had of a graph, and why."""
+        """The reason why an option is impossible for a graph; empty if all options are possible."""
         options = self.options
         if options.may_shard:
             return (
@@ -78,11 +78,11 @@ class TracedOptions:
         return ""
 
     def check_parts(self) -> None:
-        """Refuse what no call can have that is broken into several graphs.
+        """Raise for options that are impossible for a call with several graphs.
 
         Raises
         ------
-        InputError : names it.
+        InputError : names the options.
         """
         options = self.options
         alone = {
@@ -97,11 +97,11 @@ class TracedOptions:
             )
 
     def check_losses(self, losses: int) -> None:
-        """In micro-batches and stages the backward runs inside of the call, for one loss.
+        """Raise if a graph has several losses although the backward runs inside of the call.
 
         Raises
         ------
-        InputError : a graph with several.
+        InputError : micro-batches or stages with several losses.
         """
         cut = self.options.microbatches > 1 or self.options.stages not in (None, 1)
         if cut and losses > 1:
@@ -112,31 +112,31 @@ class TracedOptions:
 
 
 class _Compiled:
-    """The compiled modules of which a tensor is the first parameter or buffer.
+    """The compiled modules for a tensor that is the first parameter or buffer of a model.
 
-    It is kept on that tensor, so that it lives as long as the model: torch keeps a compiled function, and
-    what that holds, as long as the model's class. A graph without tensors keeps its own.
+    This object is stored on the tensor, to live as long as the model: torch keeps a compiled function, and
+    objects held by the function, as long as the model's class. A graph without tensors stores its own.
     """
 
     def __init__(self) -> None:
         self.modules: LRU[Any, tuple[CompiledModule, TracedModel, Any]] = LRU(_MODELS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Compiled, ()  # a model that is pickled leaves its programs behind
+        return _Compiled, ()  # a pickled model does not include programs
 
 
 @dataclass
 class TracedCall:
-    """Runs one graph, for any model whose parameters come with the call."""
+    """Callable that runs one graph, for any model whose parameters are passed with the call."""
 
     read: ReadGraph
     chosen: TracedOptions
     title: str
     between: BetweenGraphs | None = None
-    """Where torch breaks the call into several graphs, what this one does for the others."""
+    """The connections to the remaining graphs if torch breaks the call into several graphs."""
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """What the graph returns, of the global batch."""
+        """Run the graph on the global batch and return the outputs."""
         graph = self.read.graph
         values = [arguments[i] for i in self.read.positions]
         tensors: dict[str, Tensor] = {}
@@ -159,7 +159,7 @@ class TracedCall:
             outputs = list(compiled(**inputs))
             return outputs if self.between is None else self.between.leave(compiled, outputs)
         except AgreementError as error:
-            if "graph " in str(error):  # each rank has it: they differ in what the call was traced to
+            if "graph " in str(error):  # equal on each rank: the ranks differ in the graphs that torch traced
                 agree(compiled._process_mesh, graph.lines, "graphs of torch.compile")
             raise
 

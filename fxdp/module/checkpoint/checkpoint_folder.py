@@ -1,11 +1,12 @@
-"""The folder of a checkpoint on disk: written beside the one before, and put in its place by renaming.
+"""The folder of a checkpoint on disk: written next to the previous checkpoint, then renamed.
 
     run.new         written by all ranks                       a kill here leaves `run`
     run             -> run.previous      \\  by rank 0          a kill between leaves `run.previous`,
-    run.new         -> run               /                     which is found where `run` is not there
+    run.new         -> run               /                     which `find` returns if `run` is missing
     run.previous    removed
 
-So a folder under the name that was asked for, or under `.previous`, is complete, whenever a saver was killed.
+A folder under the requested name, or under `.previous`, is therefore complete, at whatever moment a saver was
+killed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _METADATA = ".metadata"  # torch writes it last
 
 
 def path_of(given: object) -> Path:
-    """What a user gave as a path, from the root on.
+    """Return the absolute path given by a user.
 
     Raises
     ------
-    InputError : it is none.
+    InputError : the value is not a path.
     """
     if not isinstance(given, (str, os.PathLike)) or not str(given) or "\0" in str(given):
         raise InputError(f"the path of a checkpoint is {given!r}, expected text or a Path")
@@ -35,7 +36,7 @@ def path_of(given: object) -> Path:
 
 
 def new_folder(path: Path) -> Path:
-    """Where a checkpoint is written before it takes its name."""
+    """Return the folder in which a checkpoint is written before the renaming."""
     return path.with_name(path.name + ".new")
 
 
@@ -44,11 +45,11 @@ def _previous_folder(path: Path) -> Path:
 
 
 def begin(path: Path) -> str | None:
-    """Make the new folder; in words why that cannot be, or None."""
+    """Make the new folder; return None, or a description of the reason for a failure."""
     if path.exists() and not (path / _METADATA).is_file() and (not path.is_dir() or any(path.iterdir())):
         return f"{path} is there already and is no checkpoint; expected a path that does not exist"
     try:
-        if new_folder(path).exists():  # of a saver that was killed
+        if new_folder(path).exists():  # left by a saver that was killed
             shutil.rmtree(new_folder(path))
         new_folder(path).mkdir(parents=True)
     except OSError as error:
@@ -57,7 +58,7 @@ def begin(path: Path) -> str | None:
 
 
 def publish(path: Path) -> None:
-    """Give the new folder its name, and remove the one before it."""
+    """Rename the new folder to the final name, and remove the previous checkpoint."""
     previous = _previous_folder(path)
     if path.exists():
         if previous.exists():
@@ -69,26 +70,26 @@ def publish(path: Path) -> None:
 
 
 def find(path: Path) -> Path:
-    """The folder to load: the one before, where a saver was killed between two renamings."""
+    """Return the folder to load: the previous one if a saver was killed between two renamings."""
     previous = _previous_folder(path)
     return previous if previous.is_dir() and not path.exists() else path
 
 
 def read_metadata(folder: Path) -> tuple[Metadata | None, str]:
-    """What lies in a folder, and in words what is wrong with it."""
+    """Return the metadata of a folder, or None, and a description of faults, or an empty text."""
     if not (folder / _METADATA).is_file():
         there = "is no checkpoint, or a part of one: it has no" if folder.is_dir() else "does not exist, nor"
         return None, f"{folder} {there} {_METADATA}"
     try:
         found = FileSystemReader(folder).read_metadata()
-    except Exception as error:  # unpickling what is no metadata raises anything
+    except Exception as error:  # unpickling a file that is not metadata may raise any exception
         return None, f"{folder / _METADATA} cannot be read ({type(error).__name__}: {error})"
     cut = _cut_files(folder, found)
     return found, f"{folder} is a part of a checkpoint: {', '.join(cut)} missing or cut off" if cut else ""
 
 
 def _cut_files(folder: Path, metadata: Metadata) -> list[str]:
-    """The files that are shorter than what should lie in them."""
+    """Return the files that are shorter than their contents require."""
     ends: dict[str, int] = {}
     for place in (metadata.storage_data or {}).values():
         ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)

@@ -1,12 +1,12 @@
-"""What a checkpoint holds, by name, and how it differs from what a model and its optimizer want.
+"""The contents of a checkpoint by name, and the differences from a model and an optimizer.
 
     model.<name of a parameter or buffer>
-    optimizer.state.<name of a parameter>.<what its optimizer keeps>
+    optimizer.state.<name of a parameter>.<name of the state>
     optimizer.param_groups.<number>.<option>
     step
 
-These are the names that `torch.distributed.checkpoint` gives to `get_model_state_dict` and
-`get_optimizer_state_dict` in one dict, so it can read what is saved here, and this what it saved.
+These names are the names that `torch.distributed.checkpoint` uses for `get_model_state_dict` and
+`get_optimizer_state_dict` in one dict, so torch can read checkpoints of fxdp, and fxdp checkpoints of torch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _GROUPS = "optimizer.param_groups."
 
 
 def state_of(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Model and optimizer as they are; the tensors are their own."""
+    """Return the current state of model and optimizer, without copies of the tensors."""
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         adopt_successors(optimizer)
         fresh = not optimizer.state
         with _as_trained(optimizer):
-            # torch makes an optimizer's state by a step that changes no parameter, but counts as one
+            # torch creates an optimizer's state by a step that changes no parameter, but counts as a step
             state["optimizer"] = get_optimizer_state_dict(model, optimizer)
         if fresh:
             optimizer.state.clear()
@@ -52,9 +52,9 @@ def state_of(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata) -> dict[str, Any]:
-    """What to load: the model's own tensors, and an optimizer's state for parameters that have some there.
+    """Return the state to load into: the model's own tensors, and optimizer state present in the checkpoint.
 
-    Parameters that have not got a gradient yet have none.
+    A parameter without a gradient so far has no optimizer state.
     """
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is None:
@@ -75,9 +75,9 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
 
 
 def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
-    """A copy of what it keeps; nothing, if a parameter has no state: torch makes all of it by a step.
+    """Return a copy of the optimizer's state; empty if a parameter has none, as torch then creates all.
 
-    Those that make it when they are made themselves, as Adagrad in torch 2.11, could not step without.
+    An optimizer that creates state in its constructor (Adagrad in torch 2.11) could not step without state.
     """
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not all(map(optimizer.state.get, trained)):
@@ -87,11 +87,11 @@ def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
 
 
 def differences(state: Mapping[str, Any], metadata: Metadata) -> list[str]:
-    """All names that are missing, extra or of another shape in the checkpoint, a line for each."""
+    """Return one line for each name that is missing, extra or of a different shape in the checkpoint."""
     wanted, _ = flatten_state_dict(dict(state))
     there = {k: m for k, m in metadata.state_dict_metadata.items() if k.partition(".")[0] in state}
     lines = []
-    if _groups(wanted) != _groups(there):  # one line for the many options of groups
+    if _groups(wanted) != _groups(there):  # one line instead of one for each of the many options of groups
         lines = [f"{_groups(there)} groups of parameters of an optimizer, expected {_groups(wanted)}"]
         wanted, there = ({k: v for k, v in o.items() if not k.startswith(_GROUPS)} for o in (wanted, there))
     lines += [f"missing: {key}" for key in wanted if key not in there]
@@ -105,10 +105,10 @@ def differences(state: Mapping[str, Any], metadata: Metadata) -> list[str]:
 
 
 def take(model: nn.Module, optimizer: Optimizer | None, state: Mapping[str, Any]) -> None:
-    """Let model and optimizer have what was loaded."""
+    """Load the state into model and optimizer."""
     set_model_state_dict(model, state["model"])
     if optimizer is not None:
-        # those without a gradient yet have no state, which torch calls not strict
+        # parameters without a gradient so far have no state, which torch allows with strict=False only
         options = StateDictOptions(strict=False)
         with _as_trained(optimizer):
             set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
@@ -128,10 +128,10 @@ def _spoken(shape: list[int] | None) -> str:
 
 @contextmanager
 def _as_trained(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, all parameters train, and none has a gradient.
+    """Make all parameters trainable and remove gradients inside the block.
 
-    Where one has, torch makes no state, and later finds none. And it leaves out what is kept of those that
-    are frozen now, which may have been trained before and may be again.
+    If a parameter has a gradient, torch creates no state, and later finds none. Torch also omits the state of
+    frozen parameters, which may have been trained before and may be trained again.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]

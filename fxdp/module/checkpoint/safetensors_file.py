@@ -1,13 +1,13 @@
-"""`fxdp.save_safetensors`: a model's values entire in one file, written tensor by tensor.
+"""`fxdp.save_safetensors`: write a model's full values into one file, tensor by tensor.
 
     length of the header | header: name, dtype, shape and place of each tensor | tensors, one after another
 
-The format is plain, and its own library writes a file from all tensors at once. Here rank 0 writes its rows
-of a tensor and then those that the others send, rank by rank: it never holds more than one rank's rows of one
-tensor beyond its own, and the others nothing.
+The format is simple, but the safetensors library writes a file from all tensors at once. Here rank 0 writes
+its own shard of a tensor and then the shards of the remaining ranks, rank by rank: rank 0 never holds more
+than one shard beyond its own, and the senders hold nothing extra.
 
-Tensors that are tied are one tensor in the file. Which of their names it has is what transformers and
-`safetensors.torch.load_model` expect; the others stand in the metadata, as `save_model` writes them.
+Tied tensors are one tensor in the file, under the name that transformers and `safetensors.torch.load_model`
+expect; further names are in the metadata, as `save_model` writes them.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ _DTYPES = {
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.bool: "BOOL",
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-_ALIGNED = 8  # the header's end, as its library has it: then all tensors lie at multiples of their items
+_ALIGNED = 8  # of the header's end, as in the library: tensors start at multiples of their item size
 
 
 def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     """Write the model's unsharded parameters and buffers into one safetensors file, under the model's names.
 
-    All ranks call it together with one path; rank 0 writes. No rank holds more than rows of one tensor beyond
-    its share. What is there under the name stays until the new file is complete. `safetensors` need not be
-    installed; `safetensors.torch.load_file` and `load_model` read the file, transformers finds tied weights.
+    A collective call: all ranks call it with the same path, and rank 0 writes. No rank holds more than one
+    shard of one tensor beyond its own. An existing file stays until the new file is complete. `safetensors`
+    need not be installed; `safetensors.torch.load_file` and `load_model` read the file, and transformers
+    finds tied weights.
 
     Parameters
     ----------
-    path : the file to be, in the place of an older one or new.
-    compiled : what `fxdp.compile` returned.
+    path : the file, new or to be replaced.
+    compiled : the module returned by `fxdp.compile`.
 
     Raises
     ------
-    InputError : a path that is not writable; what the format cannot hold or nobody has given a value.
-    StateError : the file could not be written; the one before is as it was.
-    RankFailedError : another rank failed or died.
+    InputError : the path is not writable, or a value does not fit into the format or is not initialized.
+    StateError : the file could not be written; an existing file is unchanged.
+    RankFailedError : a different rank failed or died.
     """
     process_mesh, file = process_mesh_of(compiled), path_of(path)
     state = compiled.state_dict()
@@ -85,7 +86,7 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
 
 
 def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
-    """Why the state is not for such a file; None if it is."""
+    """Return the reason why the state cannot be stored in a safetensors file; None if there is no reason."""
     if compiled._options.gradients == "owner" and compiled._mesh.pipeline.size > 1:
         return (
             "gradients='owner': each pipeline rank has the new values of its own stages alone; expected "
@@ -104,11 +105,11 @@ def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
 
 
 def _kept_names(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str], dict[str, str]]:
-    """The names in the file, largest items first; of other names of tied tensors the one that is there."""
+    """Return the names in the file, largest items first, and for each further tied name the stored name."""
     every = (model.named_parameters, model.named_buffers)
     stored_as = {name: id(tensor) for named in every for name, tensor in named(remove_duplicate=False)}
     groups: dict[object, list[str]] = {}
-    for name in state:  # what a state dict has may be made for it, tied or not
+    for name in state:  # a state dict may create values, tied or not
         groups.setdefault(stored_as.get(name, name), []).append(name)
     made = _made_from_others(model)
     kept, tied = [], dict[str, str]()
@@ -120,7 +121,7 @@ def _kept_names(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str
 
 
 def _made_from_others(model: nn.Module) -> list[str]:
-    """Patterns of names that transformers ties to others when it loads."""
+    """Return patterns of the names that transformers ties to a different name on loading."""
     found = []
     for path, module in model.named_modules():
         keys = getattr(module, "_tied_weights_keys", None) or ()
@@ -135,7 +136,7 @@ def _written_completely(
     state: Mapping[str, Tensor],
     tied: Mapping[str, str],
 ) -> str | None:
-    """`_written`; half a file is of no use to anybody, and the disk may be full."""
+    """Call `_written`, and remove an incomplete file, because the disk may be full."""
     full = False
     try:
         with guard(process_mesh):
@@ -152,25 +153,25 @@ def _written_completely(
 def _written(
     process_mesh: ProcessMesh, output: BinaryIO | None, state: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> str | None:
-    """Write header and tensors; in words what went wrong, after all ranks have given all of theirs."""
+    """Write header and tensors; return a description of a failure, after all ranks have sent all tensors."""
     fault = None
     for piece in chain([_header(state, tied)], _pieces(process_mesh, state)):
         if output is not None and fault is None:
             try:
                 output.write(piece)
-            except OSError as error:  # the others go on to send, so this rank has to receive
+            except OSError as error:  # the senders continue, so this rank must receive
                 fault = f"{output.name} could not be written; what was there is as it was: {error}"
-        del piece  # else it would be there still while the next one comes
+        del piece  # free the piece before the next one arrives
     if output is not None:
         try:
             output.close()
-        except OSError as error:  # what was buffered finds no room
+        except OSError as error:  # no space for buffered data
             fault = fault or f"{output.name} could not be written; what was there is as it was: {error}"
     return fault
 
 
 def _pieces(process_mesh: ProcessMesh, state: Mapping[str, Tensor]) -> Iterator[Any]:
-    """On rank 0 the bytes of all tensors in their order, rows of sharded ones as their holders send them."""
+    """Yield the bytes of all tensors in order on rank 0; holders of shards send them to rank 0."""
     sharded = [_own_rows(value) for value in state.values()]
     group = None if process_mesh.comms is None else process_mesh.comms.world_group
     place = 0 if group is None else dist.get_rank(group)
@@ -179,7 +180,7 @@ def _pieces(process_mesh: ProcessMesh, state: Mapping[str, Tensor]) -> Iterator[
         holders: dict[int, tuple[int, int]] = {}
         for place_of_rank, rows in everywhere:
             first, last = rows[number]
-            if last > first:  # replicas hold the same rows: one of them gives them
+            if last > first:  # replicas hold equal rows: one of them sends
                 holders.setdefault(first, (last, place_of_rank))
         for first, (last, holder) in sorted(holders.items()):
             mine = holder == place
@@ -206,7 +207,7 @@ def _in_memory(data: Tensor) -> Any:
 
 
 def _own_rows(value: Tensor) -> tuple[int, int]:
-    """The first row that this rank holds and the one after its last; one row where none is sharded."""
+    """Return the range of rows that this rank holds; one row for a tensor that is not sharded."""
     return shard_range(value.shape[0], sharding_of(value)) if isinstance(value, DTensor) else (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""`fxdp.save` and `fxdp.load`: model, optimizer, random state and step, safe from a kill at any moment."""
+"""`fxdp.save` and `fxdp.load`: model, optimizer, random state and step, safe at any interruption."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ def save(
 ) -> None:
     """Save a compiled module, its optimizer, each rank's random state and the number of the step.
 
-    All ranks call it together with one path, which all of them see. A checkpoint that is there stays until
-    the new one is complete: whenever this is killed, `load` finds the one or the other. It can be loaded on
-    another number of ranks, with another mesh and strategy, and by `torch.distributed.checkpoint.load`.
+    A collective call: all ranks use the same path, on storage that all ranks see. An existing checkpoint
+    stays until the new one is complete: after an interruption at any moment, `load` finds the old or the new
+    checkpoint. The checkpoint can be loaded on a different number of ranks, with a different mesh and
+    strategy, and by `torch.distributed.checkpoint.load`.
 
     Parameters
     ----------
-    path : the folder to be, in the place of an older checkpoint or new.
-    compiled : what `fxdp.compile` returned.
-    optimizer : the one that steps on its parameters.
-    step : how many steps were taken; `load` returns it.
+    path : the folder, new or with an older checkpoint to be replaced.
+    compiled : the module returned by `fxdp.compile`.
+    optimizer : the optimizer of the module's parameters.
+    step : the number of finished steps; `load` returns this number.
 
     Raises
     ------
-    InputError : a path that is not writable, or at which there is something else.
-    StateError : the checkpoint could not be written; the one before is as it was.
-    RankFailedError : another rank failed or died.
+    InputError : the path is not writable, or exists and is not a checkpoint.
+    StateError : the checkpoint could not be written; an existing checkpoint is unchanged.
+    RankFailedError : a different rank failed or died.
     """
     process_mesh, folder = process_mesh_of(compiled), path_of(path)
     _check_optimizer(optimizer)
@@ -74,15 +75,16 @@ def save(
 
 
 def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None) -> int:
-    """Load what `save` has saved, on as many ranks as there are now; returns the number of the step.
+    """Load a checkpoint written by `save`, on any number of ranks; return the number of the step.
 
-    All ranks call it together. Ranks beyond those that saved take the random state of rank 0.
+    A collective call. If there are more ranks than at `save`, the additional ranks take the random state of
+    rank 0.
 
     Raises
     ------
-    InputError : no checkpoint, a part of one, or one of another model: all names that are missing, extra or
-        of another shape are listed, and nothing is loaded.
-    RankFailedError : another rank failed or died.
+    InputError : not a checkpoint, an incomplete one, or one of a different model: all names that are missing,
+        extra or of a different shape are listed, and nothing is loaded.
+    RankFailedError : a different rank failed or died.
     """
     process_mesh = process_mesh_of(compiled)
     _check_optimizer(optimizer)
@@ -104,11 +106,11 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
 
 
 def process_mesh_of(compiled: Any) -> ProcessMesh:
-    """The ranks of a compiled module.
+    """Return the process mesh of a compiled module.
 
     Raises
     ------
-    InputError : it is something else.
+    InputError : the value is not a compiled module.
     """
     if not isinstance(compiled, CompiledModule):
         raise InputError(f"expected what fxdp.compile returned, got {a_kind(compiled)}")
@@ -137,9 +139,9 @@ def _read(process_mesh: ProcessMesh, folder: Path, state: dict[str, Any]) -> Non
 
 @contextlib.contextmanager
 def _failures_named(process_mesh: ProcessMesh) -> Iterator[None]:
-    """Around torch's own collectives: a rank that fails in them is an error on all, which names it.
+    """Turn the failure of a rank in torch's own collectives into an error on all ranks that names the rank.
 
-    What torch says of files is raised after that: of it all ranks hear, and go on.
+    Torch's errors about files are raised after the block: all ranks get such an error and continue.
     """
     of_files: BaseException | None = None
     with guard(process_mesh):
@@ -152,26 +154,26 @@ def _failures_named(process_mesh: ProcessMesh) -> Iterator[None]:
 
 
 def _among(process_mesh: ProcessMesh) -> dict[str, Any]:
-    """Who takes part, as `torch.distributed.checkpoint` wants it."""
+    """Return the arguments that tell `torch.distributed.checkpoint` which ranks take part."""
     if process_mesh.comms is None:
         return {"no_dist": True}
     return {"process_group": process_mesh.comms.world_group}
 
 
 def _expect_one_rank(process_mesh: ProcessMesh) -> None:
-    if process_mesh.comms is None:  # torch warns of one process alone even where it is told so
+    if process_mesh.comms is None:  # torch warns in a single process even with no_dist
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
 def together(process_mesh: ProcessMesh, fault: str | None, kind: type[FxdpError]) -> None:
-    """Go on where no rank has a fault, else raise the first one on all."""
+    """Raise the first rank's fault on all ranks; return if no rank has a fault."""
     found = [each for each in gather_objects(process_mesh, fault) if each]
     if found:
         raise everywhere(kind(found[0]))
 
 
 def _group_faults(process_mesh: ProcessMesh, folder: Path, own: Mapping[str, Any]) -> list[str]:
-    """Whether an optimizer has its parameters in the groups in which they were saved."""
+    """Return a fault if the optimizer's parameter groups differ from the saved groups."""
     saved: dict[str, Any] = {"optimizer": {"param_groups": copy.deepcopy(own["param_groups"])}}
     _read(process_mesh, folder, saved)
     there, here = ([g["params"] for g in o["param_groups"]] for o in (saved["optimizer"], own))
@@ -183,7 +185,7 @@ def _random_file(folder: Path, rank: int) -> Path:
 
 
 def _random_state(process_mesh: ProcessMesh) -> dict[str, Any]:
-    """Where this rank's generators stand, as values that need no trust to be read."""
+    """Return the state of this rank's generators as values that load with `weights_only=True`."""
     name, keys, *rest = np.random.get_state(legacy=True)
     state = {"torch": torch.get_rng_state(), "python": random.getstate()}
     state["numpy"] = (name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest)
@@ -195,7 +197,7 @@ def _random_state(process_mesh: ProcessMesh) -> dict[str, Any]:
 def _set_random_state(process_mesh: ProcessMesh, folder: Path) -> None:
     own = _random_file(folder, process_mesh.index)
     own = own if own.is_file() else _random_file(folder, 0)
-    if not own.is_file():  # saved by torch alone
+    if not own.is_file():  # written by torch, without random state
         return
     state = torch.load(own, weights_only=True)
     torch.set_rng_state(state["torch"])
