@@ -1,1 +1,1 @@
-"""Who the ranks are, and how they talk to each other, agree and fail."""
+"""The ranks of a mesh: start-up, connections, agreement, and the handling of failures."""

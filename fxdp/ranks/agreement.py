@@ -1,6 +1,6 @@
-"""What ranks must have in common: integers of each step, texts, and the first parameters.
+"""Exchange and compare data between ranks: integers of each step, lines of text, and the first parameters.
 
-Everything here is a round on the mesh's control channel, except `broadcast_tensors`, which is a few large
+Everything here is a round on the mesh's control channel, except `broadcast_tensors`, which makes a few large
 broadcasts on the mesh's process group. At world size 1 nothing is sent.
 """
 
@@ -28,17 +28,17 @@ from fxdp.ranks.tree.rank_parts import RankParts
 from fxdp.torch_compat import broadcast_coalesced
 
 _BUCKET_BYTES = 25 * 1024 * 1024
-_SPEAKERS = 16  # ranks that say all their lines, where some differ
+_SPEAKERS = 16  # ranks that send all lines if some differ
 
 
 class Agreement:
-    """Exchanges a few integers between all ranks, once per call of a compiled module.
+    """Exchange of a few integers between all ranks, once per call of a compiled module.
 
-    Between `start` and `finish` the caller may do anything that takes part in no other exchange.
+    Between `start` and `finish` the caller must not take part in any further exchange.
 
     Raises
     ------
-    RankFailedError : another rank refused its input (only this round fails), failed, or died.
+    RankFailedError : a rank refused an input (only this round fails), failed, or died.
     """
 
     def __init__(self, process_mesh: ProcessMesh) -> None:
@@ -47,17 +47,17 @@ class Agreement:
         self._own: tuple[int, ...] = ()
 
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """All ranks' integers, in rank order. Ranks may give different numbers of them."""
+        """Return all ranks' integers, in rank order. Ranks may give different numbers of integers."""
         self.start(values)
         return self.finish()
 
     def columns(self, values: Sequence[int]) -> Columns:
-        """The same, for as many integers on each rank."""
+        """Exchange equally many integers on each rank, and return the result by column."""
         self.start(values)
         if self._control is None:
             return Columns(self._size, self._own)
         found = self._control.finish()
-        # asked of a list first: to ask whether something is a `Sequence` of ours takes as long as the rest
+        # test for a list first: `isinstance` with our `Sequence` takes as long as all the rest
         if type(found) is not list and isinstance(found, RankParts) and found.columns is not None:
             return Columns(self._size, found.columns)
         return Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
@@ -69,7 +69,7 @@ class Agreement:
             self._control.start(struct.pack(f"<{len(values)}q", *values))
 
     def finish(self) -> list[tuple[int, ...]]:
-        """Wait for the other ranks' integers."""
+        """Wait for all ranks' integers, and return the integers in rank order."""
         if self._control is None:
             return [self._own] * self._size
         return self._rows(self._control.finish())
@@ -80,27 +80,27 @@ class Agreement:
 
 
 class Columns:
-    """The same integers of each rank, column by column; many ranks are not gone through one by one."""
+    """Integers of all ranks by column, without a Python loop over ranks."""
 
     def __init__(self, ranks: int, columns: Sequence[Any]) -> None:
         self._ranks, self._columns = ranks, columns
 
     def __getitem__(self, column: int) -> tuple[int, ...]:
-        """Each rank's."""
+        """Return one integer of each rank."""
         found = self._columns[column]
         if type(found) is tuple:
             return found
         return (found,) * self._ranks if isinstance(found, int) else tuple(found.tolist())
 
     def same(self, column: int) -> bool:
-        """Whether it is the same on all ranks."""
+        """Return whether the integer is equal on all ranks."""
         found = self._columns[column]
         if type(found) is tuple:
             return found.count(found[0]) == len(found)
         return isinstance(found, int) or bool((found == found[0]).all())
 
     def any(self, column: int) -> bool:
-        """Whether it is other than 0 on some rank."""
+        """Return whether the integer is nonzero on any rank."""
         found = self._columns[column]
         if type(found) is tuple:
             return any(found)
@@ -108,11 +108,11 @@ class Columns:
 
 
 def gather_objects(process_mesh: ProcessMesh, value: Any) -> list[Any]:
-    """Every rank's `value` in rank order; of which values, `plain_values.encode` says.
+    """Return every rank's `value` in rank order; `plain_values.encode` lists the supported types.
 
     Raises
     ------
-    RankFailedError : another rank failed or died, or sent what is no value.
+    RankFailedError : a rank failed or died, or sent data that cannot be decoded.
     """
     if process_mesh.comms is None:
         return [value] * process_mesh.mesh.world
@@ -132,14 +132,14 @@ def _integers(data: bytes) -> tuple[int, ...]:
 
 
 def agree(process_mesh: ProcessMesh, lines: Sequence[str], what: str, among: int = 0) -> None:
-    """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
+    """Check that all ranks have equal `lines`; `what` names these lines, as in "models" or "options".
 
-    All ranks call this together. Those that give another number as `among` are compared among themselves.
+    All ranks call this together. Only ranks with equal `among` are compared with one another.
 
     Raises
     ------
-    AgreementError : on every rank, with the first line that differs and who has which.
-    RankFailedError : another rank failed or died.
+    AgreementError : raised on every rank, with the first line that differs and the ranks of each version.
+    RankFailedError : a rank failed or died.
     """
     text = "\n".join(lines)
     digests = gather_objects(process_mesh, (among, hashlib.sha256(text.encode()).hexdigest()))
@@ -151,7 +151,7 @@ def agree(process_mesh: ProcessMesh, lines: Sequence[str], what: str, among: int
         groups.setdefault(group, {})[rank] = digest
     different = next(g for g in groups.values() if len(set(g.values())) > 1)
     first = {digest: rank for rank, digest in reversed(different.items())}
-    speakers = sorted(first.values())[:_SPEAKERS]  # one of those who have the same: texts are long
+    speakers = sorted(first.values())[:_SPEAKERS]  # one rank per version: texts are long
     said = gather_objects(process_mesh, list(lines) if process_mesh.index in speakers else [])
     texts = {rank: said[first[own]] for rank, own in different.items() if first[own] in speakers}
     raise AgreementError(_difference(texts, what))
@@ -160,17 +160,19 @@ def agree(process_mesh: ProcessMesh, lines: Sequence[str], what: str, among: int
 def broadcast_tensors(
     process_mesh: ProcessMesh, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES
 ) -> None:
-    """Overwrite `tensors` in place by those of the mesh's rank 0, with few large broadcasts.
+    """Overwrite `tensors` in place by the tensors of the mesh's rank 0, with few large broadcasts.
 
-    What is rank 0's already is not written to: autograd may have saved it, for a penalty on weights.
+    A tensor that already equals rank 0's is not written: autograd may have saved the tensor, for a penalty
+    on weights.
 
-    All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides, 0-dim
-    and empty ones included. Tensors that share all their memory (tied weights) may be passed more than once.
-    Of a `DTensor` the local shard is sent and overwritten: pass one only where all ranks hold the same shard.
+    All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides,
+    including 0-dim and empty ones. Tensors that share all memory (tied weights) may be passed more than
+    once. For a `DTensor` the local shard is sent and overwritten: pass one only where all ranks hold the
+    same shard.
 
     Raises
     ------
-    RankFailedError : another rank failed or died.
+    RankFailedError : a rank failed or died.
     """
     comms, distinct = process_mesh.comms, _distinct(map(local_of, tensors))
     if comms is None or comms.world_group is None or not distinct:
@@ -191,7 +193,7 @@ def broadcast_tensors(
 
 
 def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Name, type and a hash of the content of each tensor, for `agree`."""
+    """Return name, type and a hash of the content of each tensor, for `agree`."""
     return [
         f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {content_digest(t)}"
         for name, t in sorted(tensors.items())
@@ -199,7 +201,7 @@ def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_lines(module: nn.Module) -> list[str]:
-    """Class, parameters and buffers of a model with their types, for `agree`."""
+    """Return class, parameters and buffers of a model with their types, for `agree`."""
     lines = [f"model {type(module).__qualname__}"]
     for kind, named in (("parameter", module.named_parameters()), ("buffer", sorted_buffers(module))):
         for name, t in named:
@@ -210,22 +212,25 @@ def model_lines(module: nn.Module) -> list[str]:
 
 
 def sorted_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Names and buffers by name: code may register them in an order of each process's own."""
+    """Return named buffers sorted by name, as the order of registration may differ between processes."""
     return sorted(module.named_buffers(), key=lambda pair: pair[0])
 
 
 def _cut(tensor: Tensor) -> str:
-    """How a `DTensor` is cut: shards may differ from rank to rank, its full shape and its cut must not."""
+    """Return the placements of a `DTensor` as text, to be compared along with the full shape.
+
+    Local shapes may differ from rank to rank.
+    """
     return f" as {tensor.placements}" if isinstance(tensor, DTensor) else ""
 
 
 def content_digest(tensor: Tensor) -> str:
-    """A hash of a tensor's values."""
+    """Return a hash of a tensor's values."""
     return hashlib.sha256(as_bytes(plain(tensor.detach())).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """`tensors` without empty ones and without repetitions of the same memory."""
+    """Return `tensors` without empty ones and without repetitions of the same memory."""
     seen: set[tuple[Any, ...]] = set()
     distinct: list[Tensor] = []
     for tensor in tensors:
@@ -237,7 +242,7 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _difference(lines: Mapping[int, Sequence[str]], what: str) -> str:
-    """The first line that differs between these ranks, and which ranks have which."""
+    """Return a message with the first line that differs between ranks, and the ranks of each version."""
     longest = max(len(part) for part in lines.values())
     columns = [{r: part[i] if i < len(part) else None for r, part in lines.items()} for i in range(longest)]
     at = next((i for i, column in enumerate(columns) if len(set(column.values())) > 1), None)

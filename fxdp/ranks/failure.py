@@ -1,18 +1,18 @@
-"""What happens when a rank raises or dies: every rank stops within seconds and knows the cause.
+"""Stop all ranks within seconds if one raises or dies, and give every rank the cause.
 
     with guard(joined):            around each compiled forward and backward
         ...
 
-    this rank raises             the error goes to all ranks by the control channel, then the groups are cut;
-                                 the exception itself goes on unchanged
-    another rank raised or died  the collective that waits for it breaks, and the guard turns its "connection
-                                 closed" into RankFailedError with that rank's words; Python code, as when
-                                 a model is compiled, is interrupted by the watch, and that error raised
+    this rank raises               the error goes to all ranks on the control channel, then the groups are
+                                   cut; the exception itself propagates unchanged
+    a different rank raises/dies   a collective that waits for that rank breaks, and the guard turns torch's
+                                   "connection closed" into RankFailedError with that rank's message. Python
+                                   code (compiling a model) is interrupted by the watch, and raises this error
 
-An error between two calls, in the user's own loop, is told to the other ranks by `ranks/hooks.py`; where
-nobody calls those hooks (a child of multiprocessing), wrap the loop in `report_errors()`. An input that this
-rank cannot take is told by `refusing`, before anything was begun: then only this call fails on all ranks, and
-the next one works.
+`ranks/hooks.py` sends an error between two calls, in the user's own loop, to all ranks. Where these hooks
+are not called (a child of multiprocessing), wrap the loop in `report_errors()`. If this rank cannot accept
+an input, `refusing` tells all ranks before anything has begun: then only this call fails on all ranks, and
+the next call works.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _BROKEN = (
     "aborted",
 )
 _LATE = "timed out waiting"
-_REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
-_TOLD = "__fxdp_told__"  # on an error of which there is a notice in the store
+_REFUSED = "__fxdp_refused__"  # set on an error that all ranks know, or have raised as well
+_TOLD = "__fxdp_told__"  # set on an error that has been written to the store
 _WHO = "(at fault:"
 _OF_TORCH = re.compile(r"gloo/|nccl|c10d", re.IGNORECASE)
 _TEXT_LIMIT = 6000
@@ -62,13 +62,13 @@ _FRAMES = 6
 
 
 class guard:  # noqa: N801  (reads as a statement: with guard(joined))
-    """Around one compiled call: errors of this rank reach the others, theirs reach this one.
+    """Context manager around one compiled call that reports errors to and from all ranks.
 
-    `backward_of` is the moment of the call whose backward it is around, if that is to be noted.
+    `backward_of` is the number of the call to which the enclosed backward belongs, if to be logged.
 
     Raises
     ------
-    RankFailedError : another rank failed or died, now or earlier.
+    RankFailedError : a rank failed or died, now or earlier.
     StateError : the process group was destroyed.
     """
 
@@ -106,7 +106,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 return
             comms.caller.leave()
             comms.iteration.release()
-        except Interrupted as interrupted:  # by the watch in this very line
+        except Interrupted as interrupted:  # raised by the watch in this very line
             assert comms is not None
             self._interrupted(comms, interrupted)
         if error is not None:
@@ -118,15 +118,15 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
 
     @staticmethod
     def _interrupted(comms: Comms, error: BaseException) -> NoReturn:
-        """Leave for good: the watch has raised this where no call was under way any more, or none yet."""
+        """Leave for good, if the watch has interrupted this thread before or after the guarded call."""
         comms.caller.leave()
-        with contextlib.suppress(RuntimeError):  # it was released already
+        with contextlib.suppress(RuntimeError):  # released already
             comms.iteration.release()
         _raise_cause(comms, error)
 
     @staticmethod
     def _end(comms: Comms, error: BaseException) -> None:
-        """Stop with an error that ends the program, told to the others; raise one that says more, if any."""
+        """Stop this rank's connections after a fatal error; raise a more precise error if one is known."""
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
         if isinstance(error, RankFailedError):
@@ -138,7 +138,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             comms.stop(known or Departure(comms.rank, DepartureKind.FAILED, str(error)))
             return
         if isinstance(error, Interrupted) or (comms.caller.interrupted and comms.departure is not None):
-            _raise_cause(comms, error)  # of another error, too: somebody has made that of it
+            _raise_cause(comms, error)  # also for a different error that code has made of the interrupt
         if _is_broken_collective(error):
             failure = convert(comms, error)
             _add_place(comms, failure, "in")
@@ -150,7 +150,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
 
 
 def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
-    """The error for what was interrupted, and the end of these links."""
+    """Raise the error that caused an interrupt, and close the connections."""
     departure = comms.departure or comms.cause() or Departure(comms.rank, DepartureKind.FAILED, str(error))
     failure = RankFailedError(comms.words(departure))
     for meta in getattr(error, "__notes__", ()):
@@ -160,7 +160,7 @@ def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
 
 
 def convert(comms: Comms, error: BaseException) -> RankFailedError:
-    """The error to raise for a collective that broke with `error`: names the rank at fault and its words."""
+    """Return the error to raise for a collective that broke with `error`, with the failed rank's message."""
     if words := _at_fault(comms, error):
         return RankFailedError(words)
     return RankFailedError(
@@ -170,8 +170,8 @@ def convert(comms: Comms, error: BaseException) -> RankFailedError:
 
 
 def _at_fault(comms: Comms, error: BaseException | None) -> str | None:
-    """Who is at fault that a collective broke, in words; None where nobody is known."""
-    if _is_late(error):  # torch does not say who is
+    """Return a message on the rank at fault for a broken collective; None if no rank is known."""
+    if _is_late(error):  # torch does not name the rank
         if late := comms.late():
             return (
                 f"{late}\nexpected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
@@ -190,9 +190,9 @@ def _at_fault(comms: Comms, error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def refusing(process_mesh: ProcessMesh) -> Iterator[None]:
-    """Around the checks before a call's exchange: an error here fails this call on all ranks, not the next.
+    """Context manager around the checks before a call's exchange: an error fails this call on all ranks.
 
-    To be used only where the other ranks wait for this one in `Agreement.exchange` next.
+    The next call works. Use this only where all ranks wait for this one in `Agreement.exchange` next.
     """
     try:
         yield
@@ -206,14 +206,14 @@ def refusing(process_mesh: ProcessMesh) -> Iterator[None]:
 
 
 def everywhere(error: FxdpError) -> FxdpError:
-    """Mark an error that follows from what all ranks know: each raises it, and only this call fails."""
+    """Mark an error that each rank raises from data known to all ranks, so that only this call fails."""
     setattr(error, _REFUSED, True)
     return error
 
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Tell the other ranks about any exception that leaves the block; it goes on unchanged."""
+    """Send any exception that leaves the block to all ranks; the exception propagates unchanged."""
     try:
         yield
     except BaseException as error:
@@ -222,7 +222,7 @@ def report_errors() -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """One error in words for another rank: type, message, and the innermost frames."""
+    """Return an error as text for a different rank: type, message, and the innermost frames."""
     message = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     lines = [f'  File "{item.filename}", line {item.lineno}, in {item.name}' for item in frames]
@@ -230,10 +230,10 @@ def describe(error: BaseException) -> str:
 
 
 def broadcast_all(error: BaseException) -> None:
-    """Tell the ranks of all meshes why this one ends, and those that wait for it at start-up."""
+    """Tell the ranks of all meshes, and ranks that wait at start-up, why this rank ends."""
     _explain(error)
     for comms in speaking_comms():
-        if comms.departure is None:  # those that fell earlier say nothing of where this rank is now
+        if comms.departure is None:  # meshes that failed earlier do not know where this rank is now
             _add_place(comms, error, "after")
         comms.stop(Departure(comms.rank, DepartureKind.FAILED, describe(error)))
     if isinstance(error, RankFailedError) or getattr(error, _TOLD, False):
@@ -244,7 +244,7 @@ def broadcast_all(error: BaseException) -> None:
 
 
 def _explain(error: BaseException) -> None:
-    """Note on an error of a collective of the user's own who is at fault: torch seldom says it."""
+    """Add a note with the rank at fault to an error of a user's collective, which torch seldom names."""
     own = isinstance(error, (RankFailedError, AgreementError)) or _WHO in "".join(
         getattr(error, "__notes__", ())
     )
@@ -257,7 +257,7 @@ def _explain(error: BaseException) -> None:
 
 
 def _add_place(comms: Comms, error: BaseException, when: str) -> None:
-    """Note on an error which rank it is of, and which call or backward that was in."""
+    """Add a note with this rank and the current call or backward to an error."""
     here, words = comms.ranks[comms.rank], comms.sequence_log.words(comms.sequence_log.now)
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
         error.add_note(f"(on rank {here}, host {socket.gethostname()}, {when} {words})")

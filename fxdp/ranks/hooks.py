@@ -1,12 +1,12 @@
-"""How a process that ends tells the other ranks why, whoever ends it.
+"""Hooks by which a process that ends tells all ranks the reason.
 
-    an error leaves the main thread      sys.excepthook, or at exit, if somebody else has replaced that hook
-    ... another thread                   threading.excepthook, if the thread has called a compiled module
-    Ctrl-C inside of a destructor        Python would drop it: sys.unraisablehook interrupts the thread again
-    SIGTERM                              said as such, then the process ends by it as it would without this
-    SIGKILL, os._exit, a crash           nothing is said; the connections end
+    an error leaves the main thread      sys.excepthook, or at exit if further code has replaced that hook
+    an error leaves a different thread   threading.excepthook, if the thread has called a compiled module
+    Ctrl-C inside a destructor           Python would drop this: sys.unraisablehook interrupts again
+    SIGTERM                              reported, then the process ends by the signal as usual
+    SIGKILL, os._exit, a crash           nothing is reported; the connections end
 
-Where nobody calls these (a child of multiprocessing), `report_errors()` of `ranks/failure.py` does the same.
+Where these hooks are not called (a child of multiprocessing), use `report_errors()` of `ranks/failure.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AGAIN_S = 0.05
 
 @functools.cache
 def install_hook() -> None:
-    """Chain the hooks for errors that end this process, and note SIGTERM. Done once."""
+    """Chain the hooks for errors that end this process, and for SIGTERM; later calls do nothing."""
     replace_for_good("sys:excepthook", _error_hook)
     replace_for_good("threading:excepthook", _thread_hook)
     replace_for_good("sys:unraisablehook", _unraisable_hook)
@@ -71,9 +71,9 @@ def _thread_hook(previous: Callable[..., Any]) -> Callable[..., None]:
 
 def _unraisable_hook(previous: Callable[..., Any]) -> Callable[..., None]:
     def not_ctrl_c(args: Any) -> None:
-        # a trace makes and drops so many objects that one Ctrl-C in some fifty would be lost
+        # tracing creates and drops so many objects that one Ctrl-C in fifty would be lost
         if issubclass(args.exc_type, KeyboardInterrupt):
-            later = threading.Timer(_AGAIN_S, _interrupt_again)  # what is raised in here is dropped, too
+            later = threading.Timer(_AGAIN_S, _interrupt_again)  # errors in here would be dropped, too
             later.daemon = True
             later.start()
         else:
@@ -90,7 +90,7 @@ def _interrupt_again() -> None:
 
 @atexit.register
 def _broadcast_uncaught() -> None:
-    """What Python noted before it asked `sys.excepthook`, which may be somebody else's by now."""
+    """Broadcast an uncaught error at exit, in case `sys.excepthook` has been replaced by further code."""
     error = getattr(sys, "last_value", None)
     interactive = hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")  # where errors do not end a process
     if isinstance(error, BaseException) and not interactive:
@@ -99,10 +99,10 @@ def _broadcast_uncaught() -> None:
 
 
 class _Termination:
-    """SIGTERM: the last words, then the default end.
+    """Handler of SIGTERM, which reports the signal and then ends the process.
 
-    Python runs handlers in the main thread only, between bytecodes: a main thread that waits in C++ would
-    outlive the signal. So a thread hears of it, too, by the descriptor to which Python writes each signal.
+    Python runs signal handlers only in the main thread, between bytecodes: a main thread that waits in C++
+    would outlive the signal. So a second thread reads the descriptor to which Python writes each signal.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Termination:
         self._once = threading.Lock()
 
     def install(self) -> None:
-        """Where nobody else handles SIGTERM or reads signals; from the main thread only."""
+        """Install the handler, unless SIGTERM or the wakeup descriptor is in use; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -130,7 +130,7 @@ class _Termination:
         os.register_at_fork(after_in_child=self._give_back)
 
     def _give_back(self) -> None:
-        """No thread listens any more, at exit or in a forked child: the signal does what it did before."""
+        """Restore the default handler at exit and in a forked child, where no thread listens any more."""
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
@@ -151,6 +151,6 @@ class _Termination:
                 for comms in speaking_comms():
                     own = Departure(comms.rank, DepartureKind.FAILED, _TERMINATED)
                     comms.control.broadcast_failure(comms.departure or own)
-            # as `signal.signal` is for the main thread only
+            # in C, because `signal.signal` works only in the main thread
             ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
             os.kill(os.getpid(), signal.SIGTERM)

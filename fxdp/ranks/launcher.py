@@ -1,10 +1,11 @@
-"""`launch`: a function on several ranks of this machine, started from a script or a notebook's cell.
+"""Run a function on several ranks of this machine, from a script or a notebook cell (`launch`).
 
-    parent ── store ──┬── rank 0   fn(*args), in the environment that torchrun would give it
+    parent ── store ──┬── rank 0   fn(*args), in the environment that torchrun would provide
                       ├── rank 1   fn(*args)
-                      └── ...      each answers with its result, or the text of its error
+                      └── ...      each answers with a result, or the text of an error
 
-Ranks are forks: so a function of a cell, which no other process could import, is there with all it names.
+Ranks are forks. So a function of a notebook cell, which cannot be imported, runs with everything that the
+function refers to.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fxdp.settings import Launch, Settings, become
 from fxdp.torch_compat import TCPStore
 
 _GRACE_S = 2.0
-"""For the other ranks, after one has failed: they fail, too, and the first is not always the cause."""
+"""Seconds to wait for all ranks after one has failed: all may fail, and the first is not always the cause."""
 
 _AFTER_BACKWARD = (
     "This process has run a backward, for which torch started threads, as there are GPUs; forks would lack "
@@ -46,9 +47,9 @@ class _Answer:
     result: bytes = b""
     error: str = ""
     follows: bool = False
-    """Whether the error is only that another rank failed."""
+    """True if the error only reports that a different rank failed."""
     at: float = 0.0
-    """When it was raised, by the clock of this machine; of a death, when it was noticed."""
+    """Time of the error by this machine's clock; for a death, the time of detection."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,16 @@ class _Child:
 def launch(
     fn: Callable[..., Any], *args: Any, nproc: int = 2, timeout: float | None = None, **kwargs: Any
 ) -> list[Any]:
-    """Run `fn(*args, **kwargs)` on `nproc` ranks of this machine; gives their results in rank order.
+    """Run `fn(*args, **kwargs)` on `nproc` ranks of this machine; return the results in rank order.
 
-    In `fn` there is a process group, as under torchrun: `fxdp.compile(model)` takes all its ranks. They are
-    forks of this process: they see its variables, which stay as they are. On GPUs each rank has its own.
+    `fn` runs in a process group, as under torchrun: `fxdp.compile(model)` uses all ranks. The ranks are
+    forks of this process: they see copies of all variables. On a machine with GPUs each rank has a GPU.
 
     Raises
     ------
-    RankFailedError : a rank raised an error or died, and is named with its traceback; or time was up.
-    StateError : this process is a rank already, or uses CUDA, which forks cannot.
-    InputError : there is no function to run, or a number of ranks below 1.
+    RankFailedError : a rank raised an error or died (named with its traceback), or the time was up.
+    StateError : this process is a rank already, or uses CUDA, which does not work in forks.
+    InputError : `fn` is no function, or `nproc` is below 1.
     """
     _check(fn, nproc)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -113,7 +114,7 @@ def _check(fn: Any, nproc: Any) -> None:
 
 @contextlib.contextmanager
 def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[_Child]]:
-    """The ranks; at the end none is left."""
+    """Start the ranks; on exit, kill all that are still running."""
     context = multiprocessing.get_context("fork")
     children: list[_Child] = []
     try:
@@ -121,7 +122,7 @@ def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_be_rank, args=(place, run, theirs), name=f"rank {place.rank}")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where there are threads
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
                 process.start()
             theirs.close()
             children.append(_Child(process, ours))
@@ -136,7 +137,7 @@ def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[
 
 @contextlib.contextmanager
 def _terminated_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that no rank is left behind; who handles it already goes on to."""
+    """Let SIGTERM unwind the stack, so that no rank is left running; keep an existing handler."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -155,7 +156,7 @@ def _exit(number: int, _: Any) -> NoReturn:
 
 
 def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None:
-    if signal.getsignal(signal.SIGTERM) is _exit:  # a rank ends by it in its own way, with last words
+    if signal.getsignal(signal.SIGTERM) is _exit:  # a rank handles SIGTERM by itself, and reports the signal
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     become(place)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.world_size))
@@ -177,7 +178,7 @@ def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None
 
 
 def _collected(children: Sequence[_Child], timeout: float | None) -> dict[int, _Answer]:
-    """Each rank's answer; after an error the others get less time, and what is late has none."""
+    """Return each rank's answer; after an error, wait only briefly for the remaining ranks."""
     answers: dict[int, _Answer] = {}
     deadline = float("inf") if timeout is None else time.monotonic() + timeout
     while len(answers) < len(children):

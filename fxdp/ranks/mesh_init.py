@@ -1,11 +1,11 @@
-"""From what the user gives as a mesh to the data axes that the compiler works on.
+"""Turn the user's mesh into the data axes that the compiler works on.
 
-    mesh=None            the world as axis dp: of the process group if there is one, else made from
+    mesh=None            the world as axis dp: from the process group if there is one, else made from
                          torchrun's variables, else this process alone
-    DeviceMesh           axes dp, dp_replicate, dp_shard, pp by name, as torchtitan and FSDP2 name them
+    DeviceMesh           axes dp, dp_replicate, dp_shard, pp by name, as in torchtitan and FSDP2
     {"dp": 4}            sizes only, for plans without a process group
 
-The data axes are one logical axis: a rank's place on it is its index along all of them, first axis slowest.
+The data axes form one logical axis: a rank's index runs over all data axes, the first axis slowest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fxdp.settings import Launch, Settings, lead_gloo_to
 from fxdp.torch_compat import PrefixStore, TCPStore
 
 _log = logging.getLogger("fxdp")
-_TRY_S = 5.0  # for one try to reach the store
+_TRY_S = 5.0  # for one attempt to reach the store
 _AGAIN_S = 0.1
-_NAMED = 16  # ranks to be named in an error
+_NAMED = 16  # most ranks named in an error
 
 
 def init_mesh(
@@ -42,7 +42,7 @@ def init_mesh(
     device_type: str,
     settings: Settings | None = None,
 ) -> ProcessMesh:
-    """Turn the user's `mesh` into data axes, with everything that joins their ranks.
+    """Turn the user's `mesh` into data axes, with the ranks' connections and process groups.
 
     All ranks of the mesh must call this at the same point: the first call makes process groups.
 
@@ -54,9 +54,9 @@ def init_mesh(
 
     Raises
     ------
-    MeshError : unknown, unnamed or not yet supported axes; another device type than the model's; no
+    MeshError : unknown, unnamed or not yet supported axes; a device type different from the model's; no
         process group; a rank outside the mesh.
-    RankFailedError : another rank did not come.
+    RankFailedError : a rank did not join in time.
     """
     settings = settings or Settings.from_environment()
     if mesh is None:
@@ -72,14 +72,14 @@ def init_mesh(
 
 
 def with_shard_group(process_mesh: ProcessMesh, post_forward_size: int = 0) -> ProcessMesh:
-    """The same with what sharded parameters need: a group of their own, and a `DeviceMesh` of the ranks.
+    """Return the mesh with a process group for sharded parameters, and with a `DeviceMesh` of the ranks.
 
-    All ranks of the mesh must call this at the same point. `post_forward_size` is among how many neighbours
-    backwards gather parameters, which need one more group then; 0: among all.
+    All ranks of the mesh must call this at the same point. `post_forward_size` is the size of the groups
+    that gather parameters for the backward, which need one more process group; 0: all ranks gather together.
 
     Raises
     ------
-    RankFailedError : another rank did not come.
+    RankFailedError : a rank did not join in time.
     """
     mesh, comms, device_mesh = process_mesh.mesh, process_mesh.comms, process_mesh.device_mesh
     if device_mesh is None and dist.is_initialized():
@@ -87,7 +87,7 @@ def with_shard_group(process_mesh: ProcessMesh, post_forward_size: int = 0) -> P
     if comms is None:
         return replace(process_mesh, device_mesh=device_mesh)
     settings, groups = Settings.from_environment(), list(mesh.groups)
-    if len(mesh.axes) == 1:  # along each of several axes torch has made a group
+    if len(mesh.axes) == 1:  # torch has made a group along each of several axes
         groups.append(Group(add_group(comms, "rows", settings).group_name, "rows"))
     if post_forward_size:
         near = next(
@@ -107,7 +107,7 @@ def ensure_alive(process_mesh: ProcessMesh) -> None:
     Raises
     ------
     StateError : the process group was destroyed, or this rank failed inside an earlier call.
-    RankFailedError : another rank has failed.
+    RankFailedError : a different rank has failed.
     """
     comms = process_mesh.comms
     if comms is None or (comms.alive and comms.departure is None):
@@ -150,7 +150,7 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
         interface = interfaces().get(settings.host or own_address(launch.master_addr))
         if interface is not None:
             lead_gloo_to(interface)
-    if launch.rank:  # rank 0 may be the one to have the store
+    if launch.rank:  # rank 0 may have to start the store
         _wait_for_store(launch, settings.timeout_s)
     timeout = timedelta(seconds=settings.timeout_s)
     here: list[PrefixStore] = []
@@ -166,8 +166,8 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
 
 
 def _say_here(launch: Launch, timeout: timedelta) -> list[PrefixStore]:
-    """Note in torchrun's store that this rank has come, as torch only counts those that have."""
-    if not launch.agent_store:  # rank 0 has yet to make one
+    """Record in torchrun's store that this rank has started, because torch only counts the ranks."""
+    if not launch.agent_store:  # rank 0 has yet to start one
         return []
     there = TCPStore(
         launch.master_addr, launch.master_port, is_master=False, timeout=timeout, wait_for_workers=False
@@ -178,7 +178,7 @@ def _say_here(launch: Launch, timeout: timedelta) -> list[PrefixStore]:
 
 
 def _missing(here: Sequence[PrefixStore], size: int) -> str:
-    """Who has not come, in words, as far as a store knows."""
+    """Return text that names the ranks that have not started, as far as the store knows."""
     with contextlib.suppress(RuntimeError):
         late = [str(rank) for store in here for rank in islice(_absent(store, range(size)), _NAMED + 1)]
         others = " and others" if len(late) > _NAMED else ""
@@ -187,7 +187,10 @@ def _missing(here: Sequence[PrefixStore], size: int) -> str:
 
 
 def _absent(store: PrefixStore, ranks: range) -> Iterator[int]:
-    """The ranks of which a store knows nothing: found by halving, as all ranks ask at about the same time."""
+    """Yield the ranks without an entry in the store.
+
+    Bisection keeps the load small, as all ranks ask at about the same time.
+    """
     if store.check(list(map(str, ranks))):
         return
     if len(ranks) == 1:
@@ -202,7 +205,7 @@ def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:
     if not launch.restarts:
         dist.init_process_group(backend, timeout=timeout)
         return
-    # torchrun keeps its store when it starts ranks again: gloo would call those that are gone
+    # torchrun keeps its store when it restarts ranks: gloo would call ranks that have ended
     there = TCPStore(launch.master_addr, launch.master_port, launch.world_size, False, timeout)
     store = PrefixStore(f"start {launch.restarts}", there)
     dist.init_process_group(
@@ -211,7 +214,7 @@ def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:
 
 
 def _wait_for_store(launch: Launch, timeout_s: float) -> None:
-    """Until somebody listens where the store is to be: torch would wait for longer than it was told."""
+    """Wait until the store accepts connections; torch itself would wait longer than the given timeout."""
     end = time.monotonic() + timeout_s
     while True:
         try:
@@ -263,14 +266,14 @@ def _init_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings) ->
 
 
 def _join(mesh: Mesh, comms: Comms | None, device_mesh: DeviceMesh | None = None) -> ProcessMesh:
-    """The mesh with the names of the groups in `comms`, and of those that torch made for each axis."""
+    """Return the mesh with the names of the groups in `comms`, and of the groups that torch made per axis."""
     if comms is None:
         return ProcessMesh(mesh, None, device_mesh)
     groups = [Group(comms.message_group_name, "messages")]
     data, reduce = comms.find("data"), comms.find("reduce")
     if data is not None and reduce is not None:
         groups += [Group(data.group_name), Group(reduce.group_name, "reduce")]
-    # one axis alone is what the groups above join; of several torch has made one each with the DeviceMesh
+    # the groups above join a single axis; for several, torch made one each with the DeviceMesh
     if device_mesh is not None and len(mesh.axes) > 1:
         groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
     memory = comms.memory

@@ -1,7 +1,7 @@
-"""Values that ranks tell each other, as text: whatever another rank sends, reading it runs no code.
+"""Encode values for different ranks as text, so that decoding received data never runs code.
 
-None, true, 3, 0.5, "text"                   as they are in JSON
-["tuple", 1, 2]   ["list"]   ["set", "a"]    the others begin with what they are
+None, true, 3, 0.5, "text"                   as in JSON
+["tuple", 1, 2]   ["list"]   ["set", "a"]    all remaining types begin with a name
 ["dict", [key, value], ...]   ["bytes", "base64"]
 """
 
@@ -18,21 +18,21 @@ _MAKERS: dict[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "list": li
 
 
 def encode(value: Any) -> bytes:
-    """A value made of None, numbers, text, bytes, tuples, lists, dicts and (frozen)sets.
+    """Encode a value made of None, numbers, text, bytes, tuples, lists, dicts and (frozen)sets.
 
     Raises
     ------
-    TypeError : something else is in it, which must be made plain first.
+    TypeError : the value contains a different type.
     """
     return json.dumps(_tagged(value), separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Any:
-    """The value of `encode`; sets are frozen.
+    """Decode the result of `encode`; sets become frozensets.
 
     Raises
     ------
-    ValueError : the bytes are no such value.
+    ValueError : the bytes are not a valid encoding.
     """
     try:
         return _plain(json.loads(data))

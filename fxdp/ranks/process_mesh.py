@@ -1,4 +1,4 @@
-"""A mesh whose ranks are there: the pure mesh, and the links that join its ranks."""
+"""A mesh with connected ranks: the pure mesh, and all connections."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fxdp.ranks.comms import Comms
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """What talks to other ranks takes this; what plans or rewrites takes its `mesh` alone.
+    """A mesh for code that communicates; code that plans or rewrites uses only `mesh`.
 
     Attributes
     ----------
     mesh : axes, sizes and names of groups.
-    links : connections and process groups; None at size 1 and for a mesh of sizes.
-    device_mesh : the mesh that the user gave, if one.
+    comms : connections and process groups; None at size 1 and for a mesh of sizes.
+    device_mesh : the user's mesh, if given.
     """
 
     mesh: Mesh
@@ -28,15 +28,15 @@ class ProcessMesh:
 
     @property
     def index(self) -> int:
-        """This rank's place among all ranks of the mesh, the pipeline axis included."""
+        """Index of this rank among all ranks of the mesh, including the pipeline axis."""
         return 0 if self.comms is None else self.comms.rank
 
     def check_ranks(self) -> None:
-        """Refuse a mesh of sizes: enough for a plan, but nobody is there to exchange anything with.
+        """Refuse a mesh that has only sizes, which is enough for a plan but cannot exchange anything.
 
         Raises
         ------
-        MeshError : there are no links to other ranks.
+        MeshError : there are no connections to ranks of this mesh.
         """
         mesh = self.mesh
         if mesh.world > 1 and self.comms is None:

@@ -1,4 +1,4 @@
-"""Whether all ranks have made the same calls and run their backwards in the same order."""
+"""Check that all ranks have made the same calls and run their backwards in the same order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _REMEDY = f"{SAME_ORDER}. Gradients are no longer those of one device: start aga
 
 
 def check_order(process_mesh: ProcessMesh) -> None:
-    """Refuse to go on where the ranks' histories differ; all ranks do this together.
+    """Raise if the ranks' sequence logs differ; all ranks call this together.
 
     Raises
     ------
-    AgreementError : names the first call or backward at which they part, and the ranks.
+    AgreementError : names the first call or backward that differs, and the ranks.
     """
     comms = process_mesh.comms
     assert comms is not None
@@ -32,11 +32,11 @@ def check_order(process_mesh: ProcessMesh) -> None:
 def exchange_in_backward(
     process_mesh: ProcessMesh, values: Sequence[int]
 ) -> Callable[[], list[tuple[int, ...]]]:
-    """Send this rank's integers; what it returns waits for those of all ranks, in the same backward.
+    """Send this rank's integers; return a function that waits for all ranks' integers, in the same backward.
 
     Raises
     ------
-    AgreementError : (when waited for) another rank is elsewhere.
+    AgreementError : (from the returned function) a rank is in a different call or backward.
     """
     comms = process_mesh.comms
     assert comms is not None
@@ -53,7 +53,10 @@ def exchange_in_backward(
 
 
 def apart(process_mesh: ProcessMesh) -> AgreementError:
-    """The error where other ranks take part in another exchange; it ends the links, as they may wait."""
+    """Return the error for ranks in different exchanges, and close the connections.
+
+    Otherwise ranks would wait for an answer that never comes.
+    """
     comms = process_mesh.comms
     assert comms is not None
     here = f"rank {comms.ranks[comms.rank]} is in {comms.sequence_log.words(comms.sequence_log.now)}"
@@ -67,7 +70,7 @@ def _difference(histories: Sequence[Sequence[int]], known: SequenceLog, ranks: S
     if found is None:
         return "the ranks ran other calls and backwards than one another, long ago"
     counts = Counter(found.values())
-    # of two ranks none is in the majority: one that left out a backward is in its next call
+    # two ranks have no majority: a rank that left out a backward is in its next call
     usual = max(counts, key=lambda moment: (counts[moment], known.is_backward(moment)))
     others = {place: moment for place, moment in found.items() if moment != usual}
     if known.is_backward(usual) and not any(usual in histories[place][1:] for place in others):

@@ -1,4 +1,4 @@
-"""What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
+"""Communication between the ranks of a mesh: process groups for tensors, a control channel for all else."""
 
 from fxdp.ranks.comms.channel import Channel, RefusedError
 from fxdp.ranks.comms.comms import Comms

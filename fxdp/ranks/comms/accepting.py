@@ -1,4 +1,4 @@
-"""Meeting other ranks: calling some and answering others, all at the same time."""
+"""Connect to a set of ranks: call some and accept calls of others, all at the same time."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from fxdp.ranks.comms.descriptors import as_limit
 from fxdp.ranks.comms.handshake import Handshake, StrangerError, hello, welcome
 
 _SLEEP_MS = 100
-_AGAIN_S = 0.2  # before a call is made again
-_UNREACHABLE_S = 5.0  # how long a rank may be unreachable that has published its address
-_PROBE_S = 1.0  # how often to see whether missing ranks still listen
-_STRANGERS = 64  # callers that may be half-heard: more, and the oldest is let go; a rank calls again
+_AGAIN_S = 0.2  # before the next attempt to call
+_UNREACHABLE_S = 5.0  # how long a rank may be unreachable after publishing an address
+_PROBE_S = 1.0  # interval between checks that missing ranks still listen
+_STRANGERS = 64  # most callers in a handshake: beyond, the oldest is dropped, and calls again
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class Rendezvousing:
-    """One rank's way to its connections.
+    """The procedure by which one rank gets all connections.
 
-    One loop with one deadline serves the listener, all callers that have not said who they are and all own
-    calls, so nobody waits behind a stranger. Every half second, less often among many ranks, it looks around:
-    for notices of ranks that have failed, for connections that have ended, for ranks that published an
-    address and are gone.
+    One loop with one deadline serves the listener, all callers without a complete handshake, and all own
+    calls, so a stranger delays no rank. Every half second, less often with many ranks, the loop checks for
+    broadcast failures, for connections that have ended, and for ranks that published an address and are
+    gone.
 
     Parameters
     ----------
-    addresses : of all ranks, and the time they have.
+    addresses : addresses of all ranks, with the deadline.
     rank : this rank.
-    calls : the planes and ranks to call, whose addresses are known.
+    calls : the planes and ranks to call, with known addresses.
     answers : the planes and ranks that will call.
-    look : may raise what others have said.
+    look : called at intervals; may raise an error that a rank has reported.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Rendezvousing:
         self._look = look
         self._looked = self._probed = time.monotonic()
         self._answers = frozenset(answers)
-        self._to_call = dict.fromkeys(sorted(calls), 0.0)  # and when
+        self._to_call = dict.fromkeys(sorted(calls), 0.0)  # with the time of the call
         self._missing = {*self._to_call, *self._answers}
         planes = 1 + max((plane for plane, _ in self._missing), default=0)
         self._process_mesh: list[dict[int, socket.socket]] = [{} for _ in range(planes)]
@@ -64,7 +64,7 @@ class Rendezvousing:
         self._poll = select.poll()
 
     def run(self, listener: socket.socket) -> list[dict[int, socket.socket]]:
-        """Meet them all; gives for each plane the connection to each rank."""
+        """Make all connections; return a dict per plane, from rank to connection."""
         listener.setblocking(False)
         self._poll.register(listener, select.POLLIN)
         try:
@@ -113,7 +113,7 @@ class Rendezvousing:
             self._poll.register(connection, select.POLLOUT)
 
     def _not_reached(self, plane: int, other: int, error: OSError) -> None:
-        """A rank that listened a moment ago cannot be reached: again for a while, a network may be full."""
+        """Call a rank again later if it could be reached a moment ago, as a network may be busy."""
         now = time.monotonic()
         since = self._unreachable.setdefault(other, now)
         if now - since < _UNREACHABLE_S:
@@ -187,7 +187,7 @@ class Rendezvousing:
                 self._drop(descriptor)
                 return
             known = self._process_mesh[plane].get(other)
-            if known is not None:  # it has heard no welcome on that one
+            if known is not None:  # the caller has not received the welcome on that one
                 self._poll.unregister(known)
                 del self._whose[known.fileno()]
                 known.close()
@@ -222,9 +222,10 @@ class Rendezvousing:
             self._probe_callers()
 
     def _probe_callers(self) -> None:
-        """A rank that has published its address listens until it has met all: where nobody does, it is gone.
+        """Raise if a rank that should call no longer listens at the published address.
 
-        Asked twice, as its call may be under way.
+        Every rank listens until all connections are made. A rank must fail to answer twice, as a call from
+        there may be on the way.
         """
         silent = self._addresses.silent(sorted({other for _, other in self._missing & self._answers}))
         again, self._silent = silent & self._silent, silent
@@ -232,7 +233,7 @@ class Rendezvousing:
             self._gone(min(again))
 
     def _gone(self, other: int) -> None:
-        """The process of a rank that had come has ended; its words may be under way."""
+        """Raise for a rank that has ended, after waiting briefly for a reported error."""
         for _ in range(5):
             self._look()
             time.sleep(0.1)

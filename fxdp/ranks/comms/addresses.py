@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh listen, as they publish it in the store; and who of them no longer does."""
+"""Addresses of the ranks of a mesh, published in the store, and checks whether ranks still listen there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch.distributed as dist
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms.failure_broadcast import KeyValueStore, store_lost
 
-_LOOK_S = 0.5  # how often to look for notices
-_LOOK_S_PER_RANK, _LONGEST_LOOK_S = 0.0005, 4.0  # a store answers some 50,000 requests in a second
-_REFUSED_S = 0.2  # how long to wait for the answer of a rank that may be gone
-_LISTED = 16  # ranks to be named in an error
+_LOOK_S = 0.5  # interval of checks for failures
+_LOOK_S_PER_RANK, _LONGEST_LOOK_S = 0.0005, 4.0  # a store answers some 50,000 requests per second
+_REFUSED_S = 0.2  # timeout for connecting to a rank that may be gone
+_LISTED = 16  # most ranks named in an error
 
 
 class Addresses:
@@ -25,16 +25,16 @@ class Addresses:
     Parameters
     ----------
     store : shared by all ranks.
-    prefix : of the keys.
-    timeout_s : how long ranks have to come.
-    size : how many there are: the more, the less often each one asks the store.
-    tree_above : the setting, which must be the same on all ranks.
-    first : the lowest of them.
+    prefix : prefix of the keys.
+    timeout_s : seconds in which all ranks must join.
+    size : number of ranks: the more, the less often each rank asks the store.
+    tree_above : the setting, which must be equal on all ranks.
+    first : the lowest rank.
 
     Attributes
     ----------
-    token : the mesh's secret, which the first rank makes.
-    look_s : how often to look for notices.
+    token : the mesh's secret, made by the first rank.
+    look_s : interval of checks for failures.
     rows : the first rank of the row of each rank that was waited for.
     """
 
@@ -54,7 +54,7 @@ class Addresses:
         self._known: dict[int, tuple[str, int]] = {}
 
     def publish(self, rank: int, host: str, port: int, row: int = 0) -> None:
-        """This rank's own address, and the first rank of its row.
+        """Publish this rank's address, and the first rank of the row.
 
         Raises
         ------
@@ -68,12 +68,12 @@ class Addresses:
             raise store_lost(error) from error
 
     def wait_for(self, ranks: Sequence[int], look: Callable[[], None]) -> None:
-        """Read the token and the addresses of `ranks`; `look` is asked meanwhile.
+        """Read the token and the addresses of `ranks`; `look` is called at intervals.
 
         Raises
         ------
-        RankFailedError : some have not come in time, or the store is gone.
-        MeshError : rank 0 joins ranks in another way.
+        RankFailedError : some ranks have not joined in time, or the store is gone.
+        MeshError : rank 0 uses a different `tree_above`.
         """
         keys = [f"{self._prefix}/token", *map(self._key, ranks)]
         token, *found = self.read(keys, look, lambda: self.check_time(ranks))
@@ -82,7 +82,7 @@ class Addresses:
         self.know({rank: _parsed(address) for rank, address in zip(ranks, found, strict=True)})
 
     def read(self, keys: list[str], look: Callable[[], None], late: Callable[[], None]) -> list[str]:
-        """What other ranks write at `keys`; `look` and `late` are asked meanwhile, and may raise."""
+        """Return the values that ranks write at `keys`; meanwhile call `look` and `late`, which may raise."""
         while True:
             try:
                 self._store.wait(keys, timedelta(seconds=self.look_s))
@@ -94,7 +94,7 @@ class Addresses:
             late()
 
     def know(self, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Addresses that were found in another way."""
+        """Set addresses that were found by different means."""
         self._known = dict(addresses)
 
     def _check_token(self, text: str) -> None:
@@ -107,22 +107,22 @@ class Addresses:
             )
 
     def of(self, rank: int) -> tuple[str, int]:
-        """The address of a rank that was waited for."""
+        """Return the address of a rank that was waited for."""
         return self._known[rank]
 
     def check_time(self, missing: Sequence[int], later_s: float = 0.0) -> None:
-        """Once time is up, and these seconds, name those of `missing` that have not come.
+        """After the deadline plus `later_s`, raise for the ranks of `missing` that have not joined.
 
-        Others of them wait for those, too.
+        If all of `missing` have joined, then the missing ranks are named as they are.
 
         Raises
         ------
-        RankFailedError : it is.
+        RankFailedError : the deadline has passed.
         """
         if time.monotonic() < self._deadline + later_s:
             return
         absent = [rank for rank in missing if not self._store.check([self._key(rank)])]
-        absent = absent or list(missing) or [self._first]  # which has the token
+        absent = absent or list(missing) or [self._first]  # the first rank has the token
         listed = ", ".join(map(str, absent[:_LISTED]))
         more = f" and {len(absent) - _LISTED} more" if len(absent) > _LISTED else ""
         raise RankFailedError(
@@ -131,7 +131,7 @@ class Addresses:
         )
 
     def silent(self, ranks: Sequence[int]) -> set[int]:
-        """Those of `ranks` (of the first few) that have published an address where nobody listens now."""
+        """Return the first few of `ranks` that have published an address but no longer listen."""
         found: set[int] = set()
         for rank in ranks[:_LISTED]:
             if not self._store.check([self._key(rank)]):

@@ -1,4 +1,4 @@
-"""A wait inside of torch that this process can leave: torch has no way to end one before its timeout."""
+"""Cancellable waits inside torch, which by itself ends a wait only by a timeout."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 _LOOK_S = 0.5
-_CAUSE_S = 1.0  # for the cause of an error inside of torch, which seldom names the rank at fault
+_CAUSE_S = 1.0  # to learn the cause of an error inside torch, which seldom names the rank at fault
 
 T = TypeVar("T")
 
 
 def made_while_looking(make: Callable[[], T], look: Callable[[], None]) -> T:
-    """`make()` in a thread of its own; meanwhile `look()` is asked, and what it raises is raised here.
+    """Return `make()`, run in a new thread; meanwhile call `look()`, and raise any error from there.
 
-    A thread that is left behind ends with torch's timeout or with the process.
+    An abandoned thread ends with torch's timeout or with the process.
     """
     made: Future[T] = Future()
 
@@ -27,7 +27,7 @@ def made_while_looking(make: Callable[[], T], look: Callable[[], None]) -> T:
         except BaseException as error:
             made.set_exception(error)
 
-    # of a pool the process would wait for threads that are left behind
+    # not a thread pool: the process would wait for abandoned threads at exit
     threading.Thread(target=run, name="fxdp-opening", daemon=True).start()
     while not wait([made], _LOOK_S).done:
         look()

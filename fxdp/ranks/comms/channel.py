@@ -1,12 +1,13 @@
-"""This rank's connections to others of its mesh, on which ranks say why they leave, whatever else they say.
+"""Connections between the ranks of a mesh, on which every rank that leaves reports the reason.
 
 A collective over gloo passes through three threads and answers a dead peer with "connection closed". Here
-the calling thread itself writes and reads one connection per peer, and a rank that goes away says why:
+the calling thread itself writes and reads one connection per peer, and a rank that leaves sends a reason:
 
-    each call        one DATA or REFUSED on each connection: what they mean, subclasses say
-    at the end       why: FAILED, KILLED, ENDED or ASTRAY, then end of stream; nothing, if it was killed
+    each call        one DATA or REFUSED on each connection, with a meaning defined by the subclass
+    at the end       a reason (FAILED, KILLED, ENDED or OUT_OF_STEP), then end of stream; only the latter
+                     if the process was killed
 
-All frames are in `comms/frames.py`.
+`comms/frames.py` lists all frames.
 """
 
 from __future__ import annotations
@@ -23,33 +24,32 @@ from fxdp.ranks.comms.frames import DATA_BYTES, PLACE_BYTES, ROUND, FrameKind, f
 from fxdp.ranks.comms.wires import Peer, Wires
 
 _PING_S = 0.05
-_AGAIN_S = 3.0  # before a rank says again where it is: mostly all ranks ask at about the same time
+_AGAIN_S = 3.0  # before a rank reports its position again: most ranks ask at about the same time
 
 
 class RefusedError(RankFailedError):
-    """Another rank refused this round; the next rounds are not affected."""
+    """A different rank refused this round; the next rounds are not affected."""
 
 
 class Channel(Wires):
-    """The connections of one rank. A round is for one thread; the rest is safe from any thread.
+    """The connections of one rank. A round is for one thread; everything else is safe from any thread.
 
     Attributes
     ----------
-    size : how many ranks take part, this one included.
-    names : what errors call the ranks: once somebody has set them, their global numbers, and their hosts
-        where there are several.
-    round : how many rounds this rank has begun or refused.
-    silent : whether last words were said.
-    left : a rank without a connection to this one that has ended its process without an error.
-    waits_for : gives what the others are told when this rank has waited for them for a second.
-    is_at : gives what they are told when one of them asks where this rank is.
-    places : when and what the others have said of that, by rank.
-    hops : how many connections lie between two ranks at most.
+    size : number of ranks, including this one.
+    names : names of the ranks in errors: initially indices, later global numbers, with hosts if there are
+        several.
+    round : number of rounds that this rank has begun or refused.
+    silent : True once this rank has reported a reason to leave.
+    left : departure of a rank without a connection to this one that has ended without an error.
+    waits_for : function for the content of WAITS, sent when this rank has waited for a second.
+    is_at : function for the content of PLACE, sent when a rank asks for the position of this rank.
+    places : time and content of the last PLACE of each rank.
+    hops : most connections between any two ranks.
 
     Raises
     ------
-    RankFailedError : (all methods that wait) another rank refused, failed, ended, was killed, or did not
-        come in time.
+    RankFailedError : (all methods that wait) a rank refused, failed, ended, was killed, or was late.
     """
 
     def __init__(self, rank: int, size: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
@@ -70,7 +70,7 @@ class Channel(Wires):
     # -- rounds --------------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
-        """Every rank's bytes, in rank order."""
+        """Return every rank's bytes, in rank order."""
         self.start(data)
         return self.finish()
 
@@ -79,15 +79,15 @@ class Channel(Wires):
         raise NotImplementedError
 
     def finish(self) -> Sequence[bytes]:
-        """Wait for the other ranks' parts of the round that `start` began."""
+        """Wait for all ranks' parts of the round that `start` began."""
         raise NotImplementedError
 
     def refuse(self, text: str) -> None:
-        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        """Tell all ranks that this one cannot take part in the next round; does not wait for their parts."""
         raise NotImplementedError
 
     def _wait(self, missing: Callable[[], list[Peer]]) -> None:
-        """Read and send until nobody is `missing` any more."""
+        """Read and send until no rank is `missing`."""
         deadline = 0.0
         told = False
         waiting = missing()
@@ -112,17 +112,17 @@ class Channel(Wires):
             raise StateError(f"{len(data)} bytes are more than ranks tell each other; this is a bug in fxdp")
 
     def _send_where(self, waiting: list[Peer]) -> None:
-        """Tell those for whom this rank waits where it is: they may wait for it elsewhere."""
+        """Send this rank's position to the awaited ranks, which may wait for this one elsewhere."""
         self._tell(waiting, framed(FrameKind.WAITS, ROUND.pack(self.round) + self.waits_for(), self.rank))
 
     def _departure(self, waiting: list[Peer]) -> Departure | None:
-        """Why this round will never be complete: a rank that failed, or one that left before its part."""
+        """Return why this round cannot complete: a rank has failed, or has left before this round."""
         endings = [peer.departure for peer in self.peers if peer.departure]
         failed = [departure for departure in endings if departure.kind is not DepartureKind.ENDED]
         return next(iter(failed + [peer.departure for peer in waiting if peer.departure]), None)
 
     def _late(self, waiting: Sequence[Peer]) -> Sequence[int]:
-        """The ranks for which this one waits in vain."""
+        """Return the ranks for which this rank waits in vain."""
         return [peer.rank for peer in waiting]
 
     def _late_words(self, ranks: Sequence[int]) -> str:
@@ -135,12 +135,12 @@ class Channel(Wires):
     # -- who is where --------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Ask all ranks where they are, and say it of this one."""
+        """Ask all ranks for their positions, and send the position of this rank."""
         self._placed = -math.inf
         self._say_place(None)
 
     def _say_place(self, source: Peer | None) -> None:
-        """Answer a rank that asks; `source` is the one from which that came."""
+        """Answer a question for this rank's position, which has arrived from the neighbor `source`."""
         now = time.monotonic()
         if now - self._placed < _AGAIN_S:
             return
@@ -150,19 +150,19 @@ class Channel(Wires):
         self._tell(self.peers, framed(FrameKind.PLACE, self.is_at(), self.rank))
 
     def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
-        """A rank has said where it is."""
+        """Record the position of a rank."""
         if 0 <= about < self.size and about != self.rank:
             self.places[about] = time.monotonic(), content
 
     # -- endings -------------------------------------------------------------------------------------------
 
     def words(self, departure: Departure) -> str:
-        """An ending in words, with the rank's name."""
-        known = 0 <= departure.rank < len(self.names)  # it came from another rank
+        """Return a departure as text, with the rank's name."""
+        known = 0 <= departure.rank < len(self.names)  # the number came from a different rank
         return departure.words(self.names[departure.rank]) if known else str(departure)
 
     def broadcast_failure(self, departure: Departure) -> None:
-        """Tell all ranks why this one stops, and send nothing any more. Later calls do nothing."""
+        """Tell all ranks why this one stops, and send nothing more. Later calls do nothing."""
         with self._lock:
             if self.silent:
                 return
@@ -171,22 +171,22 @@ class Channel(Wires):
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
-                if not self._is_way_to(peer, departure.rank):  # `outlast` goes on to ask that one
+                if not self._is_way_to(peer, departure.rank):  # `outlast` continues to ask that one
                     peer.connection.shutdown(socket.SHUT_WR)
 
     def _is_way_to(self, peer: Peer, rank: int) -> bool:
-        """Whether news of a rank come by this peer."""
+        """Return whether news of a rank arrive from this peer."""
         return peer.rank == rank
 
     def news(self) -> Departure | None:
-        """Why another rank no longer takes part; asked outside of a round."""
+        """Return the departure of a rank that no longer takes part, if any; for use outside a round."""
         endings = [departure for peer in self.peers if (departure := self.drain(peer))]
         return next(
             (e for e in endings if e.kind is not DepartureKind.ENDED), endings[0] if endings else self.left
         )
 
     def outlast(self, rank: int, end: float) -> None:
-        """Wait until the process of another rank has ended: then its machine refuses what is sent."""
+        """Wait until the process of a different rank has ended: then that machine refuses everything sent."""
         frame = framed(FrameKind.PING, b"", self.rank)
         branches = [peer for peer in self.peers if self._is_way_to(peer, rank)]
         for peer in sorted(branches, key=lambda peer: peer.rank != rank)[:1]:

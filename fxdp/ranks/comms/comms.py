@@ -1,11 +1,11 @@
-"""All that joins the ranks of one mesh.
+"""All communication of one rank in one mesh.
 
-    main thread     collectives on its groups, small ones on `messages`, rounds on `control`
-    watch thread    sleeps until another rank ends (`comms/watch.py`)
+    main thread     collectives on process groups, small ones on `messages`, rounds on `control`
+    watch thread    sleeps until a rank ends (`comms/watch.py`)
 
-A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
-the cause when its own wait breaks. Links live as long as the process group, so `find_comms` can hand the same
-ones to every compiled module.
+A rank that fails first reports this on the control channel and then cuts all groups, so every rank knows the
+cause when a wait there breaks. A `Comms` lives as long as the process group, so `find_comms` can return the
+same object for every compiled module.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from fxdp.ranks.comms.watch import Watch
 from fxdp.torch_compat import collectives_begun, register_group
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")
-"""Of groups: over all data axes, for the forward, for gradients, which have a stream of their own on CUDA,
-and for sharded parameters; over all ranks of a mesh with a pipeline axis, for what each phase sends.
+"""Purposes of process groups.
+
+"data" is for the forward over all data axes, "reduce" for gradients, which have a stream of their own on
+CUDA, "rows" for sharded parameters; "forward" and "backward" span all ranks of a mesh with a pipeline axis.
 """
 
 
@@ -42,18 +44,18 @@ class Comms:
 
     Attributes
     ----------
-    key : the global ranks joined, those of this rank's row, and the backend.
-    name : what the names of the row's groups begin with.
+    key : the global ranks of the mesh, the global ranks of this rank's row, and the backend.
+    name : prefix of the names of the row's groups.
     control : short messages between all ranks.
-    messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
-    memory : large sums between them, by the same name; None where the ranks do not share memory.
-    hosts : the same where they are on several hosts, and share memory there; None where that is no faster.
-    windows : rows of sharded parameters, seen where they lie; None where the ranks do not share memory.
-    cost : of sums over the network between them; None where they need none, or NCCL has it.
-    alike : whether all ranks compute the same bits of the same operands.
+    messages : small tensors between the ranks of the row; programs use `message_group_name`.
+    memory : large sums between the ranks of the row, under the same name; None without shared memory.
+    hosts : large sums between several hosts, whose ranks share memory; None where that is no faster.
+    region_windows : zero-copy all-gather of sharded parameters; None without shared memory.
+    cost : cost of sums over the network between the ranks; None if not needed, or with NCCL.
+    alike : True if all ranks compute bitwise equal results from equal operands.
     caller : the thread that is inside a compiled call.
-    turn : held by it.
-    history : the calls and backwards that this rank has begun.
+    iteration : lock that this thread holds.
+    sequence_log : the calls and backwards that this rank has begun.
     """
 
     def __init__(
@@ -101,50 +103,50 @@ class Comms:
 
     @property
     def rank(self) -> int:
-        """This rank's index in the mesh."""
+        """Index of this rank in the mesh."""
         return self.control.rank
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The global ranks of the mesh, by their index in it."""
+        """The global ranks of the mesh, by index."""
         return self.key[0]
 
     def find(self, purpose: str) -> dist.ProcessGroup | None:
-        """The group of this purpose, once it was made and as long as it lives."""
+        """Return the group for this purpose, if it has been made and still exists."""
         found = self._groups.get(purpose)
         return None if found is None else found()
 
     def add(self, purpose: str, group: dist.ProcessGroup, sockets: set[OpenSocket]) -> None:
-        """One more group, to be cut with the others."""
+        """Add a group, which is cut together with all groups."""
         self._groups[purpose] = weakref.ref(group)
         self._sockets |= sockets
 
     @property
     def world_group(self) -> dist.ProcessGroup | None:
-        """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
+        """A group over all ranks of the mesh; without a pipeline axis, the group of the data axes."""
         return self.find("forward") or self.find("data")
 
     @property
     def alive(self) -> bool:
-        """Whether the default process group, and so these links, still exist."""
+        """True while the default process group, and so this object, can be used."""
         world = self._world()
         return world is not None and dist.GroupMember.WORLD is world
 
     @property
     def departure(self) -> Departure | None:
-        """Why these links can no longer be used, None while they can."""
+        """The reason why the connections can no longer be used, or None."""
         return self._watch.departure
 
     def stop(self, departure: Departure) -> None:
-        """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
+        """Close the connections: tell all ranks the reason, then cut the groups. The first reason counts."""
         self._watch.stop(departure)
 
     def cause(self) -> Departure | None:
-        """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
+        """Return why a collective broke, after a short wait for news; None if no rank has failed or left."""
         return self._watch.cause()
 
     def late(self) -> str | None:
-        """Who has not come to a collective whose time is up, and where they are; None if nobody is late."""
+        """Return a message on ranks late for a collective, with their positions; None if no rank is late."""
         return self._stragglers.late(lambda: self.departure is not None)
 
     def _begun(self) -> tuple[int, ...]:
@@ -152,20 +154,20 @@ class Comms:
         return tuple(0 if group is None else collectives_begun(group) for group in found)
 
     def close(self) -> None:
-        """Say goodbye without an error and give everything back; peers that still wait are told."""
+        """Leave without an error and release all resources, and inform peers that still wait."""
         self._watch.close()
 
     def outlast(self) -> None:
-        """Wait a little for the end of the rank that has failed, if another has."""
+        """Wait a little for the end of a different rank that has failed."""
         self._watch.outlast()
 
     @property
     def handed_bytes(self) -> int:
-        """Bytes of this rank's own values that went by messages and through shared memory so far."""
+        """Bytes of this rank's own values sent by messages and through shared memory so far."""
         return self._message_group.handed_bytes
 
     def _explain(self, error: LinkBrokenError | OutOfOrderError) -> Exception:
-        """The error for a message that will not come, or that belongs to another call."""
+        """Return the error for a message that will not arrive, or that belongs to a different call."""
         if not isinstance(error, OutOfOrderError):
             cause = self.cause()
             return RankFailedError(self.words(cause) if cause else str(error))
@@ -174,27 +176,27 @@ class Comms:
             f"rank {self.key[1][place]} came to a sum in {self.sequence_log.words(theirs)}, rank "
             f"{self.key[0][self.rank]} in {self.sequence_log.words(mine)}: {SAME_ORDER}"
         )
-        # all is known, and nobody need wait for the news: the sums of both ranks are mixed up from here on
+        # no need to wait for news: the sums of both ranks are mixed up from here on
         self.stop(Departure(self.rank, DepartureKind.FAILED, text))
         return AgreementError(text)
 
     def settle(self) -> None:
-        """Wait until all ranks have read the rows that this call or backward has shown.
+        """Wait until all ranks have read the parameter shards shown in this call or backward.
 
         Raises
         ------
-        RankFailedError : another rank failed or died.
+        RankFailedError : a rank failed or died.
         """
         if self.region_windows is not None:
             with self._message_group.explained():
                 self.region_windows.settle()
 
     def words(self, departure: Departure) -> str:
-        """An ending in words, with the rank's global number."""
+        """Return a departure as text, with the rank's global number."""
         return self.control.words(departure)
 
     def _cut(self) -> None:
-        """Make every wait in the groups end with an error, here and on the other ranks."""
+        """Make every wait in the groups end with an error, here and on all ranks."""
         self.messages.cut()
         if self.hosts is not None:
             self.hosts.messages.cut()
@@ -204,7 +206,7 @@ class Comms:
                 group.abort()
 
     def _give_back(self) -> None:
-        """Close what the watch does not."""
+        """Release the resources that the watch does not close."""
         self.messages.close()
         if self.memory is not None:
             self.memory.close()

@@ -1,9 +1,9 @@
-"""Rounds of a few ranks of a mesh, all to all: each sends its part to each other one.
+"""Control rounds of a few ranks, all to all: each rank sends its part to each other rank.
 
-As each rank sends exactly one DATA or REFUSED in each round, rounds stay in step without numbers. More
-than `FXDP_TREE_ABOVE` ranks are joined as a tree (`ranks/tree/tree_control.py`): of 8 ranks all to all each
-needs 0.16 ms of a processor per round, the root of a tree 0.27 ms. Of 16 ranks each needs what the root does,
-0.39 ms, and those of a tree a fifth (`benchmarks/speed/control_plane.py`).
+As each rank sends exactly one DATA or REFUSED in each round, rounds stay in step without numbers. More than
+`FXDP_TREE_ABOVE` ranks use a tree (`ranks/tree/tree_control.py`). Processor time per round: with 8 ranks
+0.16 ms for each rank all to all, 0.27 ms for the root of a tree; with 16 ranks 0.39 ms for each rank all to
+all and for the root of a tree, a fifth for the remaining ranks (`benchmarks/speed/control_plane.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Control(Channel):
         self._send_all(framed(FrameKind.DATA, data, self.rank), self.peers)
 
     def finish(self) -> list[bytes]:
-        """Wait for the other ranks' parts of the round that `start` began."""
+        """Wait for all ranks' parts of the round that `start` began."""
         self._wait(self._missing)
         with self._lock:
             parts = [(peer.rank, *peer.rounds.popleft()) for peer in self.peers]
@@ -46,7 +46,7 @@ class Control(Channel):
         return [peer for peer in self.peers if not peer.rounds or peer.unsent]
 
     def refuse(self, text: str) -> None:
-        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        """Tell all ranks that this one cannot take part in the next round; does not wait for their parts."""
         self.round += 1
         with self._lock:
             for peer in self.peers:

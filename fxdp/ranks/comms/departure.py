@@ -1,4 +1,4 @@
-"""How a rank's part in a mesh ended, and text of other ranks made harmless for a terminal."""
+"""Reasons why ranks leave a mesh, and received text made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from fxdp.errors import RankFailedError
 
-TEXT_LIMIT = 6000  # characters of an error that other ranks are told
-TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off, and refused where it comes
+TEXT_LIMIT = 6000  # most characters of an error sent to all ranks
+TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off by the sender, and refused by the receiver
 
 
 class LateError(RankFailedError):
-    """A rank did not come in time, though it is alive: it is named, and no news of it need be waited for."""
+    """A living rank is late. The message names this rank, so no further news is awaited."""
 
 
 class DepartureKind(enum.IntEnum):
-    """How a rank's part in the mesh ended."""
+    """The way in which a rank left the mesh."""
 
     FAILED = 2
     KILLED = 3
@@ -31,14 +31,14 @@ UNHEARD = "does not answer any more: its machine, or the network to it, is lost"
 
 @dataclass(frozen=True)
 class Departure:
-    """Why a rank no longer takes part: the rank at fault, how it ended, and its words."""
+    """The reason why a rank no longer takes part: the rank at fault, the kind, and a message."""
 
     rank: int
     kind: DepartureKind
     text: str = ""
 
     def words(self, name: int | str) -> str:
-        """The ending of a rank that is called `name`."""
+        """Return the departure as text for a rank with this name."""
         if self.kind is DepartureKind.FAILED:
             return f"rank {name} failed: {self.text}"
         if self.kind is DepartureKind.OUT_OF_STEP:
@@ -55,12 +55,12 @@ class Departure:
 
 
 def not_understood(rank: int, what: str) -> str:
-    """The words for bytes of another rank that make no sense."""
+    """Return the message for invalid bytes received from a rank."""
     return f"rank {rank} {sent_nonsense(what)}"
 
 
 def sent_nonsense(what: str) -> str:
-    """The same without the rank."""
+    """Return the message for invalid bytes, to be preceded by the rank."""
     return (
         f"sent what this rank does not understand ({harmless(what)}); expected the same release of "
         "fxdp on all ranks, and nobody else on their network (see SECURITY.md)"
@@ -68,17 +68,17 @@ def sent_nonsense(what: str) -> str:
 
 
 def as_text(content: bytes) -> str:
-    """Text of another rank, harmless for a terminal."""
+    """Return received text, made safe for a terminal."""
     return harmless(content[:TEXT_BYTES].decode(errors="replace"))
 
 
 def as_bytes(text: str) -> bytes:
-    """Text for another rank."""
+    """Return text as bytes for sending."""
     return text.encode(errors="replace")[:TEXT_BYTES]
 
 
 def harmless(text: str) -> str:
-    """Text of another rank without what a terminal would obey: colours, cursor, titles, reversed writing."""
+    """Escape control characters in received text: colors, cursor, titles, reversed writing."""
     return "".join(char if _is_plain(char) else ascii(char)[1:-1] for char in text)
 
 

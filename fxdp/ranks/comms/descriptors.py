@@ -1,10 +1,10 @@
-"""Open files: how many links take, and the refusal where a process may not have so many.
+"""File descriptors: the number that a mesh needs, and the refusal if the process may not open that many.
 
-per rank of the mesh    1  control, of 17 neighbours at most in a tree     (2 for a pipeline axis' groups)
+per rank of the mesh    1  control, of 17 neighbors at most in a tree      (2 for a pipeline axis' groups)
 per rank of the row     1  messages, of 17 at most in a tree
-                        1  for each of gloo's two groups, which it joins all to all; NCCL has rings
-                        3  for its memory in three buffers
-of several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each other host,
+                        1  for each of gloo's two groups, connected all to all; NCCL has rings
+                        3  for the memory of this rank in three buffers
+on several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each further host,
                         3  for the memory of each rank of the same host in three buffers
 """
 
@@ -19,13 +19,13 @@ from fxdp.errors import MeshError
 from fxdp.ir.transports import NEIGHBOURS, rotating_buffers
 from fxdp.settings import Settings
 
-_PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
-_SPARE = 32  # for kernels to be compiled, files of data, callers that have not said who they are
+_PER_GROUP = 4  # opened by gloo itself: a listener, an epoll, an event or two
+_SPARE = 32  # for kernel compilation, data files, callers without a complete handshake
 _DESCRIPTORS = "/proc/self/fd"
 
 
 def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = Settings.tree_above) -> int:
-    """Files to be opened for a mesh of `size` ranks of which `row` share this rank's stages."""
+    """Return the number of files to open for a mesh of `size` ranks, `row` of which share the same stages."""
     sockets = sum(n - 1 if n <= tree_above else min(n - 1, NEIGHBOURS) for n in (size, row)) + 4
     groups = 0
     if gloo:
@@ -35,12 +35,12 @@ def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = S
 
 
 def of_hosts(mates: int, hosts: int) -> int:
-    """Files to be opened for sums between `hosts` hosts, on one of which `mates` ranks of the row are."""
+    """Return the number of files to open for sums between `hosts` hosts, with `mates` ranks on this host."""
     return mates - 1 + hosts - 1 + _PER_GROUP + 3 * (mates + 1)
 
 
 def check_limit(size: int, wanted: int) -> None:
-    """Refuse before anything is opened what would end half-way.
+    """Raise before anything is opened if the process would run out of file descriptors half-way.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def check_limit(size: int, wanted: int) -> None:
 
 
 def as_limit(error: OSError, size: int) -> MeshError | None:
-    """The same refusal for an error of the system that says so, None for others."""
+    """Return a `MeshError` if an OS error is due to too many open files, None for a different error."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,17 +1,18 @@
-"""Large sums between ranks of one host that take no memory: each reads the others' values where they lie.
+"""Large sums between ranks of one host without extra memory: each rank reads remote values in place.
 
-Each rank sums one chunk of all ranks' values, in its own, and reads the other chunks' sums; three rounds of
-messages say when:
+Each rank sums one chunk of all ranks' values, in its own value, and reads the remaining chunks' sums; three
+rounds of messages synchronize this:
 
     rank 0   value | ready | chunk 0 += that of rank 1 | summed | read chunk 1 of rank 1 | read
     rank 1   value | ready | chunk 1 += that of rank 0 | summed | read chunk 0 of rank 0 | read
 
-A value is one tensor or several, end to end: a bucket of gradients is summed where they were computed. A rank
-writes into a chunk of its own value only before others may read it, or after they have.
-After `read` nobody looks at a value any more, and it is its owner's alone again.
+A value is one tensor or several, end to end: a bucket of gradients is summed where they were computed. A
+rank writes into a chunk of its own value only before other ranks may read the chunk, or after they have.
+After `read` no rank reads a value of another rank any more.
 
-Two ranks on two cores sum 4 MiB in 0.6 ms so. By buffers that the others see, where the system forbids to
-read the memory of another process (`ranks/comms/shared_memory.py`), they take 0.8 ms, and 12 MiB per rank.
+Two ranks on two cores sum 4 MiB in 0.6 ms this way. With buffers in shared memory, where the system forbids
+reading the memory of a different process (`ranks/comms/shared_memory.py`), the sum takes 0.8 ms, and 12 MiB
+per rank.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ from fxdp.ranks.comms.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.comms.other_memory import OtherMemory
 from fxdp.ranks.comms.shared_buffers import check_size, chunk
 
-_WHERE = struct.Struct("<QQ")  # process, bytes of the value; the addresses of its tensors follow
+_WHERE = struct.Struct("<QQ")  # process, bytes of the value; followed by the addresses of the tensors
 _TILE = 256 * 1024
-"""Bytes that are read at once to be added: what a core's cache holds beside the own."""
+"""Bytes read at once before the addition: fits a core's cache beside the own values."""
 
 
 _Where: TypeAlias = "tuple[int, memoryview]"
-"""A process, and addresses in it."""
+"""A process, and addresses there."""
 _Range: TypeAlias = "tuple[int, int, Tensor]"
-"""Elements of one of a value's tensors: its place, the bytes before them, and they themselves."""
+"""A range in one of a value's tensors: index of the tensor, bytes before the range, and the elements."""
 
 
 class Reduction(Protocol):
-    """`torch.add`, `torch.maximum` or `torch.minimum`."""
+    """A reduction: `torch.add`, `torch.maximum` or `torch.minimum`."""
 
     def __call__(self, a: Tensor, b: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-        """Of both operands, into `out` if it is given."""
+        """Reduce both operands, into `out` if given."""
         ...
 
 
 class DirectSums:
     """All-reduces of large contiguous CPU tensors in place; for one thread at a time.
 
-    All ranks start the same ones, and take their steps, in the same order. Values are reduced in rank order,
-    each chunk on one rank, so all ranks hold the same bits.
+    All ranks start the same sums, and take their steps, in the same order. Values are reduced in rank order,
+    each chunk on one rank, so all ranks have the same bits.
 
     Parameters
     ----------
     messages : the connections between the ranks.
-    size : how many ranks there are.
+    size : number of ranks.
 
     Raises
     ------
-    OSError : the system cannot read other processes' memory.
+    OSError : the system cannot read the memory of different processes.
     """
 
     def __init__(self, messages: Messages, size: int) -> None:
@@ -75,12 +76,12 @@ class DirectSums:
         self._memory = OtherMemory()
 
     def start(self, value: Sequence[Tensor], function: Reduction) -> Step:
-        """Tell the others where this rank's value lies; it may not be touched before the last step.
+        """Publish the address of this rank's value, which must not be modified before the last step.
 
         The steps raise:
 
         LinkBrokenError : a connection ended, or a rank's memory cannot be read.
-        RankFailedError : a rank did not come in time, or with a value of another size.
+        RankFailedError : a rank was late, or came with a value of a different size.
         """
         own = _Value(value)
         where = _WHERE.pack(os.getpid(), own.nbytes) + own.addresses.tobytes()
@@ -106,7 +107,7 @@ class DirectSums:
         self._messages.finish(read)
 
     def _add_in_order(self, own: _Value, function: Reduction, others: dict[int, _Where]) -> None:
-        """In rank order: what comes before the own value in a tile beside it, then all in the own value."""
+        """Add in rank order: lower ranks' values in a separate tile, then everything in the own value."""
         mine, length = chunk(own.numel, self._rank, self._size), max(1, _TILE // own.itemsize)
         before, term = own.like.new_empty(2, min(length, mine.stop - mine.start))
         for start in range(mine.start, mine.stop, length):
@@ -127,7 +128,7 @@ class DirectSums:
                         function(part, next_, out=part)
 
     def _read(self, rank: int, where: _Where, ranges: Sequence[_Range], to: Tensor | None = None) -> None:
-        """Read elements of a rank's value to where the own ones are, or end to end into a tensor."""
+        """Read elements of a rank's value, into the own value or end to end into a tensor."""
         process, addresses = where
         stretches, at = [], 0 if to is None else to.data_ptr()
         for place, offset, one in ranges:
@@ -153,7 +154,7 @@ class _Value:
         self.addresses = array("Q", map(Tensor.data_ptr, self._flat))
 
     def ranges(self, start: int, stop: int) -> list[_Range]:
-        """Its elements from `start` to `stop`."""
+        """Return the value's elements from `start` to `stop`."""
         found = []
         place = bisect_right(self._ends, start)
         while start < stop:

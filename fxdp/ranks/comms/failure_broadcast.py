@@ -1,11 +1,11 @@
-"""What ranks that wait in start-up are told through the store, as they have no connections yet.
+"""Failure broadcast through the store, for ranks that wait in start-up without connections.
 
-    fxdp/failures                      how many processes have ended by an error
-    fxdp/failure/3                     the third: its rank, its words
-    fxdp/<ranks>/1/failures            how many ranks could not join these links, while the others wait
+    fxdp/failures                      number of processes that have ended by an error
+    fxdp/failure/3                     the third: rank and message
+    fxdp/<ranks>/1/failures            number of ranks that could not join this mesh, while others wait
     fxdp/<ranks>/1/failure/1           ...
 
-A rank that waits looks here about twice a second: one small request, as long as there is nothing new.
+A rank that waits looks here about twice a second, by one small request as long as there is nothing new.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.departure import TEXT_LIMIT, Departure, DepartureKind, harmless
 
 EVERYWHERE = "fxdp"
-"""Where a process that ends says why; other names are those of links that are being opened."""
+"""Key prefix for a process that ends; different prefixes belong to meshes that are being opened."""
 _TELL_S = 2.0
-_LONGEST = 8 * TEXT_LIMIT  # bytes of a notice
+_LONGEST = 8 * TEXT_LIMIT  # most bytes of an entry
 
 
 class KeyValueStore(Protocol):
-    """What is needed of torch.distributed's stores."""
+    """The methods needed from torch.distributed's stores."""
 
     def set(self, key: str, value: str) -> None: ...  # noqa: D102
     def get(self, key: str) -> bytes: ...  # noqa: D102
@@ -40,20 +40,20 @@ class KeyValueStore(Protocol):
 
 
 def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
-    """Leave a notice that global rank `rank` has failed."""
+    """Record in the store that global rank `rank` has failed."""
     number = store.add(f"{name}/failures", 1)
     store.set(f"{name}/failure/{number}", json.dumps([rank, text[:TEXT_LIMIT]]))
 
 
 def broadcast_everywhere(text: str) -> None:
-    """Leave a notice that this process ends, for all ranks that wait for it at start-up."""
+    """Record that this process ends, for all ranks that wait in start-up."""
     world = dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
     if world is not None and dist.get_world_size() > 1:
         broadcast_briefly(world.get_group_store(), EVERYWHERE, dist.get_rank(), text)
 
 
 def broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
-    """`tell`, for two seconds at most: another thread may be inside of the store, waiting for a rank."""
+    """Call `tell` with a timeout of two seconds, as a different thread may block the store."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):
@@ -65,12 +65,12 @@ def broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> 
 
 
 class FailureBroadcast:
-    """The notices that concern the ranks of one mesh.
+    """The broadcast failures that concern the ranks of one mesh.
 
     Parameters
     ----------
     store : shared by all ranks.
-    name : of the links that are being opened.
+    name : key prefix of the mesh that is being opened.
     ranks : the global ranks of the mesh, in mesh order.
     rank : this rank's index in `ranks`.
     """
@@ -83,7 +83,7 @@ class FailureBroadcast:
         self._come_back(ranks[rank])
 
     def look(self) -> None:
-        """Raise what another rank of the mesh has said since.
+        """Raise the first new failure of a rank of the mesh.
 
         Raises
         ------
@@ -97,11 +97,11 @@ class FailureBroadcast:
             raise RankFailedError(str(found[0]))
 
     def tell(self, rank: int, text: str) -> None:
-        """Say why this rank does not join these links."""
+        """Broadcast the reason why this rank does not join the mesh."""
         broadcast_briefly(self._store, self._name, rank, text)
 
     def _come_back(self, rank: int) -> None:
-        """Notices about this rank are of the past: it has caught the error that it reported."""
+        """Mark earlier failures of this rank as past: the process has caught the reported error."""
         if told := self._store.add(f"{EVERYWHERE}/failures", 0):
             self._store.set(f"{EVERYWHERE}/back/{rank}", str(told))
 
@@ -119,7 +119,7 @@ class FailureBroadcast:
         return found
 
     def _parsed(self, notice: bytes) -> tuple[int, Departure | None]:
-        """The global rank; and None for one that is not in this mesh, or for what fxdp has not written."""
+        """Return the global rank and the departure; None for a rank outside this mesh or an invalid entry."""
         try:
             rank, text = json.loads(notice[:_LONGEST])
             place = self._places.get(int(rank))
@@ -131,7 +131,7 @@ class FailureBroadcast:
 
 
 def store_lost(error: BaseException) -> RankFailedError:
-    """The error of a rank whose store no longer answers."""
+    """Return the error for a store that no longer answers."""
     return RankFailedError(
         "the process group's store does not answer any more: the process that has it (rank 0, or torchrun's "
         f"agent) has ended, see its output\ntorch: {str(error).splitlines()[0]}"

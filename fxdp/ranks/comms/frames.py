@@ -1,20 +1,20 @@
-"""The frames of the control channel: a kind, a length, the rank it is about, and the content.
+"""The frames of the control channel: a kind, a length, the subject rank, and the content.
 
-    DATA      my part of this round
-    REFUSED   I cannot take part in this round: text (the next round is fine)
-    FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
-    KILLED    I stop because that rank was killed                       then end of stream
-    ENDED     my process ends, I raised nothing                         then end of stream
-              (about another rank: it has left, I am here, by the tree only)
-    ASTRAY    that rank is elsewhere in its program: text               then end of stream
-    PING      are you there?
-    WAITS     I wait for this round: its number, and where I am
-    MISSING   I am in this round, and whom I miss there beyond you: its number, ranks (by the tree only)
-    ASKS      my wait has run out: where are you? (passed on in a tree)
-    PLACE     where a rank is: `comms/stragglers.py` reads it (passed on in a tree)
-    (nothing) I was killed                                              end of stream
+    DATA         sender's part of this round
+    REFUSED      sender cannot take part in this round: text (the next round works)
+    FAILED       a rank (the sender, or one that stopped the sender) raised: text   then end of stream
+    KILLED       sender stops because that rank was killed                          then end of stream
+    ENDED        sender's process ends without an error                             then end of stream
+                 (about a different rank, only in a tree: that rank has left, the sender stays)
+    OUT_OF_STEP  that rank is at a different position of its program: text          then end of stream
+    PING         test whether the receiver's process still runs
+    WAITS        sender waits for this round: round number, and sender's position
+    MISSING      ranks that the sender misses in this round, beyond the receiver (only in a tree)
+    ASKS         request for the receiver's position, as a wait has timed out (passed on in a tree)
+    PLACE        position of a rank, read by `comms/stragglers.py` (passed on in a tree)
+    (nothing)    sender was killed                                                  end of stream
 
-Lengths are bounded, and kinds known, before anything is kept for a frame.
+Lengths and kinds are checked before a frame is stored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import struct
 from fxdp.ranks.comms.departure import TEXT_BYTES, DepartureKind
 
 DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
-ROUND = struct.Struct("<q")  # with which a WAITS begins
-PLACE_BYTES = 49  # with which a PLACE begins
+ROUND = struct.Struct("<q")  # the beginning of a WAITS
+PLACE_BYTES = 49  # the beginning of a PLACE
 _HEADER = struct.Struct("<BIi")
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     DATA = 0
     REFUSED = 1
@@ -51,20 +51,20 @@ _LEAST = {FrameKind.WAITS: ROUND.size, FrameKind.MISSING: ROUND.size, FrameKind.
 
 
 class NoFrameError(Exception):
-    """What came is no frame of this version of fxdp."""
+    """The received bytes are no frame of this version of fxdp."""
 
 
 def framed(kind: int, content: bytes, about: int) -> bytes:
-    """The bytes of a frame."""
+    """Return the bytes of a frame."""
     return _HEADER.pack(kind, len(content), about) + content
 
 
 def take_frame(unread: bytearray) -> tuple[FrameKind, int, bytes] | None:
-    """Take the first frame off: its kind, the rank it is about, its content. None while it is not complete.
+    """Remove the first frame and return kind, subject rank and content; None while the frame is incomplete.
 
     Raises
     ------
-    NoFrameError : it is none.
+    NoFrameError : the bytes are no frame.
     """
     if len(unread) < _HEADER.size:
         return None

@@ -1,7 +1,8 @@
-"""A process group on CPU: small values go by rounds of `Messages`, large sums through memory.
+"""A process group on CPU: small values use rounds of `Messages`, large sums use shared memory.
 
-Functional collectives find it by name, so a program names it where it would name a gloo group, and whatever
-understands those collectives (Inductor's ordering of communication above all) understands these.
+Functional collectives find the group by name, so a program names this group like a gloo group, and
+everything that understands functional collectives (above all Inductor's ordering of communication) works
+here, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""A dtype that numpy knows, for each item size."""
+"""A dtype that numpy supports, for each item size."""
 
 _Begun = TypeVar("_Begun")
 
@@ -40,16 +41,17 @@ _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
 class MessageGroup(dist.ProcessGroup):
     """All-reduce (sum, max, min) and all-gather of contiguous CPU tensors.
 
-    Values are reduced in rank order, by a tree in its order, so all ranks hold the same bits.
+    Values are reduced in rank order, or in the order of the tree, so all ranks have the same bits.
 
     Parameters
     ----------
     messages : the connections.
     size : the number of ranks.
-    explain : turns a broken connection, or a value of another call, into the error that names the rank.
-    memory : for reductions that are too large for messages, which otherwise go by them too.
-    hosts : the same for sums, where only the ranks of each of several hosts share memory.
-    windows : for rows of parameters that are seen where they lie, where `memory` is.
+    explain : function that turns a broken connection, or a value of a different call, into the error that
+        names the rank.
+    memory : for reductions too large for messages; if None, these use messages, too.
+    hosts : for large sums, where only the ranks of each of several hosts share memory.
+    region_windows : for zero-copy all-gathers of parameters, if there is `memory`.
 
     Attributes
     ----------
@@ -75,7 +77,7 @@ class MessageGroup(dist.ProcessGroup):
         self._size = size
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """What `dist.get_backend` would say."""
+        """Return the backend's name, as `dist.get_backend` would."""
         return "fxdp"
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
@@ -88,9 +90,9 @@ class MessageGroup(dist.ProcessGroup):
         return self._reduced(tensor, function)
 
     def start_sum(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
-        """Start the sum over ranks of flat values, end to end; they are packed where the others read them.
+        """Start the sum over ranks of flat values, end to end, packed where all ranks read them.
 
-        What comes back may be empty until it is waited for.
+        The returned tensor may be empty before the wait.
         """
         size, memory = sum(value.nbytes for value in values), self._memory
         if memory is None or fits_messages(size, self._size, summed=True):
@@ -101,7 +103,7 @@ class MessageGroup(dist.ProcessGroup):
         return full, _Large(self, lambda: memory.start_packed(values, full), memory.finish)
 
     def start_sums(self, values: Sequence[Tensor]) -> Work:
-        """Start the sum over ranks of values of one dtype, each in its own memory."""
+        """Start the sum over ranks of several values of one dtype, each in place."""
         size, memory = sum(value.nbytes for value in values), self._memory
         if memory is None or not memory.direct or fits_messages(size, self._size, summed=True):
             full = torch.cat([value.view(-1) for value in values])
@@ -110,7 +112,7 @@ class MessageGroup(dist.ProcessGroup):
         return _Large(self, lambda: memory.start_in_place(values), memory.finish)
 
     def _reduced(self, tensor: Tensor, function: Reduction) -> Work:
-        """Start a reduction in place, by the way that fits its size."""
+        """Start a reduction in place, by the transport that fits the size."""
         self.handed_bytes += tensor.nbytes
         memory, hosts = self._memory, self._hosts
         if not fits_messages(tensor.nbytes, self._size, summed=True):
@@ -123,7 +125,7 @@ class MessageGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Start gathering the ranks' tensors along the first dim, each for itself."""
+        """Start gathering the ranks' tensors along the first dim, each into a separate output."""
         size = sum(tensor.nbytes for tensor in inputs)
         self.handed_bytes += size
         memory = self._memory
@@ -135,7 +137,7 @@ class MessageGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Start a sum over the ranks of which each gets the part of its number along the first dim."""
+        """Start a sum over the ranks; each rank gets one chunk of the result along the first dim."""
         (output,), (tensor,) = outputs, inputs
         self.handed_bytes += tensor.nbytes
         memory = self._memory
@@ -149,7 +151,7 @@ class MessageGroup(dist.ProcessGroup):
         return _Large(self, lambda: memory.start_scatter(tensor, output), memory.finish)
 
     def publish_shards(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
-        """Start seeing all ranks' rows of several values as their full values, end to end, where they lie."""
+        """Start a zero-copy all-gather of several shards, as full values end to end."""
         region_windows = self._windows
         if region_windows is None:
             raise StateError("rows are to be seen where they lie, but no memory is shared; a bug in fxdp")
@@ -159,7 +161,7 @@ class MessageGroup(dist.ProcessGroup):
         return full, _Large(self, lambda: begun, region_windows.finish)
 
     def room_to_send(self, like: Tensor, count: int) -> Tensor:
-        """Memory for what is given to the next reduce-scatter, which copies nothing then."""
+        """Return memory for the input of the next reduce-scatter, which then copies nothing."""
         size, memory = count * like.itemsize, self._memory
         if memory is None or fits_messages(size, self._size, summed=True):
             return like.new_empty(count)
@@ -169,17 +171,20 @@ class MessageGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     """torch's name before 2.13"""
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
-    """the same"""
+    """torch's name before 2.13"""
 
     def start(self, tensor: Tensor, function: Reduction | None = None) -> Round:
-        """Send a tensor's elements, of which only their reduction is wanted if there is a function for it."""
+        """Send a tensor's elements; with a `function`, only their reduction is needed."""
         value = _bytes_of(tensor)
         if function is None or not isinstance(self._messages, TreeMessages):
             return self._messages.start(value)
         return self._messages.start_sum(value, _adder(tensor, function))
 
     def finish(self, begun: Round, own: Tensor) -> list[Tensor]:
-        """Every rank's elements in `own`'s shape, in rank order; or only the reduction of all, by a tree."""
+        """Return every rank's elements in `own`'s shape, in rank order.
+
+        With a tree, a reduction returns only one result.
+        """
         with self.explained():
             parts = self._messages.finish(begun)
         if not begun.size:
@@ -193,7 +198,7 @@ class MessageGroup(dist.ProcessGroup):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Broken connections inside, and values of other calls, are the error of the rank at fault."""
+        """Turn broken connections and values of different calls into the error of the rank at fault."""
         try:
             yield
         except (LinkBrokenError, OutOfOrderError) as error:
@@ -201,7 +206,7 @@ class MessageGroup(dist.ProcessGroup):
 
 
 class _Large(Work):
-    """A collective through memory that was started; `wait` finishes it."""
+    """A started collective through shared memory; `wait` finishes the collective."""
 
     def __init__(
         self, group: MessageGroup, start: Callable[[], _Begun], finish: Callable[[_Begun], None]
@@ -219,7 +224,7 @@ class _Large(Work):
 
 
 class _TakenApart(Work):
-    """The sum of a value that was put together for it; `wait` puts the parts where they came from."""
+    """A started sum of concatenated tensors; `wait` copies the results back to the tensors."""
 
     def __init__(self, begun: Work, full: Tensor, parts: Sequence[Tensor]) -> None:
         super().__init__()
@@ -233,7 +238,7 @@ class _TakenApart(Work):
 
 
 class _Pending(Work):
-    """A collective by messages that was started; `wait` completes it with all ranks' values."""
+    """A started collective by messages; `wait` completes the result from all ranks' values."""
 
     def __init__(
         self, group: MessageGroup, tensor: Tensor, complete: Callable[[list[Tensor]], object],
@@ -254,7 +259,7 @@ class _Pending(Work):
 
 
 def _adder(like: Tensor, function: Reduction) -> Adder:
-    """The reduction of several values like this one, as bytes."""
+    """Return a function that reduces several values like this tensor, as bytes."""
 
     def add(values: Sequence[memoryview]) -> memoryview:
         if not like.numel():
@@ -265,6 +270,6 @@ def _adder(like: Tensor, function: Reduction) -> Adder:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
+    """Return the memory of a contiguous CPU tensor."""
     flat = tensor.view(_SAME_SIZE[tensor.element_size()]).view(-1)
     return memoryview(flat.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""Who is at the other end of a new connection: both sides say so before anything else travels.
+"""Handshake on a new connection: both sides identify themselves before anything else travels.
 
     caller                                           listener
     fxdp, version, token, own rank, plane    ->
                                              <-      fxdp, version, own rank
 
-Either may come in pieces. A caller whose connection ends before it is welcomed calls again; a connection on
-which something else is said, as a port scanner or a health check does, is closed.
+Either message may arrive in pieces. If the connection ends before the answer, the caller calls again; a
+connection with any different content, as from a port scanner or a health check, is closed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from dataclasses import dataclass, field
 from fxdp.errors import MeshError
 
 VERSION = 2
-"""Of all that travels between ranks: to be raised with any change of a frame."""
+"""Version of all data between ranks: to be increased with any change of a frame."""
 
 _MAGIC = b"fxdp"
-_HELLO = struct.Struct("<4sB16sIB")  # version, the mesh's secret token, the rank that calls, the plane
-_WELCOME = struct.Struct("<4sBI")  # version, the rank that answers
+_HELLO = struct.Struct("<4sB16sIB")  # version, the mesh's secret token, the calling rank, the plane
+_WELCOME = struct.Struct("<4sBI")  # version, the answering rank
 
 
 def hello(token: bytes, rank: int, plane: int) -> bytes:
-    """What a caller says."""
+    """Return the caller's message."""
     return _HELLO.pack(_MAGIC, VERSION, token, rank, plane)
 
 
 def welcome(rank: int) -> bytes:
-    """What is answered."""
+    """Return the listener's answer."""
     return _WELCOME.pack(_MAGIC, VERSION, rank)
 
 
 class StrangerError(Exception):
-    """The other end is no rank of this mesh, or has gone."""
+    """The peer is no rank of this mesh, or has gone."""
 
 
 @dataclass(eq=False)
 class Handshake:
-    """A connection whose other end has not said all of its greeting yet.
+    """A connection with an incomplete handshake.
 
     Attributes
     ----------
-    called : the rank that was called; None where the other end has called.
-    plane : for what the connection is.
+    called : the rank that was called; None if the peer has called.
+    plane : the purpose of the connection.
     """
 
     connection: socket.socket
@@ -56,12 +56,12 @@ class Handshake:
     effects: bytearray = field(default_factory=bytearray)
 
     def read(self, token: bytes) -> tuple[int, int] | None:
-        """The other end's rank and the plane, None while the greeting is not complete.
+        """Return the peer's rank and the plane; None while the handshake is incomplete.
 
         Raises
         ------
-        StrangerError : something else was said, or the connection ended.
-        MeshError : a rank with the token runs another version of fxdp.
+        StrangerError : the content is no handshake, or the connection ended.
+        MeshError : a rank with the token runs a different version of fxdp.
         """
         form = _HELLO if self.called is None else _WELCOME
         try:
@@ -93,11 +93,11 @@ class Handshake:
 
 
 def check_version(version: int, rank: int) -> None:
-    """Refuse a rank whose frames are others.
+    """Refuse a rank with a different version of the protocol.
 
     Raises
     ------
-    MeshError : it runs another version of fxdp.
+    MeshError : the rank runs a different version of fxdp.
     """
     if version != VERSION:
         raise MeshError(

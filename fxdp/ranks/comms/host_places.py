@@ -1,8 +1,8 @@
-"""Which ranks share memory: all of a row, or those of each of several hosts.
+"""Find the ranks that share memory: all ranks of a row, or the ranks of each of several hosts.
 
-A rank opens the memory of those that see the same processes as it does, and all tell all whose they could
-open, and whether they can also read it where it lies. So a container in which /proc is hidden, or a host
-whose name others have, too, is found out here.
+Each rank tries to open the memory of all ranks with the same process namespace, and reports which ranks
+worked, and whether their memory can also be read directly. This detects a container in which /proc is
+hidden, and hosts with equal names.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ADDRESS = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
-    """The ranks of this rank's row that share memory, by their place in it.
+    """The ranks of this rank's row that share memory, by place in the row.
 
     Attributes
     ----------
-    hosts : those of each host, the host of the first rank first; none where no memory is to be shared.
-    direct : whether those of a host also read each other's memory where it lies.
+    hosts : the ranks of each host, the host of the first rank first; empty where no memory is to be shared.
+    direct : True if the ranks of a host can also read one another's memory directly.
     """
 
     hosts: tuple[tuple[int, ...], ...] = ()
@@ -42,29 +42,29 @@ class HostPlaces:
 
     @property
     def one(self) -> bool:
-        """Whether all share memory."""
+        """True if all ranks share memory."""
         return len(self.hosts) == 1
 
     @property
     def several(self) -> bool:
-        """Whether there are several hosts, and several ranks on some."""
+        """True if there are several hosts, and several ranks on some."""
         return len(self.hosts) > 1 and any(len(host) > 1 for host in self.hosts)
 
     @property
     def shares(self) -> int:
-        """How many ranks of each host can exchange a part of a sum with one of each other host."""
+        """Number of ranks per host that can exchange one share of a sum with a rank of each further host."""
         return min(map(len, self.hosts))
 
     def of(self, place: int) -> tuple[int, ...]:
-        """Those on the host of a place."""
+        """Return the ranks on the host of a place."""
         return next(host for host in self.hosts if place in host)
 
 
 def host_places(control: Channel, row: Sequence[int], wanted: bool) -> HostPlaces:
-    """Find out who shares memory; all ranks must ask.
+    """Find the ranks that share memory; all ranks call this together.
 
-    `row` holds places among the ranks of `control`. All rows have one host, or all have several, or none has
-    any: their programs are one.
+    `row` are the ranks of this row, numbered as in `control`. The result is equal in kind for all rows (one
+    host, several, or none), as all rows run one program.
     """
     mark = os.urandom(_MARK)
     buffer = None
@@ -90,7 +90,7 @@ def host_places(control: Channel, row: Sequence[int], wanted: bool) -> HostPlace
 
 
 def _hosts(row: Sequence[int], seen: Mapping[int, tuple[int, ...]], direct: bool) -> HostPlaces:
-    """The hosts of a row; none where some rank sees another one that does not see the same."""
+    """Return the hosts of a row; empty if ranks disagree on who shares memory."""
     for rank in row:
         if rank not in seen[rank] or any(seen.get(other) != seen[rank] for other in seen[rank]):
             return HostPlaces()
@@ -100,7 +100,7 @@ def _hosts(row: Sequence[int], seen: Mapping[int, tuple[int, ...]], direct: bool
 
 
 def process_space() -> bytes:
-    """Short for the processes that this one sees; 0 where nothing says which these are."""
+    """Return a short hash of this process namespace; zeros if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             said = f"{file.read()} {os.readlink('/proc/self/ns/pid')}"
@@ -110,7 +110,7 @@ def process_space() -> bytes:
 
 
 def _shows(said: bytes, space: bytes) -> bool:
-    """Whether this process can open the memory of a rank that said this, and finds its mark there."""
+    """Return whether this process can open the memory of a rank and finds the rank's mark there."""
     where = said[_MARK + _SPACE :]
     if not where or said[_MARK : _MARK + _SPACE] != space:
         return False
@@ -121,13 +121,13 @@ def _shows(said: bytes, space: bytes) -> bool:
 
 
 def _lies(said: bytes) -> bool:
-    """Whether this process finds the mark of a rank whose memory it can open also where it lies."""
+    """Return whether this process can read a rank's mark directly, by address."""
     where, to = said[_MARK + _SPACE :], torch.empty(_MARK, dtype=torch.uint8)
     process, _, _ = WHERE.unpack(where[: WHERE.size])
     (address,) = _ADDRESS.unpack(where[WHERE.size :])
     try:
         OtherMemory().read(process, [(address, to.data_ptr(), _MARK)])
-    except OSError:  # no right to, or no such call: then not
+    except OSError:  # not permitted, or no such system call
         return False
     return bytes(to.numpy()) == said[:_MARK]
 

@@ -1,23 +1,24 @@
-"""Large sums between hosts of several ranks: within a host through memory, so that the network does less.
+"""Large sums between hosts of several ranks: first through memory within each host, to relieve the network.
 
-Of as many ranks of each host as the smallest one has, each sums its share of all values of its host, and
-exchanges that by gloo with the one of each other host that has the same share:
+On each host as many ranks have a share as the smallest host has ranks. A rank with a share sums this share
+of all values on the host, and exchanges the result by gloo with the rank of each further host that has the
+same share:
 
     host a   rank 0   own value | ready | share 0 := sum of a's ──gloo── with rank 2 | there | read share 1
              rank 1   own value | ready | share 1 := sum of a's ──gloo── with rank 3 | there | read share 0
-    host b   ranks 2 and 3 the same
+    host b   ranks 2 and 3 likewise
 
-gloo's ring of all four ranks sends 1.5 times the value through each host's link in each direction, this the
-value once; of k ranks on each of two hosts (2k - 1) / k times.
+For these four ranks gloo's ring sends 1.5 times the value through each host's link in each direction, this
+method sends the value once; for k ranks on each of two hosts the ring sends (2k - 1) / k times the value.
 
-gloo works while the calling thread goes on, but what it is given needs the values of the entire host. Nobody
-waits for those in `start`: a share begins to travel when the next sum starts, or when somebody waits for it.
+gloo works in the background, but needs the values of the entire host as input. `start` does not wait for
+these: a share is given to gloo when the next sum starts, or when a wait begins.
 
-    start of 3     2 is there of all ranks of this host: give its share to gloo; finish 1; write own value
+    start of 3     2 has arrived from all ranks of this host: give 2's share to gloo; finish 1; write value
 
-So two are under way, and three buffers take turns: who is ready with 2 has finished 0, in whose buffer 3 is
-written. Values are summed in rank order, then by gloo's ring, whose result all ranks of it get: all ranks
-hold the same bits.
+So two sums are in flight, and three buffers alternate: a rank that is ready with 2 has finished 0, whose
+buffer is used by 3. Values are summed in rank order, then by gloo's ring, which gives all ranks the same
+result: all ranks have the same bits.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ _BUFFERS = _IN_FLIGHT + 1
 
 @dataclass(eq=False)
 class HostSum:
-    """A sum under way; `value` holds the result once it is finished."""
+    """A sum in flight; `value` holds the result once finished."""
 
     value: Tensor
     iteration: int = 0
     ready: Round | None = None
     shared: dict[int, Tensor] | None = None
-    """The values in the buffers of this host's ranks, by place, once all are there."""
+    """The values in the buffers of this host's ranks, by place, once all have arrived."""
     across: Work | None = None
     finished: bool = False
 
@@ -62,9 +63,9 @@ class HostSums:
 
     Parameters
     ----------
-    messages : the connections to the other ranks of this host, by their place in the row.
-    places : who is on which host.
-    across : joins this rank to those of the other hosts that have its share; None for one without a share.
+    messages : the connections to the ranks of this host, by place in the row.
+    places : the ranks of each host.
+    across : process group of the ranks with this rank's share on all hosts; None without a share.
     """
 
     def __init__(self, messages: Messages, places: HostPlaces, across: dist.ProcessGroup | None) -> None:
@@ -78,12 +79,12 @@ class HostSums:
         self._in_flight: deque[HostSum] = deque()
 
     def start(self, value: Tensor) -> HostSum:
-        """Write this rank's value where the others of its host find it; `finish` must follow.
+        """Write this rank's value where the ranks of this host find it; `finish` must follow.
 
         Raises
         ------
         LinkBrokenError : a connection to a rank of this host ended.
-        RuntimeError : of gloo, for those across.
+        RuntimeError : from gloo, about ranks of different hosts.
         """
         if self._in_flight:
             self._send_share(self._in_flight[-1])
@@ -101,20 +102,20 @@ class HostSums:
         return begun
 
     def finish(self, begun: HostSum) -> None:
-        """Wait for the sum, and for those that were started before it.
+        """Wait for the sum, and for all sums that were started earlier.
 
         Raises
         ------
         LinkBrokenError : a connection to a rank of this host ended.
-        RankFailedError : one came with a value of another size.
-        RuntimeError : of gloo, for those across, or because a rank of this host did not come in time.
+        RankFailedError : a rank of this host came with a value of a different size.
+        RuntimeError : from gloo, about ranks of different hosts, or because a rank of this host was late.
         """
         while not begun.finished:
             self._finish(self._in_flight[0])
             self._in_flight.popleft()
 
     def _finish(self, begun: HostSum) -> None:
-        for one in self._in_flight:  # those that were started later, too, while this one travels
+        for one in self._in_flight:  # including later ones, while this one is in flight
             self._send_share(one)
         if begun.across is not None:
             begun.across.wait()
@@ -124,7 +125,7 @@ class HostSums:
         begun.finished = True
 
     def _send_share(self, begun: HostSum) -> None:
-        """Sum this rank's share once all ranks of this host have written their values, and let it travel."""
+        """Sum this rank's share once all ranks of this host have written, and give the share to gloo."""
         if begun.ready is None or begun.shared is not None:
             return
         flat, iteration, buffers = begun.value.view(-1), begun.iteration, self._buffers
@@ -136,7 +137,7 @@ class HostSums:
         if share < self._shares:
             own = chunk(flat.numel(), share, self._shares)
             terms = [flat[own] if place == self._rank else shared[place][own] for place in self._mates]
-            # nobody else reads the own share of this rank's buffer before it is the sum
+            # no rank reads the own share of this rank's buffer before the sum is complete
             begun.across = self._sum_across(_added(terms, shared[self._rank][own]))
 
     def _sum_across(self, value: Tensor) -> Work | None:
@@ -151,7 +152,7 @@ class HostSums:
         try:
             return self.messages.finish(wanted)
         except LateError as error:
-            # they may wait for another host: `ranks/failure.py` asks who is late, as it does for gloo
+            # they may wait for a different host: `ranks/failure.py` finds the late rank, as with gloo
             raise RuntimeError(f"timed out waiting for ranks of this host: {error}") from error
 
     def _read(self, begun: HostSum) -> None:
@@ -162,7 +163,7 @@ class HostSums:
             flat[part] = begun.shared[self._mates[share]][part]
 
     def close(self) -> None:
-        """Give connections and buffers back."""
+        """Release connections and buffers."""
         self.messages.close()
         self._buffers.close()
 

@@ -1,4 +1,4 @@
-"""This machine's addresses, and by which of them other machines reach it."""
+"""Network addresses of this machine, and the choice of one that further machines can reach."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import socket
 import struct
 from collections.abc import Sequence
 
-_ASK_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
+_ASK_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _IPV6 = "/proc/net/if_inet6"
-_GLOBAL = "00"  # scope of an IPv6 address that other machines may use
-_FAR = ("192.0.2.1", "2001:db8::1")  # kept free for documentation: only the way there is asked for
+_GLOBAL = "00"  # scope of an IPv6 address that is valid beyond this machine
+_FAR = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: only the route there is looked up
 _PORT = 9
 
 
 def own_address(master: str | None, several_hosts: bool = True) -> str:
-    """The address of the interface by which this machine reaches `master` (or, without one, itself).
+    """Return the address of the interface by which this machine reaches `master` (or, without one, itself).
 
-    The machine that has the store may know its own name as 127.0.1.1, as Debian's /etc/hosts says: no way
-    there leads by an interface that others could reach. Then it is the one to all other networks.
+    The machine with the store may resolve its own name to 127.0.1.1, as in Debian's /etc/hosts: no different
+    machine could reach that address. Then the result is the interface to all remaining networks.
     """
     found = next(filter(None, map(_way_to, resolved(master or socket.gethostname(), _PORT))), None)
     if found is None or not is_loopback(found):
@@ -32,7 +32,7 @@ def own_address(master: str | None, several_hosts: bool = True) -> str:
 
 
 def interfaces() -> dict[str, str]:
-    """The interface that has each address of this machine, those of IPv4 first; without loopback."""
+    """Return the interface name of each address of this machine, IPv4 first; without loopback."""
     found: dict[str, str] = {}
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -47,18 +47,18 @@ def interfaces() -> dict[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine itself reaches it by this address."""
+    """Return whether only this machine itself is reached by this address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def knows_itself_as_loopback() -> bool:
-    """Whether this machine's own name is the address of nobody else's network: gloo would listen there."""
+    """Return whether this machine's own name resolves to loopback: gloo would listen there."""
     addresses = [target[4][0] for target in resolved(socket.gethostname(), _PORT)]
     return not addresses or is_loopback(addresses[0])
 
 
 def resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[str, int]]]:
-    """Where to connect to for a host by its name or address; nothing for one that nobody knows."""
+    """Return addresses to connect to, for a host name or address; empty for an unknown host."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
     except OSError:
@@ -66,7 +66,7 @@ def resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[s
 
 
 def _way_to(target: tuple[int, int, int, str, tuple[str, int]]) -> str | None:
-    """This machine's address on the way there; a datagram socket sends nothing on connect."""
+    """Return this machine's address on the route to a target; a datagram socket sends nothing on connect."""
     with contextlib.suppress(OSError), socket.socket(target[0], socket.SOCK_DGRAM) as probe:
         probe.connect(target[4])
         return str(probe.getsockname()[0])

@@ -1,12 +1,12 @@
-"""The thread that is inside a compiled call, and how the watch ends what it does there.
+"""Interrupt the thread inside a compiled call after a different rank has failed.
 
-After another rank has failed a collective breaks by itself. Python code does not: a model that is being
-compiled would be compiled for minutes, for nobody. There the watch raises `Interrupted` inside of that
-thread, of which `guard` of `ranks/failure.py` makes the error that names the rank at fault:
+Then a collective breaks by itself. Python code does not: compiling a model would continue for minutes, in
+vain. The watch raises `Interrupted` inside that thread, and `guard` of `ranks/failure.py` turns this into
+the error that names the rank at fault:
 
-    Python code              it is raised at the next bytecode, as Ctrl-C would
-    a system call            the main thread is woken by a signal (SIGURG, which else does nothing)
-    C++ (gloo, a compiler)   it waits until that returns; only a collective that never does ends the
+    Python code              raised at the next bytecode, like Ctrl-C
+    a system call            the main thread is woken by a signal (SIGURG, which is ignored by default)
+    C++ (gloo, a compiler)   raised after the C++ code returns; only a collective that never returns ends the
                              process, as gloo can lose a wake-up
 """
 
@@ -19,17 +19,17 @@ import threading
 import time
 from types import FrameType
 
-_AGAIN_S = 2.0  # before it is raised again: code that catches all errors may have caught it
+_AGAIN_S = 2.0  # before raising again: code that catches all errors may have caught the first one
 _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py", "fxdp/ranks/comms/host_sums.py",
 )  # fmt: skip
-_DEPTH = 4  # frames from torch's call of an op to the thread's innermost one
+_DEPTH = 4  # frames from torch's call of an op to the thread's innermost frame
 
 
 class Interrupted(BaseException):
-    """What this thread does is for nobody any more, as another rank has failed.
+    """Raised in a thread that works in vain, as a different rank has failed.
 
-    No `Exception`: tracing and compiling try one way, catch what goes wrong, and try another one.
+    Not an `Exception`: tracing and compiling try one way, catch any error, and try a different way.
     """
 
     def __str__(self) -> str:
@@ -37,13 +37,13 @@ class Interrupted(BaseException):
 
 
 class Caller:
-    """Enters and leaves calls in one thread; `interrupt` is for the watch.
+    """The thread inside a compiled call, which enters and leaves; `interrupt` is for the watch.
 
     Attributes
     ----------
-    active : whether a call is under way.
-    interrupted : whether `Interrupted` was raised inside of it.
-    thread : the one that has entered last; 0 before.
+    active : True during a call.
+    interrupted : True if `Interrupted` was raised inside the call.
+    thread : the thread that has entered last; 0 before.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Caller:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """This thread begins a call."""
+        """Begin a call in this thread."""
         with self._lock:
             self.thread = threading.get_ident()
             self._seen.add(self.thread)
@@ -62,18 +62,18 @@ class Caller:
             self.active, self.interrupted = True, False
 
     def leave(self) -> None:
-        """The call has ended, and with it what was about to be raised inside of it."""
+        """End the call, and cancel an interrupt that has not been raised yet."""
         with self._lock:
             self.active = False
             if self.interrupted:
                 _raise_in(self.thread, wanted=False)
 
     def has_been(self, thread: int | None) -> bool:
-        """Whether this thread has ever made a call."""
+        """Return whether this thread has ever made a call."""
         return thread in self._seen
 
     def interrupt(self) -> None:
-        """Raise `Interrupted` inside of the call, now and again every few seconds while it goes on."""
+        """Raise `Interrupted` inside the call, and again every few seconds while the call continues."""
         with self._lock:
             now = time.monotonic()
             if not self.active or (self._at and now - self._at < _AGAIN_S):
@@ -82,12 +82,15 @@ class Caller:
             _raise_in(self.thread, wanted=True)
 
     def frame(self) -> FrameType | None:
-        """Where the thread is."""
+        """Return the thread's current frame."""
         return sys._current_frames().get(self.thread)
 
 
 def prepare_signal() -> None:
-    """Let the main thread be woken out of system calls; to be called there. Another's handler stays."""
+    """Install a handler by which the main thread wakes from system calls, unless SIGURG is in use.
+
+    Must be called in the main thread.
+    """
     try:
         if signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
             signal.signal(signal.SIGURG, _wake_up)
@@ -96,20 +99,20 @@ def prepare_signal() -> None:
 
 
 def _wake_up(number: int, frame: FrameType | None) -> None:
-    """Python code, so that the error that waits is raised here, inside of the system call."""
+    """Run Python code, so that a pending error is raised inside the system call."""
 
 
 def _raise_in(thread: int, wanted: bool) -> None:
-    """Make a thread raise `Interrupted`; or take back what it has not raised yet."""
+    """Make a thread raise `Interrupted`, or cancel an interrupt that has not been raised yet."""
     raised = ctypes.py_object(Interrupted) if wanted else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
-    is_main = thread == threading.main_thread().ident  # signals are handled there only
+    is_main = thread == threading.main_thread().ident  # only the main thread handles signals
     if wanted and is_main and signal.getsignal(signal.SIGURG) is _wake_up:
         signal.pthread_kill(thread, signal.SIGURG)
 
 
 def in_collective(frame: FrameType | None) -> bool:
-    """Whether a thread waits in a collective in C++: by the innermost frames, as C++ has none."""
+    """Return whether a thread waits in a collective in C++, judged by the innermost Python frames."""
     if frame is None:
         return False
     if frame.f_code.co_filename.endswith(_COLLECTIVES):

@@ -1,4 +1,4 @@
-"""The links of this process: found again by later modules, given up in forked children, closed at exit."""
+"""The `Comms` of this process: reused by later modules, abandoned in forked children, closed at exit."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ _live: weakref.WeakSet[Comms] = weakref.WeakSet()
 
 
 def remember(comms: Comms) -> Comms:
-    """Links that were opened just now."""
+    """Register a new `Comms`."""
     _live.add(comms)
     return comms
 
 
 def live_comms() -> list[Comms]:
-    """The links of this process that are still in use."""
+    """Return the `Comms` of this process that are still in use."""
     return [comms for comms in _live if comms.alive]
 
 
 def speaking_comms() -> list[Comms]:
-    """The links whose other ranks have not been told yet that this one ends.
+    """Return each `Comms` on which this rank has not announced its end yet.
 
-    Those of a process group that was destroyed a moment ago, too, as in a `finally` on the way of an error.
+    This includes a process group that was destroyed a moment ago, as in a `finally` while an error
+    propagates.
     """
     return [comms for comms in _live if not comms.control.silent]
 
 
 def find_comms(ranks: Sequence[int], row: Sequence[int], backend: str) -> Comms | None:
-    """The links that already join `ranks`, None if there are none or they have ended."""
+    """Return the existing `Comms` between `ranks`; None without one, or if the connections are closed."""
     key = (tuple(ranks), tuple(row), backend)
     return next((comms for comms in live_comms() if comms.departure is None and comms.key == key), None)
 
 
 def _leave_to_parent() -> None:
-    """A forked child (a data loader's worker) is no rank: it must neither say goodbye for its parent nor keep
-    the connections open when that is killed."""
+    """Abandon connections in a forked child (a data loader's worker), which is no rank.
+
+    The child must neither report the parent's end nor keep connections open when the parent is killed.
+    """
     for comms in list(_live):
         comms.control.abandon()
         comms.messages.abandon()

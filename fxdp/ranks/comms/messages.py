@@ -1,16 +1,16 @@
 """Small tensors between all ranks, sent and read by the calling thread itself.
 
-A gloo collective hands over to another thread twice, which on busy cores takes longer than a small sum. Here
-the caller writes its value to one connection per peer (`start`), computes on, and reads the others' values
-where it needs them (`finish`). All ranks start the same rounds in the same order, so the n-th message of a
-connection belongs to the n-th round; its header says so, how many bytes follow, and in which call or backward
-the sender is (`comms/sequence_log.py`): ranks that run backwards in different orders send rounds of equal
-sizes.
+A gloo collective switches threads twice, which on busy cores takes longer than a small sum. Here the caller
+writes a value to one connection per peer (`start`), continues to compute, and reads the peers' values where
+needed (`finish`). All ranks start the same rounds in the same order, so the n-th message of a connection
+belongs to the n-th round. The header has this number, the number of bytes that follow, and the call or
+backward of the sender (`comms/sequence_log.py`): ranks that run backwards in different orders send rounds of
+equal sizes.
 
     rank 0   start 1   start 2   finish 1   finish 2
     rank 1   start 1   finish 1  start 2    finish 2
 
-A connection that ends makes every waiting `finish` raise; who is at fault and why, the control channel says.
+A connection that ends makes every waiting `finish` raise; the control channel reports the rank at fault.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.departure import LateError
 from fxdp.ranks.comms.sequence_log import SequenceLog
 
-HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, the moment it belongs to
+HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, moment of the sequence log
 _BUFFER = 1 << 20
-_SAY_S = 1.0  # how long to wait before others are told for whom
-_SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
+_SAY_S = 1.0  # wait before this rank reports the missing ranks
+_SPIN_S = 50e-6  # time of polling before sleeping: waking up takes about as long
 
 
 class LinkBrokenError(RankFailedError):
-    """A connection to another rank ended while this one waited for its value."""
+    """A connection to a rank ended while this rank waited for a value."""
 
 
 class OutOfOrderError(RankFailedError):
-    """Another rank sent a value of another call or backward; `args` are its place here and both moments."""
+    """A rank sent a value of a different call or backward; `args`: the rank's place, both moments."""
 
 
 @dataclass(eq=False)
 class Round:
-    """One exchange under way; `parts` are the other ranks' values, by rank, once it is finished.
+    """One exchange in flight; once finished, `parts` are the values of all peers by rank.
 
-    `summed` : they are one value instead, the sum of all.
+    If `summed`, `parts` has one value instead, the sum over all ranks.
     """
 
     number: int
@@ -59,7 +59,10 @@ class Round:
 
 @dataclass(eq=False)
 class Correspondent:
-    """This rank's connection to one other rank, for values; `frame` is what comes next, `got` bytes of it."""
+    """This rank's connection to one peer, for values.
+
+    `frame` is the next message, of which `got` bytes have arrived.
+    """
 
     rank: int
     connection: socket.socket
@@ -68,12 +71,12 @@ class Correspondent:
     got: int = 0
 
     def expect(self, size: int) -> None:
-        """A value of so many bytes comes next."""
+        """Prepare to receive a value of `size` bytes."""
         self.frame, self.got = bytearray(HEADER.size + size), 0
 
     @property
     def value(self) -> memoryview:
-        """The value that has come."""
+        """The received value."""
         return memoryview(self.frame)[HEADER.size :]
 
 
@@ -83,13 +86,13 @@ class Messages:
     Parameters
     ----------
     connections : a non-blocking socket to each other rank.
-    timeout_s : how long `finish` waits for the other ranks.
+    timeout_s : seconds that `finish` waits for the other ranks.
 
     Attributes
     ----------
-    rounds : how many rounds were started.
-    names : what errors call the ranks.
-    history : what this rank is in, which each message tells.
+    rounds : number of rounds started.
+    names : names of the ranks in errors.
+    sequence_log : current call or backward of this rank, sent with each message.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
@@ -100,11 +103,11 @@ class Messages:
         self._timeout_s = timeout_s
         self._peers = [Correspondent(other, connections[other]) for other in sorted(connections)]
         self._in_flight: deque[Round] = deque()
-        for connection in connections.values():  # `start` should rarely leave a rest for `finish` to send
+        for connection in connections.values():  # so that `start` seldom leaves a rest for `finish` to send
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def start(self, value: memoryview) -> Round:
-        """Send this rank's value (flat bytes) to all others without waiting; `finish` must follow."""
+        """Send this rank's value (flat bytes) to all ranks without waiting; `finish` must follow."""
         self.rounds += 1
         moment = self.sequence_log.now
         header = HEADER.pack(self.rounds & 0xFFFFFFFF, len(value), moment)
@@ -115,31 +118,31 @@ class Messages:
         return begun
 
     def finish(self, wanted: Round) -> dict[int, memoryview]:
-        """The other ranks' values of a round, by rank.
+        """Return the values of all peers in a round, by rank.
 
         Raises
         ------
         LinkBrokenError : a connection ended.
-        OutOfOrderError : a rank sent a value of another call or backward.
-        RankFailedError : a rank did not come in time, or sent something else.
+        OutOfOrderError : a rank sent a value of a different call or backward.
+        RankFailedError : a rank was late, or sent invalid data.
         """
-        while not wanted.done:  # rounds that were begun earlier arrive earlier
+        while not wanted.done:  # earlier rounds arrive earlier
             self._receive(self._in_flight.popleft())
         return wanted.parts
 
     def cut(self) -> None:
-        """End all connections, so that a `finish` that waits raises; safe from any thread."""
+        """End all connections, so that a waiting `finish` raises; safe from any thread."""
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connections back; nobody may wait for them any more."""
+        """Close the connections; no wait may follow."""
         self.cut()
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of this process's copies of the connections; after a fork the parent's stay open."""
+        """Close this process's copies of the connections; after a fork the parent's stay open."""
         for peer in self._peers:
             peer.connection.close()
 
@@ -153,14 +156,14 @@ class Messages:
         expected.done = True
 
     def _wait(self, peers: Sequence[Correspondent], expected: Round) -> None:
-        """Read the oldest round. What is still to be sent must go out before this rank stops reading."""
+        """Read the oldest round; unsent data must go out before this rank stops reading."""
         waiting, read = peers, self._read
         start = 0.0
         while True:
             try:
                 waiting = [peer for peer in waiting if not read(peer)]
             except LinkBrokenError:
-                for peer in peers:  # it may have ended as it came with a value of another call
+                for peer in peers:  # the peer may have ended because of a value of a different call
                     check_header(peer, expected)
                 raise
             last = not self._in_flight and any(peer.unsent for peer in self._peers)
@@ -173,14 +176,14 @@ class Messages:
             if now > start + self._timeout_s:
                 raise LateError(self._late_words(self._late(waiting or self._peers, expected)))
             if now > start + _SPIN_S:
-                for peer in waiting:  # one that sent less would be waited for in vain
+                for peer in waiting:  # waiting for a peer that sent less would be in vain
                     check_header(peer, expected)
                 if now > start + _SAY_S:
                     self._say_who_is_missing(waiting, expected)
                 self._sleep(waiting)
 
     def _late(self, waiting: Sequence[Correspondent], expected: Round) -> Sequence[int]:
-        """The ranks for which this one waits in vain."""
+        """Return the ranks for which this rank waits in vain."""
         return [peer.rank for peer in waiting]
 
     def _late_words(self, places: Sequence[int]) -> str:
@@ -191,10 +194,10 @@ class Messages:
         )
 
     def _say_who_is_missing(self, waiting: Sequence[Correspondent], expected: Round) -> None:
-        """All to all, everybody sees for himself."""
+        """Do nothing: all to all, every rank sees for itself which ranks are missing."""
 
     def _read(self, peer: Correspondent) -> bool:
-        """Read what is there of the peer's message; whether all of it is."""
+        """Read the available bytes of the peer's message; return whether the message is complete."""
         connection, frame = peer.connection, peer.frame
         while peer.got < len(frame):
             try:
@@ -209,7 +212,7 @@ class Messages:
         return True
 
     def _sleep(self, waiting: Sequence[Correspondent]) -> None:
-        """Until something can be read or sent, at most a second."""
+        """Sleep until a connection can be read or written, at most a second."""
         poll = select.poll()
         for peer in self._peers:
             events = (select.POLLIN if peer in waiting else 0) | (select.POLLOUT if peer.unsent else 0)
@@ -219,7 +222,7 @@ class Messages:
 
 
 def check_header(peer: Correspondent, expected: Round) -> None:
-    """Refuse a value of another round, or of another size than is expected."""
+    """Refuse a value of a different round or size than expected."""
     if peer.got < HEADER.size:
         return
     wanted = len(peer.frame) - HEADER.size
@@ -234,7 +237,7 @@ def check_header(peer: Correspondent, expected: Round) -> None:
 
 
 def send_value(peer: Correspondent, header: bytes, value: memoryview) -> None:
-    """Send what can be sent now; the rest is kept."""
+    """Send as much as possible now; keep the rest."""
     sent = 0
     if not peer.unsent:
         try:
@@ -242,7 +245,7 @@ def send_value(peer: Correspondent, header: bytes, value: memoryview) -> None:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the peer is gone; reading from it says so
+            return  # the peer is gone; reading from it reports this
     if sent < len(header) + len(value):
         peer.unsent += (header + bytes(value))[sent:]
 

@@ -1,4 +1,4 @@
-"""Make the links of a mesh: connections and process groups, which all ranks open together."""
+"""Open the communication of a mesh: connections and process groups, made by all ranks together."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.settings import Settings
 from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
 
-_ACROSS = "across"  # the group that joins ranks of several hosts with the same share of large sums
-_DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
+_ACROSS = "across"  # the group of ranks on several hosts with the same share of large sums
+_DIGEST = 16  # hex digits that identify the ranks in the store: two meshes of one run never share them
 
 
 def open_comms(
     rank: int, ranks: Sequence[int], row: Sequence[int], backend: str, settings: Settings
 ) -> Comms:
-    """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
+    """Connect `ranks` of the default process group; all these ranks call this at the same point.
 
     Parameters
     ----------
     rank : this rank's index in `ranks`.
     ranks : the global ranks of the mesh, in mesh order.
-    row : those of them that share this rank's stages; all, where there is no pipeline axis.
+    row : the global ranks that share this rank's stages; all ranks, without a pipeline axis.
     backend : "gloo" or "nccl".
     settings : timeouts and address.
 
     Raises
     ------
-    RankFailedError : a rank did not come.
+    RankFailedError : a rank did not join in time.
     MeshError : a rank cannot be reached.
     """
     world = dist.GroupMember.WORLD
@@ -89,7 +89,7 @@ def open_comms(
 
 @dataclass(frozen=True)
 class _Opening:
-    """Links that are being opened."""
+    """Parameters of a mesh that is being opened."""
 
     store: KeyValueStore
     name: str
@@ -101,7 +101,7 @@ class _Opening:
     settings: Settings
 
     def comms(self, world: dist.ProcessGroup) -> Comms:
-        """The connections first, as by them a rank that dies meanwhile is noticed; then the groups."""
+        """Open connections first, as they reveal a rank that dies meanwhile; then make the groups."""
         control, messages = self._connections()
         mates: Messages | None = None
         try:
@@ -110,7 +110,7 @@ class _Opening:
             places = host_places(control, self._among(), wanted)
             memory = SharedMemory(messages, size, places.direct) if places.one and size > 1 else None
             mates = self._mates(places, messages) if places.several else None
-            own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
+            own = f"{self.name}/{self.row[0]}"  # shared only by the ranks of this row
             before = open_sockets()
             groups = self._made(lambda: self._groups(own, places), control)
             opened = open_sockets() - before
@@ -133,7 +133,7 @@ class _Opening:
     def _cheapest(
         self, groups: dict[str, dist.ProcessGroup], hosts: HostSums | None, control: Channel
     ) -> tuple[LinkCost | None, HostSums | None]:
-        """What large sums cost the cheapest way, and that way if it is another one than gloo alone."""
+        """Return the cost of large sums by the cheapest method, and `hosts` if this is cheaper than gloo."""
         if self.backend != "gloo" or "reduce" not in groups:
             return None, None
         reduce = groups["reduce"]
@@ -149,7 +149,7 @@ class _Opening:
         return cost, None
 
     def _names(self, control: Channel) -> list[int | str]:
-        """What errors call the ranks: their numbers alone, as long as they are on one host."""
+        """Return the names of the ranks in errors: numbers, with hosts if there are several."""
         hosts = [as_text(part) for part in control.exchange(as_bytes(socket.gethostname()))]
         if len(set(hosts)) == 1:
             return list(self.ranks)
@@ -175,18 +175,18 @@ class _Opening:
         return control, TreeMessages(own, joint.places[1], in_row, timeout_s)
 
     def _among(self) -> list[int]:
-        """The places in the mesh of this row's ranks."""
+        """Return the indices in the mesh of this row's ranks."""
         places = {rank: place for place, rank in enumerate(self.ranks)}
         return [places[rank] for rank in self.row]
 
     def _host(self) -> str:
-        """The address at which the other ranks reach this one."""
+        """Return the address at which all ranks reach this one."""
         launch = self.settings.launch
         master = launch.master_addr if launch else _store_host(self.store)
         return self.settings.host or own_address(master, launch is None or launch.several_hosts)
 
     def _mates(self, places: HostPlaces, messages: Messages) -> Messages:
-        """Connections to the ranks of this host alone: these meet more often than the hosts do."""
+        """Connect the ranks of this host, which communicate more often than the hosts do."""
         among, here = self._among(), places.of(messages.rank)
         check_limit(len(self.ranks), of_hosts(len(here), len(places.hosts)))
         planes, timeout_s = ([among[place] for place in here],), self.settings.timeout_s
@@ -200,7 +200,7 @@ class _Opening:
     def _made(
         self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Channel
     ) -> dict[str, dist.ProcessGroup]:
-        def look() -> None:  # not into the store, in which the other thread may wait
+        def look() -> None:  # without the store, in which the other thread may wait
             departure = control.news()
             if departure is not None:
                 raise RankFailedError(control.words(departure))
@@ -224,16 +224,16 @@ class _Opening:
 
 
 def _words(error: BaseException) -> str:
-    """What the others are told; of an error about another rank only what it says of that one."""
+    """Return the message for all ranks; for a different rank's failure only the message about that rank."""
     return str(error) if isinstance(error, RankFailedError) else f"{type(error).__name__}: {error}"
 
 
 def add_group(comms: Comms, purpose: str, settings: Settings, ranks: Sequence[int] = ()) -> dist.ProcessGroup:
-    """One more group over the data axes, or `ranks` of theirs; all ranks must call this at the same point.
+    """Add a process group over the data axes or over `ranks`; all ranks must call this at the same point.
 
     Raises
     ------
-    RankFailedError : a rank did not come.
+    RankFailedError : a rank did not join in time.
     """
     _, row, backend = comms.key
     if (there := comms.find(purpose)) is not None:
@@ -255,16 +255,17 @@ def add_group(comms: Comms, purpose: str, settings: Settings, ranks: Sequence[in
 
 
 def _store_host(store: Any) -> str | None:
-    """Where the store is, if it is one that a network reaches."""
+    """Return the host of the store, if it is a TCP store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, TCPStore) else None
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
-    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike.
+    """Return a key prefix for the n-th mesh among these ranks.
 
-    It is as long for 10,000 ranks as for two: torch's store refuses keys over 8 KiB.
+    Each rank counts by itself, with equal results. The prefix is hashed to be short for any number of ranks:
+    torch's store refuses keys over 8 KiB.
     """
     digest = hashlib.sha256("-".join(str(item) for item in ranks).encode()).hexdigest()
     name = f"fxdp/{digest[:_DIGEST]}"

@@ -1,8 +1,8 @@
-"""Memory of other processes of this host, read where it lies.
+"""Direct reads of the memory of different processes on this host.
 
-Linux copies it in one go ("cross memory attach"), without a buffer in between. It asks for the right to trace
-the other process: the same user, and no rule against it (`kernel.yama.ptrace_scope`, a sandbox). Nobody
-writes into another process, so none is harmed by an address that is none any more.
+Linux copies the data in one step ("cross memory attach"), without a buffer in between. This requires the
+right to trace the other process: the same user, and no rule against tracing (`kernel.yama.ptrace_scope`, a
+sandbox). No rank writes into a different process, so an invalid address does no harm.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Stretch: TypeAlias = "tuple[int, int, int]"
-"""Where something lies in another process, where it is to lie in this one, and its bytes."""
+"""Address in a different process, address in this process, number of bytes."""
 _STRETCHES = 1024
-"""In one call, as the system allows."""
+"""Stretches per system call, the system's limit."""
 
 
 class _Vector(ctypes.Structure):
@@ -26,11 +26,11 @@ class _Vector(ctypes.Structure):
 
 
 class OtherMemory:
-    """The system's call for it.
+    """The system call that reads memory of a different process.
 
     Raises
     ------
-    OSError : the system has none.
+    OSError : this system lacks the call.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class OtherMemory:
         self._read = found.process_vm_readv
 
     def read(self, process: int, stretches: Sequence[Stretch]) -> None:
-        """Copy stretches of another process' memory into this one's, by as few calls as can be.
+        """Copy stretches of a different process's memory into this process, in as few calls as possible.
 
         Raises
         ------
-        OSError : it is gone, has no such memory, or may not be read.
+        OSError : the process is gone, the addresses are invalid, or reading is not permitted.
         """
         left = [stretch for stretch in stretches if stretch[2]]
         while left:  # one call copies 2 GiB at most, and may end within a stretch
@@ -63,7 +63,7 @@ class OtherMemory:
 
 
 def _after(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
-    """What is left of stretches behind their first `count` bytes."""
+    """Return the rest of stretches after their first `count` bytes."""
     for i, (address, to, size) in enumerate(stretches):
         if count < size:
             return [(address + count, to + count, size - count), *stretches[i + 1 :]]

@@ -1,14 +1,15 @@
-"""Processes that end before their ranks have come: noticed by the connections of torch's own process group.
+"""Detect processes that end before their ranks have joined, by the connections of torch's own process group.
 
-A rank that waits at start-up has no connection of fxdp's yet, and torch's store tells of no process that is
-gone. But gloo has joined all ranks to all, and closes its end of a connection whose other end is closed:
+A rank that waits at start-up has no connection of fxdp yet, and torch's store does not report dead
+processes. But gloo has connected all ranks to all, and closes its end of a connection when the other end is
+closed:
 
-    this rank has waited for some seconds         a process may have ended before: ask
-    a connection of this process is gone          of gloo, of the store, or of the user's own: ask
-    a byte to the next ranks that have not come   gloo refuses at once where the connection is closed
+    this rank has waited for some seconds         a process may have ended before: probe
+    a connection of this process is gone          it belonged to gloo, the store, or the user: probe
+    a byte to the next ranks that are missing     gloo raises at once if the connection is closed
 
-Nobody reads that byte. A rank asks those that follow it, as all others do, and tells all what it finds. Where
-the group has no gloo, a rank that ends without a word is missed when the time is up.
+No rank reads that byte. Each rank probes the ranks that follow it, and reports the results to all. If the
+group does not use gloo, a rank that ends without a report is missed only at the timeout.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.sockets import open_sockets
 
 _TAG = 0x66786470
-"""Of a message that no user's code waits for."""
+"""Tag of a message that no user code receives."""
 _FIRST_S = 2.0
-"""Ranks seldom start so far apart: else there is nothing to ask."""
+"""Seconds before the first probe; ranks seldom start so far apart."""
 _NEXT = 32
-"""Ranks that one asks: of thousands each is still asked by several that wait."""
+"""Most ranks that one rank probes: among thousands, each rank is still probed by several."""
 
 
 class Peers:
-    """The processes of other ranks of one mesh, while some have not come.
+    """The processes of one mesh's ranks, while some have not joined.
 
     Parameters
     ----------
     ranks : the global ranks of the mesh.
     rank : this global rank.
-    has_come : whether a rank has said where it is; from then on its own connections tell of it.
+    has_come : function that returns whether a rank has published an address. Then fxdp's connections detect
+        the
+        end of that process.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, has_come: Callable[[int], bool]) -> None:
@@ -51,11 +54,11 @@ class Peers:
         self._asked: list[Any] = []
 
     def look(self) -> None:
-        """Notice processes that have ended since.
+        """Probe the missing ranks if a process may have ended.
 
         Raises
         ------
-        RankFailedError : the process of a rank that has not come has ended.
+        RankFailedError : the process of a missing rank has ended.
         """
         if self._open is None:
             return

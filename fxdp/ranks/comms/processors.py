@@ -1,4 +1,4 @@
-"""Whether ranks compute the same bits of the same values: by their processor, threads and torch."""
+"""Compare processor, threads and torch between ranks, on which the last bits of results depend."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fxdp.ranks.comms.channel import Channel
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NAMES = ("model name", "CPU part", "cpu")
-"""By which Linux tells a processor: on x86, ARM and POWER."""
+"""Keys of a processor's name in Linux's cpuinfo: on x86, ARM and POWER."""
 
 
 def are_alike(control: Channel, backend: str) -> bool:
-    """Whether all ranks of a mesh do; all of them call this at the same point."""
+    """Return whether all ranks of a mesh compute bitwise equal results; all ranks call this together."""
     return len(set(control.exchange(processor(backend).encode()))) == 1
 
 
 def processor(backend: str) -> str:
-    """What this rank computes with, in words that differ where last bits may."""
+    """Return a description of this rank's processor and torch, different where the last bits may differ."""
     own = [version("torch"), torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()), _name()]
     if backend == "nccl":
         own.append(torch.cuda.get_device_name())

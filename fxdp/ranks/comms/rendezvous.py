@@ -1,14 +1,14 @@
-"""TCP connections between the ranks of a mesh, found through the process group's store.
+"""TCP connections between the ranks of a mesh, with addresses from the process group's store.
 
-Rank r listens, publishes its address, calls all ranks below it and answers all ranks above it:
+Rank r listens, publishes its address, calls all ranks below and answers all ranks above:
 
     rank 0   answer 1, 2, 3
     rank 1   call 0           answer 2, 3
     rank 2   call 0, 1        answer 3
     rank 3   call 0, 1, 2
 
-Nobody calls a higher rank, so no cycle of waiting can form. Two ranks have one connection for each plane
-(what it is for) that both are in.
+No rank calls a higher rank, so there can be no cycle of waits. Two ranks have one connection for each plane
+(purpose) that both belong to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fxdp.ranks.comms.descriptors import as_limit
 from fxdp.ranks.comms.failure_broadcast import KeyValueStore
 from fxdp.ranks.comms.interfaces import resolved
 
-_BACKLOG = 128  # callers that the kernel keeps: beyond, one waits a second or more to be heard
-_QUESTIONS = 5  # that a silent machine leaves without an answer before it counts as lost
+_BACKLOG = 128  # callers queued by the kernel: beyond, a caller waits a second or more
+_QUESTIONS = 5  # unanswered probes after which a silent machine counts as lost
 
 
 def connect_all(
@@ -39,24 +39,24 @@ def connect_all(
     lost_s: float = 25.0,
     tree_above: int = 0,
 ) -> list[dict[int, socket.socket]]:
-    """Connect this rank to all others; returns for each plane the non-blocking socket of each other rank.
+    """Connect this rank to all ranks; return for each plane a dict from rank to non-blocking socket.
 
     Parameters
     ----------
     store : a key-value store that all ranks share.
-    prefix : a prefix for keys that nobody else uses, the same on all ranks.
+    prefix : a unique prefix for keys, equal on all ranks.
     rank : this rank.
-    planes : the ranks among which to connect, this one included; the first has all ranks.
-    host : the address at which the others reach this rank.
-    timeout_s : seconds to wait for the others.
-    look : called about twice a second; may raise what the others have said meanwhile.
-    lost_s : for how long another machine may be unheard of before its connections end.
-    tree_above : a setting that must be the same on all ranks.
+    planes : the ranks to connect on each plane, including this one; the first plane has all ranks.
+    host : the address at which all ranks reach this rank.
+    timeout_s : seconds in which all ranks must join.
+    look : called about twice a second; may raise an error that a rank has reported.
+    lost_s : seconds after which connections to a silent machine end.
+    tree_above : a setting that must be equal on all ranks.
 
     Raises
     ------
-    RankFailedError : a rank failed, died or did not come within the time; all that are missing are named.
-    MeshError : a rank's address cannot be reached, or it runs another version of fxdp.
+    RankFailedError : a rank failed, died or was late; all missing ranks are named.
+    MeshError : a rank's address cannot be reached, or the rank runs a different version of fxdp.
     """
     size = len(planes[0])
     if size == 1:
@@ -72,7 +72,7 @@ def connect_all(
 
 
 def met(accepting: Rendezvousing, listener: socket.socket, lost_s: float) -> list[dict[int, socket.socket]]:
-    """The connections of a meeting, made ready."""
+    """Return the connections of `accepting`, with socket options set."""
     found = accepting.run(listener)
     for plane in found:
         for connection in plane.values():
@@ -82,7 +82,7 @@ def met(accepting: Rendezvousing, listener: socket.socket, lost_s: float) -> lis
 
 @contextlib.contextmanager
 def listening(host: str, size: int) -> Iterator[socket.socket]:
-    """A listener at this address; errors of the system inside that come of too many open files say so."""
+    """Listen at this address; turn a system error due to too many open files into a `MeshError`."""
     try:
         with _listen(host, size) as listener:
             yield listener
@@ -106,14 +106,14 @@ def _listen(host: str, size: int) -> socket.socket:
 
 
 def _tune(connection: socket.socket, lost_s: float) -> None:
-    """Small messages at once; a machine that went away is noticed after `lost_s`.
+    """Send small messages at once, and end the connection if the peer's machine is silent for `lost_s`.
 
-    Its kernel answers for a process that is stopped or busy: only machines and networks can be lost so.
+    The kernel answers for a stopped or busy process: only a lost machine or network is silent.
     """
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    asked = max(1, int(lost_s / _QUESTIONS))  # where nothing is under way whose answer could be missed
+    asked = max(1, int(lost_s / _QUESTIONS))  # for idle connections
     options = {
         "TCP_KEEPIDLE": asked,
         "TCP_KEEPINTVL": asked,

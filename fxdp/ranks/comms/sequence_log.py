@@ -1,12 +1,13 @@
-"""Which calls of compiled modules, and which of their backwards, this rank has begun, and in which order.
+"""Collective sequence log: this rank's calls of compiled modules, and their backwards, in order.
 
-All ranks must begin the same ones in the same order: sums of equal sizes would meet whosever they are.
+All ranks must begin the same calls in the same order; otherwise sums of equal size would be matched with one
+another.
 
     rank 0   call 1   call 2   backward of 1   backward of 2   call 3
     rank 1   call 1   call 2   backward of 2 <- refused here, by the number that each small message carries;
                                                or at call 3, by the hash of the order so far
 
-A moment is one number, so that a step pays for an addition and no more: module, call, forward or backward.
+A moment is one integer (module, call, forward or backward), so a step pays for no more than an addition.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Place: TypeAlias = "tuple[CodeType, int]"
 
 SAME_ORDER = "expected all ranks to make the same calls and to run their backwards in the same order"
 _BACKWARD = 1
-_CALLS = 1 << 40  # of one module, before their numbers would run into the module's
+_CALLS = 1 << 40  # calls per module, before their numbers would overlap
 _KEPT = 64  # moments that can still be named
 _MIX, _MASK = 0x5851F42D4C957F2D, (1 << 62) - 1
 _OWN = ("fxdp", "torch")
 
 
 class SequenceLog:
-    """What one rank has begun; written by its main thread, read by the watch.
+    """The calls and backwards that one rank has begun; written by the main thread, read by the watch.
 
     Attributes
     ----------
-    now : the moment that began last; 0 before the first.
+    now : the last moment; 0 before the first.
     order : a hash of all moments so far.
-    began : how many there were so far; `backwards`, how many of them are backwards.
+    began : number of moments so far; `backwards` is the number of backwards among them.
     """
 
     def __init__(self) -> None:
@@ -45,12 +46,12 @@ class SequenceLog:
         self._places: dict[int, Place] = {}
 
     def add_module(self, name: str) -> int:
-        """The number of a module whose first call all ranks begin now."""
+        """Return the number of a new module; all ranks call this before the module's first call."""
         self._names.append(name)
         return len(self._names)
 
     def begin_call(self, module: int, call: int) -> None:
-        """A call of a module begins."""
+        """Record the beginning of a module's call."""
         moment = (module * _CALLS + call) << 1
         places = self._places
         places[moment] = _user_place()
@@ -59,12 +60,12 @@ class SequenceLog:
         self._begin(moment)
 
     def begin_backward(self, call: int) -> None:
-        """The backward of the call that began at this moment begins."""
+        """Record the beginning of the backward of the call with this moment."""
         self.backwards += 1
         self._begin(call | _BACKWARD)
 
     def leave_out(self, outputs: int) -> None:
-        """No loss reads these outputs (as bits) in the backward that has begun: a moment of its own."""
+        """Record the outputs (as bits) that the loss of this backward does not read, as a separate moment."""
         self._add(-1 - (outputs & _MASK))
 
     def _begin(self, moment: int) -> None:
@@ -77,16 +78,16 @@ class SequenceLog:
         self._last.append(moment)
 
     def recent(self) -> tuple[int, ...]:
-        """How many moments there were before those that are remembered, and these."""
+        """Return the number of moments before the remembered ones, followed by the remembered moments."""
         return (self.began - len(self._last), *self._last)
 
     @staticmethod
     def is_backward(moment: int) -> bool:
-        """Whether a moment is a backward."""
+        """Return whether a moment is a backward."""
         return moment > 0 and bool(moment & _BACKWARD)
 
     def words(self, moment: int) -> str:
-        """`the backward of call 3 of Net (called at train.py:31)`."""
+        """Describe a moment, as in `the backward of call 3 of Net (called at train.py:31)`."""
         if not moment:
             return "no call of a compiled module"
         if moment < 0:
@@ -102,9 +103,9 @@ class SequenceLog:
 
 
 def differing(histories: Sequence[Sequence[int]]) -> Mapping[int, int] | None:
-    """Of each rank the moment at which the ranks' orders part, by place; None where they part no more.
+    """Return each rank's moment at the first difference, by place; None if no difference is remembered.
 
-    Each history is what `recent` gave. A rank that has no moment there has 0.
+    Each history is a result of `recent`. A rank without a moment at this position has 0.
     """
     first = max(sequence_log[0] for sequence_log in histories)
     last = max(sequence_log[0] + len(sequence_log) - 1 for sequence_log in histories)
@@ -121,13 +122,13 @@ def _at(sequence_log: Sequence[int], at: int) -> int:
 
 
 def _user_place() -> Place:
-    """The innermost line that is neither fxdp's nor torch's."""
+    """Return the innermost line outside fxdp and torch."""
     frame = user_frame(sys._getframe(2))
     return frame.f_code, frame.f_lineno
 
 
 def user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame, from this one on, that is neither fxdp's nor torch's; else the outermost."""
+    """Return the innermost frame, from this one on, outside fxdp and torch; else the outermost."""
     while frame.f_globals.get("__name__", "").partition(".")[0] in _OWN and frame.f_back is not None:
         frame = frame.f_back
     return frame

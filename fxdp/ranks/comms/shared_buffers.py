@@ -1,8 +1,8 @@
-"""Memory that several ranks of one host see.
+"""Memory shared by several ranks of one host.
 
-The memory is anonymous (`memfd_create`): it has no name that could be left behind, needs no room in
-/dev/shm, and is gone with its last user. Other ranks open it through /proc, which needs Linux and the same
-user and process namespace; `ranks/comms/host_places.py` finds out who can.
+The memory is anonymous (`memfd_create`): no name can be left behind, no room in /dev/shm is needed, and the
+memory is freed with its last user. Further ranks open it through /proc, which needs Linux and the same user
+and process namespace; `ranks/comms/host_places.py` finds out which ranks can.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.comms.messages import LinkBrokenError
 
 WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
-_SIZE = struct.Struct("<Q")  # bytes of the value in it
+_SIZE = struct.Struct("<Q")  # bytes of the value in the buffer
 _SEALS = fcntl.F_SEAL_SHRINK
 
 
 @dataclass(eq=False)
 class SharedBuffer:
-    """Memory of this rank, and how others find it."""
+    """Shared memory of this rank, with the data by which all ranks find it."""
 
     descriptor: int
     number: int
     mapped: mmap.mmap
     data: Tensor
-    """All of it, as bytes; it keeps what is mapped."""
+    """All of the memory, as bytes; keeps the mapping alive."""
 
     @classmethod
     def make(cls, size: int, number: int, name: str = "fxdp") -> SharedBuffer:
-        """Memory of this size, which stays: where there is no room for it, that is found out here.
+        """Allocate memory of this size for good, so that a lack of memory is detected here.
 
-        `name` is what the system's tables call it.
+        `name` is the name in the system's tables.
 
         Raises
         ------
-        StateError : no room.
+        StateError : there is not enough memory.
         """
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # a first write without room would end the process
+            os.posix_fallocate(descriptor, 0, size)  # a first write without memory would end the process
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             mapped = mmap.mmap(descriptor, size)
             return cls(descriptor, number, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
@@ -63,12 +63,12 @@ class SharedBuffer:
 
     @property
     def where(self) -> bytes:
-        """What other ranks need for `open_buffer`."""
+        """Data by which a different process opens the buffer with `open_buffer`."""
         return WHERE.pack(os.getpid(), self.descriptor, self.number)
 
 
 def open_buffer(where: bytes | memoryview) -> Tensor:
-    """The buffer of another rank, as bytes."""
+    """Return the buffer of a different rank, as bytes."""
     process, descriptor, _ = WHERE.unpack(where)
     with opened(process, descriptor) as found:
         return torch.frombuffer(mmap.mmap(found, os.fstat(found).st_size), dtype=torch.uint8)
@@ -76,15 +76,15 @@ def open_buffer(where: bytes | memoryview) -> Tensor:
 
 @contextlib.contextmanager
 def opened(process: int, descriptor: int) -> Iterator[int]:
-    """A descriptor of the buffer that another process has by that number.
+    """Open a buffer of a different process, given the number of its descriptor there.
 
     Raises
     ------
-    OSError : there is none, or it could shrink.
+    OSError : there is no such buffer, or it could shrink.
     """
     found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not fcntl.fcntl(found, fcntl.F_GET_SEALS) & _SEALS:  # reading what was cut off ends this process
+        if not fcntl.fcntl(found, fcntl.F_GET_SEALS) & _SEALS:  # reading a truncated part would crash
             raise OSError(errno.EPERM, "it is not sealed, so it could shrink")
         yield found
     finally:
@@ -92,11 +92,11 @@ def opened(process: int, descriptor: int) -> Iterator[int]:
 
 
 class BufferRotation:
-    """Buffers of this rank that take turns, and those of other ranks of its host.
+    """Alternating buffers of this rank, and the buffers of all ranks on this host.
 
     Parameters
     ----------
-    count : how many there are.
+    count : number of buffers.
     """
 
     def __init__(self, count: int) -> None:
@@ -107,13 +107,13 @@ class BufferRotation:
         self._seen: dict[tuple[int, int], tuple[bytes, Tensor]] = {}
 
     def next(self, size: int) -> tuple[int, SharedBuffer]:
-        """The turn that begins, and its buffer: a new one where there is none with room for `size` bytes."""
+        """Begin the next turn; return its number and its buffer, a new one if `size` bytes do not fit."""
         found, iteration = self.coming(size), self._begun % self._count
         self._begun += 1
         return iteration, found
 
     def coming(self, size: int) -> SharedBuffer:
-        """The buffer of the turn that begins next."""
+        """Return the buffer of the turn that begins next."""
         iteration = self._begun % self._count
         found = self._own[iteration]
         if found is None or found.data.numel() < size:
@@ -124,22 +124,22 @@ class BufferRotation:
         return found
 
     def own(self, iteration: int) -> SharedBuffer:
-        """The buffer of a turn that has begun."""
+        """Return the buffer of a turn that has begun."""
         found = self._own[iteration]
         assert found is not None
         return found
 
     def meta(self, iteration: int, value: Tensor) -> memoryview:
-        """What the others must know to read a value in the buffer of this turn."""
+        """Return the data by which all ranks find a value in the buffer of this turn."""
         return memoryview(self.own(iteration).where + _SIZE.pack(value.nbytes))
 
     def theirs(self, rank: int, iteration: int, meta: memoryview, own: Tensor) -> Tensor:
-        """Another rank's buffer, opened once, with a value like this rank's own.
+        """Return the buffer of a different rank, opened once, with a value like this rank's own.
 
         Raises
         ------
-        RankFailedError : its value has another size.
-        LinkBrokenError : its memory cannot be opened.
+        RankFailedError : the value has a different size.
+        LinkBrokenError : the memory cannot be opened.
         """
         where, (size,) = meta[: WHERE.size], _SIZE.unpack(meta[WHERE.size :])
         check_size(rank, size, own.nbytes)
@@ -154,7 +154,7 @@ class BufferRotation:
         return known[1]
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Release the buffers."""
         for buffer in self._own:
             if buffer is not None:
                 with contextlib.suppress(OSError):
@@ -164,21 +164,21 @@ class BufferRotation:
 
 
 def elements(data: Tensor, value: Tensor) -> Tensor:
-    """The first bytes of a buffer as elements like those of `value`."""
+    """Return the first bytes of a buffer as elements of the dtype of `value`."""
     return data[: value.nbytes].view(value.dtype)
 
 
 def chunk(count: int, part: int, parts: int) -> slice:
-    """The elements, of so many, that one of several ranks sums."""
+    """Return the slice of `count` elements that one of several ranks sums."""
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
 def check_size(rank: int, size: int, own: int) -> None:
-    """Refuse to sum this rank's value with another rank's of another size, both in bytes.
+    """Refuse to sum values of different sizes (in bytes) on this and a different rank.
 
     Raises
     ------
-    RankFailedError : it has another size.
+    RankFailedError : the sizes differ.
     """
     if size != own:
         raise RankFailedError(

@@ -1,21 +1,22 @@
-"""Large collectives between ranks of one host, through memory that all of them see.
+"""Large collectives between ranks of one host, through shared memory.
 
-gloo sends every value through the loopback network, which copies it four times and wakes threads. Here each
-rank writes its value into a buffer that the others can read, sums one chunk of all ranks' values, and reads
-the other chunks' sums; two rounds of messages say when:
+gloo sends every value through the loopback network, which copies the value four times and wakes threads.
+Here each rank writes its value into a shared buffer, sums one chunk of all ranks' values, and reads the
+remaining chunks' sums; two rounds of messages synchronize this:
 
     rank 0   write own value | ready | chunk 0 := sum of all ranks' | summed | read chunk 1 from rank 1
     rank 1   write own value | ready | chunk 1 := sum of all ranks' | summed | read chunk 0 from rank 0
 
-Two ranks on two cores sum 10 MiB in 1.4 ms so, by gloo in 5.2 ms. Where a rank may read the others' values in
-their own memory, sums need no buffers (`ranks/comms/direct_sums.py`).
+Two ranks on two cores sum 10 MiB in 1.4 ms this way, by gloo in 5.2 ms. Where a rank may read remote values
+directly, sums need no buffers (`ranks/comms/direct_sums.py`).
 
-Rows of sharded parameters need the first round alone: a rank reads the others' rows, or sums its own.
+Sharded parameters need only the first round: a rank reads all shards, or sums its own.
 
-A collective that starts lets those before it go on first (`ranks/comms/in_flight.py`), and they take turns in
-three buffers. So when a rank writes into a buffer again, everybody has read what was there: whoever was ready
-for the last one had let the one before it sum, and the one before that read. No rank ever needs more than
-three buffers of its largest value, or two where sums need none.
+A collective that starts first lets earlier ones advance (`ranks/comms/in_flight.py`), and the collectives
+alternate between three buffers. So when a rank writes into a buffer again, all ranks have read the old
+content: a rank that is ready for the last collective has summed the one before, and read the result of the
+one before that. A rank never needs more than three buffers of its largest value, or two where sums need
+none.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class SharedMemory:
     """All-reduces, gathers and scatters of large contiguous CPU tensors; for one thread at a time.
 
     All ranks start and finish the same collectives in the same order. Values are reduced in rank order, each
-    chunk on one rank, so all ranks hold the same bits.
+    chunk on one rank, so all ranks have the same bits.
 
     Parameters
     ----------
     messages : the connections between the ranks.
-    size : how many ranks there are.
-    direct : whether all-reduces need no buffers, as ranks may read each other's values where they lie.
+    size : number of ranks.
+    direct : True if all-reduces need no buffers, as ranks may read one another's values directly.
     """
 
     def __init__(self, messages: Messages, size: int, direct: bool = False) -> None:
@@ -57,15 +58,15 @@ class SharedMemory:
 
     @property
     def direct(self) -> bool:
-        """Whether all-reduces need no buffers."""
+        """True if all-reduces need no buffers."""
         return self._direct is not None
 
     def start(self, value: Tensor, function: Reduction) -> Begun:
-        """Write this rank's value where the others find it; `finish` must follow.
+        """Write this rank's value where all ranks find it; `finish` must follow.
 
         Raises
         ------
-        RankFailedError : another rank ended before the collective before this one.
+        RankFailedError : a rank ended before the previous collective.
         """
         if self._direct is not None:
             self._in_flight.go_on()
@@ -74,7 +75,7 @@ class SharedMemory:
         return self._in_flight.begin(partial(self._sum, value.view(-1), function, iteration, ready))
 
     def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Begun:
-        """The same for the sum of flat values, end to end; `total` will hold it, and is empty before."""
+        """Start the sum of flat values, end to end; `total`, empty before, will hold the result."""
         count = sum(value.numel() for value in values)
         if self._direct is not None:
             return self.start(torch.cat(list(values), out=total.resize_(count)), torch.add)
@@ -85,13 +86,13 @@ class SharedMemory:
         return self._in_flight.begin(partial(self._sum, total, torch.add, iteration, ready, packed=count))
 
     def start_in_place(self, values: Sequence[Tensor]) -> Begun:
-        """The same for the sum of several values, each where it lies; only where it is `direct`."""
+        """Start the sum of several values, each in place; only if `direct`."""
         assert self._direct is not None
         self._in_flight.go_on()
         return self._in_flight.begin(self._direct.start(values, torch.add))
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> Begun:
-        """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
+        """Start an all-gather of several values: one output per value, with the values of all ranks."""
         counts = [value.numel() for value in values]
         size = sum(counts) * values[0].itemsize
         iteration, data = self._next(size)
@@ -104,17 +105,17 @@ class SharedMemory:
         return self._in_flight.begin(lambda: put_together(self._shared(shared, iteration, ready), outputs))
 
     def room(self, size: int) -> Tensor:
-        """So many bytes where the others will look: for the value of the collective that starts next.
+        """Return `size` bytes of shared memory for the value of the next collective.
 
         Raises
         ------
-        RankFailedError : another rank ended before the collective before this one.
+        RankFailedError : a rank ended before the previous collective.
         """
         self._in_flight.go_on()
         return self._buffers.coming(size).data[:size]
 
     def start_scatter(self, value: Tensor, output: Tensor) -> Begun:
-        """The same for a sum of which a rank wants in `output` the chunk of its number."""
+        """Start a sum of which `output` gets this rank's chunk."""
         iteration, ready = self._write_what_others_sum(value)
 
         def complete() -> None:
@@ -127,37 +128,37 @@ class SharedMemory:
         return self._in_flight.begin(complete)
 
     def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
-        """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
+        """Write all but this rank's chunk into the next buffer, and announce this; return turn and round."""
         iteration, data = self._next(value.nbytes)
         flat, shared = value.view(-1), elements(data, value)
         own = chunk(len(flat), self._rank, self._size)
-        if shared.data_ptr() != flat.data_ptr():  # else it was written into `room`
+        if shared.data_ptr() != flat.data_ptr():  # else the value was written into `room`
             shared[: own.start] = flat[: own.start]
             shared[own.stop :] = flat[own.stop :]
         return iteration, self._say(iteration, value)
 
     def _next(self, size: int) -> tuple[int, Tensor]:
-        """The turn, and its buffer with room for `size` bytes, once nobody reads it."""
+        """Return the next turn, and the buffer with room for `size` bytes, once no rank reads there."""
         self._in_flight.go_on()
         iteration, buffer = self._buffers.next(size)
         return iteration, buffer.data
 
     def _say(self, iteration: int, value: Tensor) -> Round:
-        """Tell the others that a value is there."""
+        """Tell all ranks that a value is ready."""
         return self._messages.start(self._buffers.meta(iteration, value))
 
     def finish(self, begun: Begun) -> None:
-        """Wait for all ranks' values and put the result where it belongs.
+        """Wait for all ranks' values and complete the result.
 
         Raises
         ------
         LinkBrokenError : a connection ended.
-        RankFailedError : a rank did not come in time, or with a value of another size.
+        RankFailedError : a rank was late, or came with a value of a different size.
         """
         self._in_flight.finish(begun)
 
     def _shared(self, own: Tensor, iteration: int, ready: Round) -> list[Tensor]:
-        """All ranks' values in rank order, once they are there: this rank's own, and the others' buffers."""
+        """Return all ranks' values in rank order, once ready: the own value, and the peers' buffers."""
         metadata = self._messages.finish(ready)
         return [
             elements(self._buffers.theirs(r, iteration, metadata[r], own), own) if r in metadata else own
@@ -165,16 +166,17 @@ class SharedMemory:
         ]
 
     def _sum(self, flat: Tensor, function: Reduction, iteration: int, ready: Round, packed: int = 0) -> Step:
-        """Sum this rank's chunk into the flat value; those of the others are read in the next step.
+        """Sum this rank's chunk into the flat value; the next step reads the remaining chunks.
 
-        `packed` are its elements, if all of it is in this rank's buffer: until now it is empty then.
+        `packed` is the number of elements if this rank's buffer has the entire value; `flat` is empty
+        before.
         """
         if packed:
             flat.resize_(packed)
         shared, own = self._shared(flat, iteration, ready), chunk(flat.numel(), self._rank, self._size)
         inside = elements(self._buffers.own(iteration).data, flat)[
             own
-        ]  # nobody else reads it before it is summed
+        ]  # no rank reads it before the sum is complete
         # the own value is in one of both, so the sum begins in the other
         mine, total = (inside, flat[own]) if packed else (flat[own], inside)
         first, *others = [mine if r == self._rank else part[own] for r, part in enumerate(shared)]
@@ -196,12 +198,12 @@ class SharedMemory:
                 flat[theirs] = part[theirs]
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Release the buffers."""
         self._buffers.close()
 
 
 def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Write values of all ranks, of each rank several one after another, along the first dim of outputs."""
+    """Write the values of all ranks, several from each rank, along the first dim of the outputs."""
     ranks = len(parts)
     line = line_of(outputs, [output.numel() for output in outputs])
     if line is None:

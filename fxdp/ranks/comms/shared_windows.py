@@ -1,15 +1,15 @@
-"""Parameter shards in memory that all ranks of a host map, and unsharded parameters made of these shards.
+"""Zero-copy all-gather: unsharded parameters as mappings of shards in shared memory.
 
-Each rank holds its rows in memory that the others can open. An unsharded parameter is all ranks' rows, one
-after
-another: a stretch of addresses that maps the pages of all ranks in that order is the full value, uncopied.
+Each rank holds its shards in memory that all ranks can open. An unsharded parameter is all ranks' shards,
+one after another: an address range that maps the pages of all ranks in that order is the full value, without
+a copy.
 
     memory of rank 0    | a0 a1 | b0 b1 |
     memory of rank 1    | a2 a3 | b2 b3 |
-    window              | a0 a1 | a2 a3 | b0 b1 | b2 b3 |        the same pages, which can only be read here
+    window              | a0 a1 | a2 a3 | b0 b1 | b2 b3 |        the same pages, read-only here
 
-Whoever writes into his rows writes into all windows. So before anybody reads, all say that their rows are
-there (`start`, `finish`), and before anybody may write again, all say that they have read (`settle`).
+A write into a shard is a write into all windows. So before a rank reads, all ranks report that their shards
+are ready (`start`, `finish`), and before a rank may write again, all report that they have read (`settle`).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from fxdp.ir.adjoining import line_of
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.comms.shared_buffers import SharedBuffer, opened
 
-_WHERE = struct.Struct("<QQQQ")  # process, descriptor, number of the memory, where in it the rows begin
+_WHERE = struct.Struct("<QQQQ")  # process, descriptor, number of the memory, offset of the shards
 
 
 class Window:
-    """Addresses that show pages of several memories; what it shows lives as long as a tensor over it."""
+    """Addresses that map pages of several memories; a tensor over a mapping keeps the mapping alive."""
 
     def __init__(self, size: int) -> None:
-        self.memory = mmap.mmap(-1, size)  # only to have the addresses: all of it will show something else
+        self.memory = mmap.mmap(-1, size)  # only reserves addresses, all of which will map different memory
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.shown: dict[int, bytes] = {}
-        """Where the rows of each rank lie that it shows."""
+        """The location of the mapped shards, by rank."""
 
     def show(self, at: int, size: int, descriptor: int, start: int) -> None:
-        """Show a part of a memory from a byte of the window on; all numbers are full pages.
+        """Map a part of a memory at an offset in the window; all numbers are multiples of the page size.
 
         Raises
         ------
-        OSError : the system cannot, as this process shows too many already.
+        OSError : the system refuses, as this process has too many mappings.
         """
         kind = mmap.MAP_SHARED | _MAP_FIXED
         if _libc().mmap(self._address + at, size, mmap.PROT_READ, kind, descriptor, start) == _FAILED:
@@ -58,7 +58,7 @@ _MAP_FIXED, _FAILED = 0x10, ctypes.c_void_p(-1).value
 
 
 def _libc() -> ctypes.CDLL:
-    """The C library, as Python's own `mmap` takes no address."""
+    """Return the C library, as Python's own `mmap` accepts no address."""
     found = ctypes.CDLL(None, use_errno=True)
     word, number = ctypes.c_size_t, ctypes.c_int
     found.mmap.argtypes = (ctypes.c_void_p, word, number, number, number, ctypes.c_long)
@@ -68,7 +68,7 @@ def _libc() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class _Held:
-    """Memory of this rank with rows in it."""
+    """Memory of this rank with parameter shards."""
 
     descriptor: int
     number: int
@@ -77,43 +77,43 @@ class _Held:
 
 @dataclass(eq=False)
 class Showing:
-    """Rows that are about to be seen as full values; `window` has them once it is finished."""
+    """Shards that are about to be mapped as full values; `window` maps them once finished."""
 
     window: Window
     sizes: Sequence[int]
-    """The bytes of a rank's rows, value by value."""
+    """The bytes of a rank's shards, value by value."""
     where: bytes
     ready: Round
 
 
 @dataclass(eq=False)
 class SharedWindows:
-    """The rows of one rank, and its windows; for one thread at a time.
+    """The parameter shards of one rank, and the windows; for one thread at a time.
 
     All ranks start and finish the same values in the same order.
 
     Parameters
     ----------
     messages : the connections between the ranks.
-    ranks : how many there are.
+    ranks : number of ranks.
     """
 
     messages: Messages
     ranks: int
     _held: dict[int, _Held] = field(default_factory=dict)
-    """By the address at which it begins."""
+    """Memory by start address."""
     _made: int = 0
     _windows: dict[tuple[int, ...], Window] = field(default_factory=dict)
     _staged: list[SharedBuffer] = field(default_factory=list)
-    """Copies of rows that lie elsewhere, until all have seen them."""
+    """Copies of shards outside this memory, kept until all ranks have read them."""
     _read: bool = False
 
     def memory(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Zeros for rows: so many elements, which begin with a page.
+        """Return `count` zeros for shards, beginning at a page.
 
         Raises
         ------
-        StateError : no room.
+        StateError : there is not enough memory.
         """
         made = self._buffer(count * dtype.itemsize)
         address = made.data.data_ptr()
@@ -122,10 +122,10 @@ class SharedWindows:
         return made.data.view(dtype)
 
     def start(self, values: Sequence[Tensor]) -> tuple[Tensor, Showing]:
-        """The entire of several values, each of which this rank has its rows of; `finish` must follow.
+        """Start the all-gather of several values, given this rank's shard of each; `finish` must follow.
 
-        `values` are the flat rows, padded, of one dtype, each of full pages. What is given has their full
-        values one after another, each with its padding at its end, and can only be read.
+        `values` are the flat padded shards, of one dtype, each of full pages. The returned tensor has the
+        full values one after another, each followed by its padding, and is read-only.
         """
         sizes = [value.nbytes for value in values]
         held, at = self._place(values)
@@ -140,13 +140,13 @@ class SharedWindows:
         return torch.frombuffer(window.memory, dtype=values[0].dtype), begun
 
     def finish(self, begun: Showing) -> None:
-        """Wait until all ranks' rows are there, and show them.
+        """Wait until all ranks' shards are ready, then map all shards.
 
         Raises
         ------
         LinkBrokenError : a connection ended, or a rank's memory cannot be opened.
-        RankFailedError : a rank did not come in time.
-        StateError : this process shows too many pages already.
+        RankFailedError : a rank was late.
+        StateError : this process has too many mappings.
         """
         found = {rank: bytes(part) for rank, part in self.messages.finish(begun.ready).items()}
         found[self.messages.rank] = begun.where
@@ -155,12 +155,12 @@ class SharedWindows:
                 self._show(begun, rank, where)
 
     def settle(self) -> None:
-        """Wait until all ranks have read what was shown: from here on rows may be written.
+        """Wait until all ranks have read the mapped shards: from here on shards may be written.
 
         Raises
         ------
         LinkBrokenError : a connection ended.
-        RankFailedError : a rank did not come in time.
+        RankFailedError : a rank was late.
         """
         if not self._read:
             return
@@ -171,7 +171,7 @@ class SharedWindows:
         self._staged.clear()
 
     def _place(self, values: Sequence[Tensor]) -> tuple[_Held, int]:
-        """The memory in which rows lie one after another, and where; a copy's if they lie elsewhere."""
+        """Return the memory in which the shards are contiguous, and the offset; a copy if they are not."""
         line = line_of(values, [value.numel() for value in values])
         held = None if line is None else self._held.get(line.untyped_storage().data_ptr())
         at = 0 if line is None else int(line.storage_offset()) * line.itemsize
@@ -188,7 +188,7 @@ class SharedWindows:
 
     def _show(self, begun: Showing, rank: int, where: bytes) -> None:
         process, descriptor, _, start = _WHERE.unpack(where)
-        place = 0  # of the next value's entire
+        place = 0  # offset of the next full value
         try:
             with opened(process, descriptor) as memory:
                 for size in begun.sizes:
@@ -204,12 +204,12 @@ class SharedWindows:
         begun.window.shown[rank] = where
 
     def _forget(self, address: int) -> None:
-        """Rows are gone: nobody can open them from here on, and windows of them are of no use."""
+        """Forget freed shards, which cannot be opened any more, and drop all windows of these shards."""
         held = self._held.pop(address)
         for key in [key for key in self._windows if key[0] == held.number]:
             del self._windows[key]
         os.close(held.descriptor)
 
     def close(self) -> None:
-        """Let go of all windows; rows stay what they are."""
+        """Release all windows; shards keep their values."""
         self._windows.clear()

@@ -1,10 +1,10 @@
 """The connections that gloo opened for a process group, so that they can be cut.
 
 gloo has no abort: a rank that waits in a collective stays there until a connection breaks. So the sockets
-that appear while a group is made are noted, by inode so that a reused descriptor is never mistaken for
+that appear while a group is made are recorded, by inode so that a reused descriptor is never mistaken for
 one, and `cut` shuts their reading side: every wait in the group here then ends with an error. (The writing
 side stays open: gloo loses a send that fails at once, and its wait never ends.)
-Works where /proc exists (Linux); elsewhere nothing is noted and a wait ends by its timeout.
+This works where /proc exists (Linux); elsewhere nothing is recorded and a wait ends by timeout.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OpenSocket:
 
 
 def open_sockets() -> set[OpenSocket]:
-    """All connected TCP sockets of this process."""
+    """Return all connected TCP sockets of this process."""
     found: set[OpenSocket] = set()
     if not os.path.isdir(_DESCRIPTORS):
         return found
@@ -52,7 +52,7 @@ def open_sockets() -> set[OpenSocket]:
 
 
 def cut(sockets: set[OpenSocket]) -> None:
-    """Shut the reading side of those of `sockets` that are still open."""
+    """Shut the reading side of those `sockets` that are still open."""
     for item in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(item.descriptor)) as copy:
             if _inode(item.descriptor) == item.inode == _inode(copy.fileno()):
@@ -64,7 +64,7 @@ def _inode(descriptor: int) -> str:
 
 
 def shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]:
-    """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
+    """Return the `opened` sockets whose other end was opened by a rank of this mesh meanwhile."""
     mine = {_hash(item.here, item.there): item for item in opened}
     theirs: set[int] = set()
     for rank, data in enumerate(control.exchange(struct.pack(f"<{len(mine)}Q", *mine))):
@@ -76,7 +76,7 @@ def shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]
 
 
 def _hash(here: tuple[str, int], there: tuple[str, int]) -> int:
-    """8 bytes for the two ends of a connection: gloo opens one to each rank, and all are told to all."""
+    """Return 8 bytes that identify the two ends of a connection, short enough to send all to all ranks."""
     text = f"{here[0]} {here[1]} {there[0]} {there[1]}"
     number: int = _HASH.unpack(hashlib.sha256(text.encode()).digest()[: _HASH.size])[0]
     return number

@@ -1,12 +1,12 @@
-"""Who is late, where a collective of torch's own has waited in vain: it does not say for whom.
+"""Straggler detection: find the late ranks after a collective of torch has timed out without naming a rank.
 
-    rank 0   its wait has run out         ASKS
-    rank 1   waits, too                                PLACE: waits, has begun 7 in a group, and where
-    rank 2   stuck in the user's code                  PLACE: does not wait, has begun 6, its line
+    rank 0   its wait has timed out       ASKS
+    rank 1   waits, too                                PLACE: waits, has begun 7 in a group, and position
+    rank 2   stuck in the user's code                  PLACE: does not wait, has begun 6, position
     rank 3   stopped                                   nothing
 
-A watch answers for its rank, whatever the main thread does, within a second; so a rank that does not answer
-is late as well. All answers go to all ranks, as mostly all of them ask at about the same time.
+A rank's watch answers within a second, regardless of the main thread; so a rank without an answer is late,
+too. All answers go to all ranks, as most ranks ask at about the same time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fxdp.ranks.comms.frames import PLACE_BYTES
 from fxdp.ranks.comms.interrupt import Caller, in_collective
 from fxdp.ranks.comms.sequence_log import SequenceLog, user_frame
 
-_ANSWER_S = 1.5  # from neighbour to neighbour, as watches look once a second
+_ANSWER_S = 1.5  # per neighbor, as watches look once a second
 _LONGEST_S = 12.0
-_FRESH_S = 6.0  # how old an answer may be that another rank has asked for
+_FRESH_S = 6.0  # greatest age of an answer to an earlier question
 _LOOK_S = 0.05
-_NAMED = 16  # ranks to be named in an error
-_TEXT = 600  # bytes of a place
-_STATE = struct.Struct("<?6q")  # whether it waits, how many collectives it has begun in each group
+_NAMED = 16  # most ranks named in an error
+_TEXT = 600  # most bytes of a position
+_STATE = struct.Struct("<?6q")  # whether the rank waits, collectives begun in each group
 assert _STATE.size == PLACE_BYTES
 _COMMS = ("fxdp/ranks/links/", "fxdp/ranks/tree/")
 _DEPTH = 4
@@ -46,14 +46,14 @@ class _Answer(NamedTuple):
 
 
 class StragglerDetection:
-    """Asks the other ranks of a mesh where they are, and says it of this one.
+    """Exchange of positions between the ranks of a mesh.
 
     Parameters
     ----------
-    control : by which ranks ask and answer.
+    control : the channel for questions and answers.
     caller : the thread that calls compiled modules.
-    history : what it has begun.
-    begun : how many collectives this rank has begun in each of the six groups that ranks may share.
+    sequence_log : the calls and backwards of this rank.
+    begun : function for the number of collectives begun in each of the six groups that ranks may share.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class StragglerDetection:
         control.is_at = self._here
 
     def late(self, over: Callable[[], bool]) -> str | None:
-        """Who is late and where, in words; None where nobody is, or once `over` says that all is known.
+        """Return a message on the late ranks and their positions; None if no rank is late, or once `over`.
 
-        To be called by the thread whose wait has run out.
+        To be called by the thread whose wait has timed out.
         """
         self._asks = True
         try:
@@ -97,7 +97,7 @@ class StragglerDetection:
     def _words(self, found: dict[int, _Answer]) -> str | None:
         others = [rank for rank in range(self._control.size) if rank != self._control.rank]
         silent = [rank for rank in others if rank not in found]
-        # one that waits is late itself only where nobody else is: it waits for those
+        # a waiting rank counts as late only if all ranks wait
         absent = [rank for rank, said in found.items() if not said.waits]
         begun = self._begun()
         behind = [rank for rank in absent if any(map(operator.lt, found[rank].begun, begun))]
@@ -118,7 +118,7 @@ class StragglerDetection:
         return ", ".join(str(self._control.names[rank]) for rank in ranks[:_NAMED]) + more
 
     def _here(self) -> bytes:
-        """What the others are told of this rank; asked by its watch."""
+        """Return the position of this rank for all ranks; called by the watch."""
         frames, main = sys._current_frames(), threading.main_thread().ident or 0
         frame = frames.get(self._caller.thread) or frames.get(main)
         waits = self._asks or in_collective(frame) or _among_ranks(frame)
@@ -133,10 +133,10 @@ def _read(said: bytes) -> _Answer:
 
 
 def _out_of_step(found: dict[int, _Answer]) -> list[int]:
-    """Of ranks that all wait, those that have begun other collectives than most."""
+    """Return, among ranks that all wait, the ones that have begun different collectives than most."""
     counts = Counter(said.begun for said in found.values())
     usual, most = counts.most_common(1)[0]
-    if list(counts.values()).count(most) > 1:  # nobody knows whose order is the right one
+    if list(counts.values()).count(most) > 1:  # no majority: the right order is unknown
         return sorted(found) if len(counts) > 1 else []
     return sorted(rank for rank, said in found.items() if said.begun != usual)
 
@@ -150,7 +150,7 @@ def _silent(names: str, count: int) -> str:
 
 
 def _among_ranks(frame: FrameType | None) -> bool:
-    """Whether a thread waits for other ranks in fxdp's own code."""
+    """Return whether a thread waits for a different rank in fxdp's own code."""
     for _ in range(_DEPTH):
         if frame is None:
             return False
@@ -161,10 +161,10 @@ def _among_ranks(frame: FrameType | None) -> bool:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line at which a thread is, and the user's line that led there."""
+    """Return the current line of a thread, and the user's line that led there."""
     if frame is None:
         return "between two lines"
-    # this thread itself may be the one that says it
+    # this thread itself may be the one that asks
     while _COMMS[0] in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back
     here, user = frame, user_frame(frame)

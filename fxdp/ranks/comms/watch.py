@@ -1,12 +1,12 @@
-"""A watch over the other ranks, and why this rank's part in the mesh ended.
+"""A thread that watches all ranks of a mesh, and records why this rank's part has ended.
 
-    watch thread    sleeps until a control connection closes, then reads that rank's last words;
-                    if it failed or was killed: cuts the groups, so that the main thread's wait ends,
-                    and raises the error in Python code; should the main thread stay in a collective all the
-                    same, it says why and ends the process
+    watch thread    sleeps until a control connection closes, then reads that rank's reason;
+                    if the rank failed or was killed: cuts the groups, so that the main thread's wait ends,
+                    and raises the error in Python code; if the main thread stays in a collective even so,
+                    prints the reason and ends the process
 
-It wakes once a second to see whether the process group still exists, and whether another rank has left out a
-backward in which this one waits for it.
+Once a second the thread also checks whether the process group still exists, and whether a rank has left out
+a backward in which this rank waits for it.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog
 from fxdp.ranks.comms.wires import Peer
 
 _log = logging.getLogger("fxdp")
-_LEAVE_S = 10.0  # how long data of a rank that ended, and has left nothing out, may still be under way
-_GRACE_S = 0.5  # for a collective to end by itself, which has the better traceback
-_STUCK_S = 20.0  # how long a thread may stay in a collective after another rank has failed
+_LEAVE_S = 10.0  # how long data of a rank that ended in order may be in flight
+_GRACE_S = 0.5  # for a collective to end by itself, with a better traceback
+_STUCK_S = 20.0  # how long a thread may stay in a collective after a rank has failed
 _OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
 _LOOK_S = 0.1
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
-_WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
+_WHERE = struct.Struct("<qq")  # backwards begun so far, the waiting call
 
 
 class Watch:
-    """A thread that watches over the other ranks of one mesh.
+    """A thread that watches all ranks of one mesh.
 
     Parameters
     ----------
-    control : the connections that it watches.
+    control : the watched connections.
     caller : the thread that is inside a compiled call.
-    history : the calls and backwards that this rank has begun.
-    alive : whether the process group still exists.
-    cut : ends every wait in the groups, here and on the other ranks.
-    closed : called when the watch has ended.
+    sequence_log : the calls and backwards that this rank has begun.
+    alive : function that returns whether the process group still exists.
+    cut : function that ends every wait in the groups, here and on all ranks.
+    closed : function called when the watch has ended.
 
     Attributes
     ----------
-    ending : why these links can no longer be used, None while they can.
+    departure : the reason why the connections can no longer be used, or None.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Watch:
         self._rank = control.rank
         control.waits_for = self._where
         self.departure: Departure | None = None
-        self._left: dict[int, tuple[float, int]] = {}  # since when, and how far they have come
+        self._left: dict[int, tuple[float, int]] = {}  # time, and position at the end
         self._fallen: float | None = None
         self._outlasts: float | None = None
         self._known = threading.Event()
@@ -78,11 +78,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="fxdp-watch", daemon=True)
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, departure: Departure) -> None:
-        """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
+        """Close the connections: tell all ranks the reason, then cut the groups. The first reason counts."""
         with self._lock:
             self.departure = self.departure or departure
         self._control.broadcast_failure(self.departure)
@@ -90,22 +90,22 @@ class Watch:
         self._known.set()
 
     def cause(self) -> Departure | None:
-        """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
+        """Return why a collective broke, after a short wait for news; None if no rank has failed or left."""
         end = time.monotonic() + _CAUSE_S
         while not self._known.wait(_LOOK_S) and time.monotonic() < end:
             left = list(self._left.values())
-            if left and time.monotonic() - left[0][0] > _GRACE_S:  # nothing worse is heard
+            if left and time.monotonic() - left[0][0] > _GRACE_S:  # no worse news has arrived
                 break
         return self.departure or next(
             (Departure(rank, DepartureKind.ENDED) for rank in list(self._left)), None
         )
 
     def _where(self) -> bytes:
-        """What the others are told while this rank waits for them before a call."""
+        """Return the content of WAITS, sent while this rank waits before a call."""
         return _WHERE.pack(self._sequence_log.backwards, self._sequence_log.now)
 
     def close(self) -> None:
-        """Say goodbye without an error and give everything back; peers that still wait are told."""
+        """Leave without an error and release all resources, and inform peers that still wait."""
         self._control.broadcast_failure(self._goodbye())
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -113,11 +113,11 @@ class Watch:
             self._thread.join(5.0)
 
     def _goodbye(self) -> Departure:
-        """The end of a rank without an error, and how far it has come."""
+        """Return the departure of a rank without an error, with the number of moments in the sequence log."""
         return Departure(self._rank, DepartureKind.ENDED, str(self._sequence_log.began))
 
     def outlast(self) -> None:
-        """Wait a little for the end of the rank that has failed, if another has.
+        """Wait a little for the end of a different rank that has failed.
 
         torchrun calls the process that ended first the root cause.
         """
@@ -140,14 +140,14 @@ class Watch:
                 if descriptor in peers:
                     poll.unregister(descriptor)
                     self._on_hang_up(peers[descriptor])
-            for peer in self._control.peers:  # another rank may ask where this one is
+            for peer in self._control.peers:  # a rank may have asked for this one's position
                 self._control.drain(peer)
             self._check_left()
             self._check_left_out()
             self._check_stuck()
         self._control.broadcast_failure(self._goodbye())
         self.outlast()
-        if woken:  # the process ends: until then other ranks can see that it has not
+        if woken:  # the process ends: until then all ranks can see that it has not
             self._control.leave_open()
         else:
             self._control.close()
@@ -170,10 +170,10 @@ class Watch:
         self._left.setdefault(departure.rank, (time.monotonic(), began))
 
     def _check_left(self) -> None:
-        """A rank ended without error, yet this one is still inside a call.
+        """Handle ranks that ended without an error while this rank is inside a call.
 
-        One that the other has not begun will never end. In one that it has, its data may still be under way,
-        and none of it may be needed any more.
+        A call that the ended rank has not begun will never end. In a call that the rank has begun, data may
+        still be in flight, or may not be needed.
         """
         if self._control.left is not None:
             self._leave(self._control.left)
@@ -188,9 +188,9 @@ class Watch:
                 self._fall(Departure(rank, DepartureKind.ENDED))
 
     def _check_left_out(self) -> None:
-        """A rank waits before its next call, while this one is in a backward that the other has not begun.
+        """Stop if a rank waits before its next call, but has left out the backward that this rank is in.
 
-        It would wait in the sums of that backward for a rank that waits for it.
+        This rank would wait in the sums of that backward for a rank that waits for this one.
         """
         if not self._caller.active or self.departure is not None:
             return
@@ -217,10 +217,10 @@ class Watch:
         self._cut()
 
     def _check_stuck(self) -> None:
-        """Another rank has failed and this one is still inside a call.
+        """Interrupt a call of this rank that continues after a different rank has failed.
 
-        A collective ends as its group was cut; Python code by the error raised in it. Last resort, for a
-        collective that does not end all the same (gloo can lose a wake-up): the end of the process.
+        A collective ends with the cut of the group, Python code with the error raised inside. The last
+        resort, for a collective that does not end even so (gloo can lose a wake-up), is to end the process.
         """
         if not self._caller.active or self._fallen is None or self.departure is None:
             return

@@ -1,6 +1,6 @@
-"""The connections of one rank to others, for frames in both directions (`comms/frames.py`).
+"""The connections of one rank to its peers, for frames in both directions (`comms/frames.py`).
 
-Nothing here waits: what cannot be sent at once is kept, and what has come is read by whichever thread looks.
+Nothing here waits: unsent data is kept, and received data is read by any thread that looks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTD
 
 @dataclass(eq=False)
 class Peer:
-    """This rank's connection to one other rank."""
+    """This rank's connection to one peer."""
 
     rank: int
     connection: socket.socket
     unread: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     rounds: deque[tuple[FrameKind, bytes]] = field(default_factory=deque)
-    ignore: int = 0  # rounds that were decided without the peer's part: it is dropped when it comes
+    ignore: int = 0  # rounds decided without the peer's part, which is dropped on arrival
     departure: Departure | None = None
     waits: tuple[int, bytes] | None = None
-    """The round for which it waits since a second, and where it is in its program."""
+    """The round for which the peer has waited for a second, and the peer's position in the program."""
     closed: bool = False
     unheard: bool = False
-    """Whether its machine left questions without an answer, and so was given up."""
+    """True if the peer's machine left probes without an answer, and was given up."""
 
     def drop_round(self) -> None:
-        """Leave out its part of one more round, which has come or is to come."""
+        """Drop the peer's part of one more round, now or on arrival."""
         if self.rounds:
             self.rounds.popleft()
         else:
@@ -58,7 +58,7 @@ class Wires:
             self._poll.register(peer.connection, select.POLLIN)
 
     def drain(self, peer: Peer) -> Departure | None:
-        """Read all that `peer` has sent; its ending, if it has ended."""
+        """Read all that `peer` has sent; return the departure if the peer has left."""
         with self._lock:
             self._read(peer)
             return peer.departure
@@ -79,12 +79,12 @@ class Wires:
                 peer.connection.detach()
 
     def abandon(self) -> None:
-        """Let go of this process's copies of the connections after a fork, in which a lock may never open."""
+        """Close this process's copies of the connections after a fork, without a lock that may never open."""
         for peer in self.peers:
             peer.connection.close()
 
     def _take(self, peer: Peer, kind: FrameKind, about: int, content: bytes) -> None:
-        """A frame has come."""
+        """Handle a received frame."""
         raise NotImplementedError
 
     # -- sending -------------------------------------------------------------------------------------------
@@ -100,13 +100,13 @@ class Wires:
             self._lose(peer, error)
 
     def _tell(self, peers: Iterable[Peer], frame: bytes) -> None:
-        """Send what nobody need get: who is gone is noticed elsewhere."""
+        """Send without error handling: a peer that is gone is noticed elsewhere."""
         for peer in peers:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
 
     def _lose(self, peer: Peer, error: OSError) -> None:
-        """The peer is gone; who waits reports it with its last words."""
+        """Record a peer that is gone; a waiting thread reports it with the peer's last message."""
         _note_loss(peer, error)
         self.drain(peer)
 
@@ -177,7 +177,7 @@ class Wires:
             self._turn_away(peer, str(error))
 
     def _turn_away(self, peer: Peer, fault: str) -> None:
-        """Hear no more from what does not speak as a rank does; ended here, so that the watch notices."""
+        """Close the connection to a peer that sends invalid data, so that the watch notices."""
         peer.unread.clear()
         peer.departure = Departure(peer.rank, DepartureKind.OUT_OF_STEP, sent_nonsense(fault))
         with contextlib.suppress(OSError):
@@ -185,5 +185,5 @@ class Wires:
 
 
 def _note_loss(peer: Peer, error: OSError) -> None:
-    """The system tells a connection's error once: here or to whoever asks first."""
+    """Record a connection's error, which the system reports once to the first reader."""
     peer.unheard = peer.unheard or error.errno in _UNHEARD

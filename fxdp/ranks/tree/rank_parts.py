@@ -1,12 +1,12 @@
-"""What many ranks say in one round, in as few bytes as it takes: all in one frame, and none is lost.
+"""Compact encoding of the values that many ranks send in one round, without loss, in one frame.
 
-    all the same                 (4096 ranks, "x")                 one value
-    as many integers each        32  7  32  9    a column that is the same everywhere is one number; of
-                                 32  7  31  9    others each rank's difference from the least, in 1 to 8 bytes
+    all equal                    (4096 ranks, "x")                 one value
+    as many integers each        32  7  32  9    an equal column is one number; any other column is each
+                                 32  7  31  9    rank's difference from the minimum, in 1 to 8 bytes
                                   =  =   .  =
-    anything else                each different value once, and for each rank which one it has
+    anything else                each different value once, and for each rank the index of its value
 
-So 8,192 ranks that agree in all but the sizes of their batches are told 8 KiB.
+So 8,192 ranks that differ only in the sizes of their batches need 8 KiB.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, overload
 
 import numpy as np
 
-_HEADER = struct.Struct("<BII")  # which form, ranks, bytes of each value or number of different ones
-_COLUMN = struct.Struct("<Bq")  # bytes per difference, the least value
+_HEADER = struct.Struct("<BII")  # form, number of ranks, bytes of each value or number of different values
+_COLUMN = struct.Struct("<Bq")  # bytes per difference, the minimum
 _SAME, _TABLE, _LIST = range(3)
 _WORD = 8
-_ROW_BYTES = 4096  # longer values are text, or no row that is worth its columns
+_ROW_BYTES = 4096  # longer values are text, or rows not worth a table
 _MASK = (1 << 64) - 1
 Columns = Sequence[Any]
-"""Of each an integer, or an array of as many as there are ranks."""
+"""For each column an integer, or an array with one integer per rank."""
 _WIDTHS = ((0, 1), (1, 1 << 8), (2, 1 << 16), (4, 1 << 32), (8, 1 << 64))
 
 
@@ -34,8 +34,8 @@ class RankParts(Sequence[bytes]):
 
     Attributes
     ----------
-    columns : for values that are as many 64-bit integers each: of each place the integers of all ranks, or
-        one that is the same for all; None for other values.
+    columns : for rows of equally many 64-bit integers: the integers of all ranks by position, or one integer
+        if equal for all; else None.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class RankParts(Sequence[bytes]):
 
     @classmethod
     def of(cls, data: bytes, count: int = 1) -> RankParts:
-        """What `count` ranks say alike."""
+        """Return the parts of `count` ranks with equal data."""
         return cls(count, data)
 
     @classmethod
     def join(cls, parts: Sequence[RankParts]) -> RankParts:
-        """Those of several sets of ranks, one set after the other."""
+        """Join the parts of several sets of ranks, in order."""
         counts = [len(part) for part in parts]
         first = parts[0]._same
         if first is not None and all(part._same == first for part in parts):
@@ -66,7 +66,7 @@ class RankParts(Sequence[bytes]):
         return cls(sum(counts), None, None, [data for part in parts for data in part])
 
     def ordered(self, places: Any) -> RankParts:
-        """The same in another order: first the one at the first of these places."""
+        """Return the parts in a new order: first the part at the first of these places."""
         if self._same is not None:
             return self
         if self.columns is not None:
@@ -75,7 +75,7 @@ class RankParts(Sequence[bytes]):
         return RankParts(self._count, None, None, [self._several[i] for i in places])
 
     def encode(self) -> bytes:
-        """As bytes for other ranks."""
+        """Encode the parts as bytes for transfer."""
         if self._same is not None:
             return _HEADER.pack(_SAME, self._count, len(self._same)) + self._same
         if self.columns is not None:
@@ -89,11 +89,11 @@ class RankParts(Sequence[bytes]):
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> RankParts:
-        """What `encode` gave, for so many ranks.
+        """Decode the result of `encode`, for `count` ranks.
 
         Raises
         ------
-        ValueError : it is something else.
+        ValueError : the data is not a valid encoding.
         """
         if len(data) < _HEADER.size:
             raise ValueError("no header")
@@ -136,7 +136,7 @@ class RankParts(Sequence[bytes]):
 
 
 def _process_mesh(column: Sequence[Any], counts: Sequence[int]) -> Any:
-    """One column of several sets of ranks."""
+    """Join one column of several sets of ranks."""
     first = column[0]
     if isinstance(first, int) and all(isinstance(each, int) and each == first for each in column):
         return first
@@ -149,13 +149,13 @@ def _written(column: Any) -> bytes:
         return _COLUMN.pack(0, column)
     least, most = int(column.min()), int(column.max())
     width = next(width for width, room in _WIDTHS if most - least < room)
-    # the difference of any two 64-bit integers is one without sign
+    # the difference of any two 64-bit integers fits an unsigned one
     above = (column.view("<u8") - np.uint64(least & _MASK)).astype(f"<u{width}") if width else b""
     return _COLUMN.pack(width, least) + bytes(above)
 
 
 def _read_columns(body: memoryview, count: int, size: int) -> Columns:
-    if size % _WORD or not 0 < size <= _ROW_BYTES:  # before anything is made of it
+    if size % _WORD or not 0 < size <= _ROW_BYTES:  # before anything is allocated
         raise ValueError(f"rows of {size} bytes")
     found: list[Any] = []
     at = 0

@@ -1,12 +1,12 @@
-"""Rounds of many ranks of a mesh, by the tree: the same as `comms/control.py` does all to all.
+"""Control rounds of many ranks over a tree, with the same results as all to all (`comms/control.py`).
 
-    round     a child sends up DATA once its own children's parts are there; the root sends the answer down
-    refusal   goes up and down at once; each direction of each connection has exactly one DATA or REFUSED in
-              each round, so those that come for a round that is decided are dropped: rounds stay in step
-    endings   whoever hears of one passes it on at once, away from where it came from
+    round     a child sends DATA up once its own children's parts have arrived; the root sends the answer down
+    refusal   goes up and down at once; each direction of each connection carries exactly one DATA or REFUSED
+              per round, so frames for a round that is decided are dropped: rounds stay in step
+    ending    each rank passes a departure on at once, to all neighbors except the source
 
-What is passed on is so by whichever thread reads it, in the order in which it came. A rank that has left has
-finished its rounds before: so who hears that it has left, and has no answer, will get none.
+Frames are passed on by the thread that reads them, in the order of arrival. A rank that leaves has finished
+all earlier rounds. So a rank that learns of the departure before an answer will never get that answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxdp.ranks.comms.wires import Peer
 from fxdp.ranks.tree.rank_parts import RankParts
 from fxdp.ranks.tree.tree_shape import TreePlace
 
-_NAMED = 16  # ranks that are named as missing
+_NAMED = 16  # most ranks named as missing
 _RANK = struct.Struct("<i")
 
 
@@ -50,18 +50,18 @@ class TreeControl(Channel):
         self._parent = None if place.parent is None else by_rank[place.parent]
         self._children = [by_rank[child] for child in place.children]
         self.hops = min(place.size - 1, 2 * place.size.bit_length())  # of a tree of two children each
-        self._arrived = np.argsort(np.array(place.order, np.int64))  # for each rank, when its value arrives
+        self._arrived = np.argsort(np.array(place.order, np.int64))  # position of each rank's value
         self._own = b""
         self._open = self._risen = self._telling = False
         self._answer: RankParts | None = None
         self._refusals: list[tuple[int, str]] = []
-        self._absent: dict[int, tuple[int, tuple[int, ...]]] = {}  # by neighbour: a round, whom it misses
+        self._absent: dict[int, tuple[int, tuple[int, ...]]] = {}  # by neighbor: a round, and missing ranks
         self._told: dict[int, tuple[int, ...]] = {}
 
     # -- rounds --------------------------------------------------------------------------------------------
 
     def start(self, data: bytes) -> None:
-        """Send this rank's part of a round, if its children's are there; `finish` must follow."""
+        """Send this rank's part of a round, if all children's parts have arrived; `finish` must follow."""
         self._check_size(data)
         with self._lock:
             self._begin(data)
@@ -72,7 +72,7 @@ class TreeControl(Channel):
         waiting = self._missing()
         if waiting and (
             departure := self._departure(waiting)
-        ):  # read by the watch: no event tells of it any more
+        ):  # read by the watch already: no event will follow
             raise RankFailedError(self.words(departure))
         self._wait(self._missing)
         if self._refusals:
@@ -81,7 +81,7 @@ class TreeControl(Channel):
         return self._answer
 
     def refuse(self, text: str) -> None:
-        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        """Tell all ranks that this one cannot take part in the next round; does not wait for their parts."""
         with self._lock:
             self._begin(b"")
             self._decide_refused([(self.rank, text)])
@@ -93,8 +93,8 @@ class TreeControl(Channel):
         self._told.clear()
 
     def _missing(self) -> list[Peer]:
-        """Those for whom this rank waits; and those who have not taken all that it has sent."""
-        with self._lock:  # the watch may be half-way through passing something on
+        """Return the ranks for which this rank waits, and all ranks with unsent data."""
+        with self._lock:  # the watch may be passing on a frame
             unsent = [peer for peer in self.peers if peer.unsent]
             return unsent + [peer for peer in self._awaited() if peer not in unsent]
 
@@ -106,7 +106,7 @@ class TreeControl(Channel):
         return [child for child in self._children if not child.rounds]
 
     def _advance(self) -> None:
-        """Do what can be done of the round that is open."""
+        """Advance the open round as far as possible."""
         above = [] if self._parent is None else [self._parent]
         outstanding = above if self._risen else [*self._children, *above]
         refusals = [peer for peer in outstanding if peer.rounds and peer.rounds[0][0] is FrameKind.REFUSED]
@@ -155,10 +155,10 @@ class TreeControl(Channel):
         self._send_all(framed(FrameKind.DATA, content, self.rank), self._children)
 
     def _decide_refused(self, refusals: list[tuple[int, str]]) -> None:
-        """This round is refused: drop what comes for it yet, and tell whom this rank owes a frame of it."""
+        """Refuse this round: drop further frames of the round, and send every REFUSED frame still due."""
         self._refusals, self._open = refusals, False
         for peer in self.peers:
-            if not self._risen or peer is self._parent:  # else its part was taken
+            if not self._risen or peer is self._parent:  # else its part was taken already
                 peer.drop_round()
         owed = self._children if self._risen else self.peers
         self._send_all(framed(FrameKind.REFUSED, _written(refusals), self.rank), owed)
@@ -180,7 +180,7 @@ class TreeControl(Channel):
             self._absent[peer.rank] = ROUND.unpack_from(content)[0], known
             self._send_missing()
             return
-        if kind is FrameKind.ENDED and about != peer.rank:  # the peer itself goes on
+        if kind is FrameKind.ENDED and about != peer.rank:  # the peer itself continues
             self._pass_on(Departure(about, DepartureKind.ENDED, as_text(content)), peer)
             return
         super()._take(peer, kind, about, content)
@@ -206,7 +206,7 @@ class TreeControl(Channel):
         self._pass_on(peer.departure, peer)
 
     def _pass_on(self, departure: Departure, source: Peer) -> None:
-        """Tell the others. Of the ranks that leave without an error the first one is enough."""
+        """Pass a departure on to all neighbors except the source; only the first one without an error."""
         if departure.kind is not DepartureKind.ENDED:
             self.broadcast_failure(departure)
             return
@@ -227,14 +227,14 @@ class TreeControl(Channel):
     # -- who is late ---------------------------------------------------------------------------------------
 
     def _send_where(self, waiting: list[Peer]) -> None:
-        """Tell all neighbours, also those whose part is here: who is missing may be far off."""
+        """Send the position of this rank to all neighbors, as the missing rank may be far away."""
         super()._send_where(self.peers)
         with self._lock:
             self._telling = True
             self._send_missing()
 
     def _send_missing(self) -> None:
-        """Tell each neighbour whom this rank misses on its other sides, if that is news."""
+        """Tell each neighbor which ranks are missing on the remaining sides, if this has changed."""
         if not (self._telling and self._open):
             return
         for peer in self.peers:
@@ -245,7 +245,7 @@ class TreeControl(Channel):
                 self._tell([peer], framed(FrameKind.MISSING, content, self.rank))
 
     def _missed(self, besides: Peer | None = None) -> tuple[int, ...]:
-        """The ranks that have not come: a neighbour, or, if it has come and said so, those whom it misses."""
+        """Return the missing ranks: a neighbor, or the ranks that this neighbor reports as missing."""
         found: set[int] = set()
         for peer in self._awaited():
             number, ranks = self._absent.get(peer.rank, (0, ()))
@@ -258,7 +258,7 @@ class TreeControl(Channel):
 
 
 def _written(refusals: Sequence[tuple[int, str]]) -> bytes:
-    """As many of them as there is room for."""
+    """Encode as many refusals as fit into a frame."""
     kept = [(rank, as_bytes(text[:TEXT_LIMIT]).decode(errors="replace")) for rank, text in refusals]
     while len(data := json.dumps(kept).encode()) > TEXT_BYTES:
         kept = kept[:-1] or [(refusals[0][0], "")]

@@ -1,8 +1,8 @@
-"""Connect the ranks of a tree: each rank asks the store for its own neighbours, and for nobody else's.
+"""Connect the ranks of a tree: each rank asks the store only for the addresses of neighbors.
 
-every rank   fxdp/<ranks>/1/5         its address, and the first rank of its row       1 request
-rank 0       reads all of these at once, and writes for each rank whom to call, who calls, its places
-every rank   fxdp/<ranks>/1/place/5   reads what is for it                             1 request
+every rank   fxdp/<ranks>/1/5         writes an address, and the first rank of the row             1 request
+rank 0       reads all addresses at once, and writes each rank's calls, callers and places
+every rank   fxdp/<ranks>/1/place/5   reads the entry of this rank                                 1 request
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from fxdp.ranks.comms.rendezvous import listening, met
 from fxdp.ranks.tree.tree_shape import ARITY, TreePlace, tree_places
 
 _FEW = 8
-_SAYS_S = 3.0  # for what rank 0 says of those who have not come
+_SAYS_S = 3.0  # for rank 0's report on missing ranks
 
 
 @dataclass(frozen=True)
 class TreeJoint:
-    """What one rank has of a tree.
+    """The connections and places of one rank in the trees.
 
     Attributes
     ----------
     connections : for the entire mesh and for this rank's row, by rank of the mesh.
-    places : in the entire mesh's tree, and in the row's, by index in the row; None where a row is small
-    enough
-        to be joined all to all.
+    places : in the tree of the entire mesh, and in the row's tree, by index in the row; None where a row is
+        small enough to be connected all to all.
     """
 
     connections: Sequence[dict[int, socket.socket]]
@@ -51,7 +50,7 @@ def connect_tree(
     lost_s: float,
     tree_above: int,
 ) -> TreeJoint:
-    """Connect this rank to its neighbours; for parameters and errors see `rendezvous.connect_all`."""
+    """Connect this rank to all neighbors; for parameters and errors see `rendezvous.connect_all`."""
     size, row = len(planes[0]), planes[1]
     addresses = Addresses(store, prefix, timeout_s, size, tree_above)
     with listening(host, ARITY) as listener:
@@ -61,10 +60,10 @@ def connect_tree(
             own = _assign_neighbors(store, prefix, addresses, size, tree_above)
         else:
 
-            def late() -> None:  # rank 0 knows who is missing, and says so
+            def late() -> None:  # rank 0 knows the missing ranks, and reports them
                 addresses.check_time([], later_s=2 * addresses.look_s + _SAYS_S)
 
-            addresses.wait_for([], look)  # the token first: there are no places if rank 0 joins all to all
+            addresses.wait_for([], look)  # the token first: there are no places if rank 0 connects all to all
             (own,) = addresses.read([f"{prefix}/place/{rank}"], look, late)
         calls, answers, places = _read(own)
         addresses.know({other: where for (_, other), where in calls.items()})
@@ -75,13 +74,13 @@ def connect_tree(
 def _assign_neighbors(
     store: KeyValueStore, prefix: str, addresses: Addresses, size: int, tree_above: int
 ) -> str:
-    """Tell each rank its neighbours; gives those of rank 0."""
+    """Write each rank's neighbors to the store; return the entry of rank 0."""
     rows: dict[int, list[int]] = {}
     for rank in range(size):
         rows.setdefault(addresses.rows[rank], []).append(rank)
     entries = neighbours(addresses.of, [range(size)], list(rows.values()), tree_above)
     texts = [json.dumps(entries[rank], separators=(",", ":")) for rank in range(size)]
-    writes: Any = store  # torch says nothing of it in its types
+    writes: Any = store  # missing from torch's types
     writes.multi_set([f"{prefix}/place/{rank}" for rank in range(1, size)], texts[1:])
     return texts[0]
 
@@ -92,7 +91,7 @@ def neighbours(
     rows: Sequence[Sequence[int]],
     tree_above: int,
 ) -> Mapping[int, Mapping[str, Any]]:
-    """For each rank what it is told: whom to call and where, who calls it, and its places."""
+    """Return each rank's entry: the ranks to call with addresses, the ranks that call, and the places."""
     found: dict[int, dict[str, Any]] = {
         rank: {"calls": [], "answers": [], "places": [None, None]} for group in full for rank in group
     }
@@ -110,11 +109,11 @@ def _pairs(
     address: Callable[[int], tuple[str, int]],
     tree_above: int,
 ) -> Iterator[tuple[int, int]]:
-    """Who calls whom in a group, and the places of its ranks where it is a tree."""
+    """Yield the pairs (caller, called) of a group; record places if the group is a tree."""
     if plane and len(group) <= tree_above:
         yield from ((caller, called) for caller in group for called in group if called < caller)
         return
-    # tests ask for trees of a few ranks, which have levels only if their ranks have few children
+    # tests ask for trees of a few ranks, which have several levels only with few children per rank
     arity = ARITY if tree_above >= _FEW else tree_above
     places = tree_places([address(rank)[0] for rank in group], arity)
     for rank, place in zip(group, places, strict=True):

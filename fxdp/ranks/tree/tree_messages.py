@@ -1,13 +1,13 @@
-"""Small values of many ranks, by the tree: the same rounds as `comms/messages.py`, summed on the way.
+"""Rounds of small values over a tree of many ranks, like those of `comms/messages.py`, summed on the way.
 
-    sum      a child sends up the sum of its subtree, own + first child + second child; the root's goes down
-    gather   a child sends up the values of its subtree, each rank's before those of its children
+    sum      a child sends the sum of its subtree up, own + first child + second child; the root's goes down
+    gather   a child sends the values of its subtree up, each rank's before those of the children
 
-Every rank gets the root's bytes, so all hold the same bits; each rank adds its children's in one fixed order,
-so a second run has them, too.
+Every rank gets the root's bytes, so all ranks have the same bits; each rank adds its children's values in
+one fixed order, so a second run has the same bits, too.
 
-Who waits for long says for whom, as the rank that has not come may be far off: a header without a value,
-whose number is that rank, whose size none can be, and whose moment is the round.
+A rank that waits for long reports the missing rank, which may be far away: a header without a value, with
+the missing rank as number, an impossible size, and the round as moment.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fxdp.ranks.comms.messages import (
 )
 from fxdp.ranks.tree.tree_shape import TreePlace
 
-_NOTE = 0xFFFFFFFF  # instead of a size
+_NOTE = 0xFFFFFFFF  # in place of a size
 
 Adder = Callable[[Sequence[memoryview]], memoryview]
-"""The sum, or extremum, of values of several ranks."""
+"""Function that sums (or takes the extremum of) values of several ranks."""
 
 
 @dataclass(eq=False)
 class _TreeRound(Round):
-    """`value` is this rank's own; `add` is None for a gather."""
+    """A round in the tree; `value` is this rank's own value, and `add` is None for a gather."""
 
     value: memoryview = field(default_factory=lambda: memoryview(b""))
     add: Adder | None = None
@@ -53,15 +53,15 @@ class TreeMessages(Messages):
         self._place = place
         self._parent = None if place.parent is None else by_rank[place.parent]
         self._children = [by_rank[child] for child in place.children]
-        self._absent: dict[int, tuple[int, int]] = {}  # by neighbour: a round, whom it misses
+        self._absent: dict[int, tuple[int, int]] = {}  # by neighbor: a round, and the rank it misses
         self._said: dict[int, tuple[int, int]] = {}
 
     def start(self, value: memoryview) -> Round:
-        """Begin to gather this rank's value (flat bytes) and those of all others; `finish` must follow."""
+        """Begin to gather all ranks' values (flat bytes); `finish` must follow."""
         return self._begin(value, None)
 
     def start_sum(self, value: memoryview, add: Adder) -> Round:
-        """Begin to sum; `parts` of the finished round have the sum as this rank's own."""
+        """Begin to sum; in the finished round, `parts` has the sum under this rank."""
         return self._begin(value, add)
 
     def _begin(self, value: memoryview, add: Adder | None) -> Round:
@@ -102,7 +102,7 @@ class TreeMessages(Messages):
         self._keep(expected, found)
 
     def _read_from(self, peers: Sequence[Correspondent], sizes: Sequence[int], expected: Round) -> None:
-        """Read one value of each of `peers`, which belongs to a round."""
+        """Read one value of the expected round from each of `peers`."""
         for peer, size in zip(peers, sizes, strict=True):
             peer.expect(size)
         self._wait(peers, expected)
@@ -110,7 +110,7 @@ class TreeMessages(Messages):
             check_header(peer, expected)
 
     def _answer_out_of_step(self, expected: Round) -> None:
-        """Let children that are elsewhere see where this rank is, as they would of ranks all to all."""
+        """Send this rank's position to each child in a different round, so that the child can report this."""
         for child in self._children:
             if child.got >= HEADER.size and HEADER.unpack_from(child.frame)[2] != expected.moment:
                 send_value(child, _header(expected, 0), memoryview(b""))
@@ -126,11 +126,11 @@ class TreeMessages(Messages):
         expected.done = True
 
     def _by_rank(self, process_mesh: memoryview, size: int) -> memoryview:
-        """What came in the tree's order."""
+        """Reorder values from the order of the tree to the order of ranks."""
         values = [b""] * self._place.size
         for i, rank in enumerate(self._place.order):
             values[rank] = bytes(process_mesh[i * size : (i + 1) * size])
-        return memoryview(bytearray().join(values))  # tensors want memory that may be written
+        return memoryview(bytearray().join(values))  # tensors need writable memory
 
     def _send_up(self, begun: Round, value: memoryview) -> None:
         if self._parent is not None:
@@ -146,7 +146,7 @@ class TreeMessages(Messages):
                 send_value(peer, HEADER.pack(missing[0], _NOTE, expected.number), memoryview(b""))
 
     def _missed(self, peer: Correspondent, number: int) -> int:
-        """The rank for which the round waits on this side."""
+        """Return the missing rank on the side of this neighbor."""
         said, missing = self._absent.get(peer.rank, (0, peer.rank))
         return missing if said == number and missing < self._place.size else peer.rank
 

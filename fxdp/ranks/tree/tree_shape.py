@@ -1,6 +1,6 @@
-"""Who is whose parent: ranks of one host below their first one, the first ones of all hosts below rank 0.
+"""Shape of the tree: the ranks of a host are below its first rank, the first ranks of all hosts below rank 0.
 
-    host a   0 ── 1, 2, 3            16 children at most: a rank has 17 connections, whatever the number of
+    host a   0 ── 1, 2, 3            16 children at most: a rank has 17 connections, for any number of
              ├─ host b   4 ── 5, 6   ranks, and 8,192 ranks on 1,024 hosts are five levels
              └─ host c   7 ── 8, 9
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from fxdp.ir.transports import NEIGHBOURS
 
-ARITY = NEIGHBOURS - 1  # one is the parent
-"""The most children of a rank; of the first one of a host half of them there, if there are other hosts."""
+ARITY = NEIGHBOURS - 1  # one neighbor is the parent
+"""Most children of a rank; with several hosts, a host's first rank has at most half as many on the host."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class TreePlace:
 
     Attributes
     ----------
-    size : how many ranks the tree has.
-    parent : None for the root, which is rank 0.
-    children : in ascending order.
-    counts : how many ranks there are below and including each child.
-    order : for the root: the ranks, each before its children, in which their values arrive.
+    size : number of ranks in the tree.
+    parent : the parent's rank; None for the root, which is rank 0.
+    children : the children's ranks, in ascending order.
+    counts : number of ranks below and including each child.
+    order : for the root, all ranks in the order in which their values arrive: parents before children.
     """
 
     size: int
@@ -40,7 +40,7 @@ class TreePlace:
 
 
 def tree_places(hosts: Sequence[str], arity: int = ARITY) -> list[TreePlace]:
-    """The place of each rank, given the host of each."""
+    """Return the place of each rank, given the host of each rank."""
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
@@ -57,7 +57,7 @@ def tree_places(hosts: Sequence[str], arity: int = ARITY) -> list[TreePlace]:
 def _fill(
     children: Mapping[int, list[int]], ranks: Sequence[int], room: Mapping[int, int], arity: int
 ) -> None:
-    """Put all `ranks` below the first of them, level by level."""
+    """Put all `ranks` below the first one, level by level."""
     parents = deque(ranks)
     left = room.get(parents[0], arity)
     for rank in ranks[1:]:
