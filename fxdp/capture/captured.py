@@ -96,7 +96,7 @@ class LayoutRead:
     """Name of the function that reads the layout."""
     location: Location
     offset: bool = False
-    """True if the function reads the tensor's storage offset."""
+    """True if the result of the function depends on the tensor's storage offset."""
     of: int | None = None
     """Index of the input that is read; None for a tensor that may be computed from any input."""
 
@@ -144,7 +144,7 @@ class Captured:
     model: str = ""
     """Name of the model's class."""
     read: ReadState = field(default_factory=ReadState)
-    """External Python state that the model's code may read, beside attributes of the modules."""
+    """External Python state that the model's code may read: all state outside of module attributes."""
     written: tuple[tuple[int, Any], ...] = ()
     """Keys (`ExternalPlace.known_by`) of the places in `read` that the model's code itself changes."""
     words: tuple[tuple[ExternalPlace, str], ...] = ()

@@ -63,7 +63,7 @@ class Fields:
 
 @dataclass(frozen=True, repr=False)
 class ReadState:
-    """External Python state that a model's code may read, beside attributes of the modules."""
+    """External Python state that a model's code may read: all state outside of module attributes."""
 
     places: tuple[ExternalPlace, ...] = ()
     names: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""External Python state that a model's code may read, beside attributes of modules.
+"""External Python state that a model's code may read: all state outside of module attributes.
 
     self.config.scale        forward -> "config", "scale"    the fields of objects that modules hold
     SCALE, helper(z)         forward -> globals              of the user's code, and what functions there read
@@ -7,7 +7,7 @@
 
 Reads of Python values cannot be observed while a model is captured. So the bytecode is scanned: an attribute
 counts if the name occurs in code that can be reached from a forward. Code of torch, of Python and of trainers
-is not scanned. Code of further installed packages is scanned but counts as constant: only the fields of
+is not scanned. Code of all other installed packages is scanned but counts as constant: only the fields of
 objects of these packages may change.
 """
 

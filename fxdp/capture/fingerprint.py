@@ -48,7 +48,7 @@ class GraphFingerprint:
 def capture_open(request: Request, expected: GraphFingerprint | None) -> Captured | SpecializationError:
     """Capture a request with dynamic scalar inputs, or return an error that names scalars to be specialized.
 
-    `expected` is the fingerprint of a capture of the model with constants in place of the scalars.
+    `expected` is the fingerprint of an earlier capture, with the values of the scalars for that fingerprint.
     """
     inputs = request.inputs
     try:

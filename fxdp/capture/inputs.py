@@ -20,7 +20,7 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The leaves of `(args, kwargs)`: tensors by index, all further leaves constants of the program."""
+    """The leaves of `(args, kwargs)`: tensors by index; leaves that are not tensors are program constants."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec

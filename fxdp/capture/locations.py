@@ -40,7 +40,7 @@ def is_user_file(file: str) -> bool:
 
 
 def _is_pythons(file: str) -> bool:
-    """Return whether a file is of Python's standard library; lines of the callers tell a user more."""
+    """Return whether a file is of Python's standard library; errors name the line that calls such code."""
     return file.startswith(_PYTHON) and _PACKAGES.match(file, len(_PYTHON)) is None
 
 
@@ -128,7 +128,7 @@ class Origin:
 
 
 def location_of_function(function: Any) -> Location | None:
-    """Return the first line of a function or module of the user in Python; None if `function` is none."""
+    """Return the first line of a function or module with Python code of the user; None for all others."""
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(getattr(function, "forward", function), "__code__", None)
     if code is None or not is_user_file(code.co_filename):
@@ -138,7 +138,7 @@ def location_of_function(function: Any) -> Location | None:
 
 
 def module_path(name: str) -> str:
-    """Return the user's name of a module or parameter, without the modules that capture wraps around."""
+    """Return the user's name of a module or parameter, without the prefixes of capture's wrappers."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name[len(prefix) :]

@@ -37,9 +37,7 @@ class Objects:
         self._known: dict[int, tuple[int, Any]] = {}
 
     def token(self, value: Any) -> tuple[str, Any]:
-        """Return the type's name, and a value equal on all ranks: the value, contents, or number of an
-        object.
-        """
+        """Return a type name and a value equal on all ranks: the value, contents, or an object's number."""
         kind = type(value)
         if value is ABSENT:
             return "absent", ""
@@ -54,7 +52,7 @@ class Objects:
 
 
 def spelled(value: Any) -> Any:
-    """Return a plain value such that equal results compute equally: -0.0 differs from 0.0, nan equals nan."""
+    """Return a plain value to be compared by `==`: -0.0 must differ from 0.0, and nan must equal nan."""
     if type(value) is float and (value != value or (value == 0 and math.copysign(1.0, value) < 0)):
         return repr(value)
     return value
@@ -95,7 +93,7 @@ class Frozen:
 
 
 def frozen(value: Any) -> Any:
-    """Return the current contents of a container or array; any further value is returned unchanged."""
+    """Return the current contents of a container or array; any other value is returned unchanged."""
     return Frozen(value) if is_container(value) else value
 
 
@@ -144,8 +142,7 @@ class ValueSnapshot:
                 todo.extend(x for x in _plain_items(one) if isinstance(x, FILLED))
 
     def is_changed(self, now: Any) -> bool:
-        """Return whether `now`, which has replaced the value, differs from the value or has other contents.
-        """
+        """Return whether `now`, the value's replacement, differs from the value or has different contents."""
         same = now is self.value or equal(now, self.value)
         same = same and _position(now) == self._at
         return not same or not all(_holds(one, was, equal) for one, _, was in self._parts)

@@ -33,8 +33,7 @@ _RESULTS: dict[Any, tuple[str, ...]] = {
     aten._batch_norm_with_update.default: (*_NORMED, "reserve"),
     aten._batch_norm_with_update_functional.default: (*_NORMED, "reserve", *_RUNNING),
 }
-"""Names of the results of each op; running statistics that are taken but not returned are written in place.
-"""
+"""Names of the results of each op; an op that takes but does not return running statistics mutates them."""
 
 
 @dataclass(frozen=True)

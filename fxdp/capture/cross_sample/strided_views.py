@@ -1,7 +1,7 @@
 """`as_strided` of a contiguous tensor, as the equivalent view.
 
-Strides count elements of the full tensor, so a rank could not apply them to a local shard. Calls of
-`as_strided` made by torch itself (a mean over pixels, a replayed view) are only views; all further calls stay
+Strides count elements of the full tensor, so a rank could not apply strides to a local shard. Calls of
+`as_strided` made by torch itself (a mean over pixels, a replayed view) are only views; all other calls stay
 and run replicated.
 
     as_strided(x [B, 16, 1, 1], [B, 16], [16, 1])          ->  x.view(B, 16)

@@ -184,7 +184,7 @@ def _inside(prefix: Any, path: Sequence[str | int], name: str) -> int | None:
         if prefix is None or isinstance(prefix, int):
             return prefix
         if isinstance(prefix, Mapping) and step not in prefix:
-            return 0  # keys that are left out keep the default
+            return 0  # omitted keys keep the default
         try:
             prefix = prefix[step]
         except (LookupError, TypeError):

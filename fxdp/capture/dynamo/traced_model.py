@@ -30,7 +30,7 @@ class GraphOperand(NamedTuple):
     """The meaning of an input of a traced graph."""
 
     kind: str
-    """`"model"`: a parameter or buffer; `"constant"`: a further tensor; `"input"`: an argument of a call."""
+    """`"model"`: parameter or buffer; `"constant"`: other tensor; `"input"`: argument of a call."""
     name: str
     value: Any = None
     """For a constant, the tensor."""
@@ -71,13 +71,14 @@ class _Graphs:
 
 
 class _Part(nn.Module):
-    """A submodule with the parameters and buffers of one submodule of the user's model."""
+    """A container for the parameters and buffers of one submodule of the user's model."""
 
 
 class TracedModel(nn.Module):
-    """Runs the one of its graphs whose key is among the keywords of a call; further keywords are its inputs.
+    """A module that runs one of its graphs: the graph whose key is among the keywords of a call.
 
-    Parameters and buffers are the user's own tensors, with the names from the user's model.
+    The other keywords are the inputs of the graph. Parameters and buffers are the user's own tensors, with
+    the names from the user's model.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ class Exported:
     gm: fx.GraphModule
     """The graph: placeholders are the inputs, attributes are the parameters, buffers and constants."""
     owner: nn.Module
-    """The module that names parameters and buffers; further tensors of the graph are constants."""
+    """The module that names parameters and buffers; all other tensors of the graph are constants."""
     paths: tuple[str, ...]
     """Name of each input in errors and plans."""
     batch: tuple[int | None, ...]
@@ -61,9 +61,7 @@ class Exported:
 def export(
     program: FlatModule, batch: BatchDims, hint: int, *, symbolic: bool, dynamic: bool = False
 ) -> Exported:
-    """Export the program at a batch size of `hint`; `symbolic` makes batch sizes symbols, `dynamic` all
-    sizes.
-    """
+    """Export the program at a batch size of `hint`; `symbolic` makes batch sizes symbols, `dynamic` all."""
     inputs = program.inputs
     examples = make_examples(inputs.tensors, batch, hint)
     torch_compat.begin_autograd()
@@ -109,9 +107,7 @@ def _check_constants(exported: torch.export.ExportedProgram) -> None:
 
 
 def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic: bool) -> tuple[Any, ...]:
-    """Return for each input the dims that export makes symbolic: batch dims must stay symbolic, further dims
-    may.
-    """
+    """Return the dims that export makes symbolic, per input: batch dims must stay symbolic, the rest may."""
     auto, required = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
     return tuple(
         {
@@ -136,8 +132,7 @@ def other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> 
 
 
 def batch_hint(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> int:
-    """Return the batch size to trace with: the first hint that differs from all further sizes of the inputs.
-    """
+    """Return the batch size to trace with: the first hint that differs from all other sizes of the inputs."""
     return first_free(HINTS, other_sizes(tensors, dims), 1)[0]
 
 

@@ -1,5 +1,4 @@
-"""The module that is exported: flat tensors in, flat tensors out, the user's structure recorded separately.
-"""
+"""The module that is exported: flat tensors in, flat tensors out, the user's structure kept separately."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ from fxdp.ir.metadata import Location
 
 @dataclass
 class OutputRecord:
-    """Facts recorded in one run of the program: the structure and leaves of the output, and effects of the
-    code.
-    """
+    """Facts recorded in one run of the program: structure and leaves of the output, effects of the code."""
 
     leaves: tuple[Any, ...] = ()
     spec: pytree.TreeSpec | None = None
@@ -92,8 +89,7 @@ class FlatModule(nn.Module):
         self.branches = branches
         """Decisions at flags of the batch; None refuses branches on the batch."""
         self.told = told or {}
-        """Numbers that eager runs read from data, by batch size; the code gets these as hints at that size.
-        """
+        """Numbers that eager runs read from data, by batch size; hints for the code at that size."""
         self._cell = _Cell()
 
     @property

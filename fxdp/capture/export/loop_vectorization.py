@@ -124,7 +124,10 @@ class _Loops:
             any(self._add(node, each) for each in _TERMS)
 
     def _add(self, node: fx.Node, each: int) -> bool:
-        """Try to replace the chain by sums over all samples, `each` values per iteration; return success."""
+        """Try to replace the chain by sums over all samples, with `each` values per iteration.
+
+        Returns whether the chain was replaced.
+        """
         branches, sums = ways_of(node, self.batch, each)
         for groups, start in branches:
             if (rows := self._all_rows([group for group, _ in groups], node)) is None:
@@ -278,7 +281,7 @@ class _Loops:
         return all(value.dtype == first.dtype and torch.equal(value, first) for value in others)
 
     def _source(self, group: Group) -> SamplePart | None:
-        """Return the first sample's slice of a value, if each iteration takes one sample's slice of it."""
+        """Return the first sample's slice of a value, if the iterations take all samples' slices in order."""
         first, *others = (part_of(node) for node in group)
         if first is None or first.start:
             return None

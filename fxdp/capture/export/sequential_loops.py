@@ -1,12 +1,12 @@
 """Loop iterations that cannot be vectorized over the batch; they run one after another.
 
-    for one, mask in zip(x, masks):                 turns([%x, %masks], [], code, "float64[]")
+    for one, mask in zip(x, masks):                 iterations([%x, %masks], [], code, "float64[]")
         places = torch.where(mask)[0]
         losses.append(f(one[places]).sum())         code: def iteration(one, mask): ...
 
 The sequential loop contains the part of each iteration from which a value of fixed size is computed: ops with
 sizes that depend on the sample's data, and writes into values of the iteration, in order, up to the join of
-the loop's results. All further parts of the iterations are vectorized and are operands of the loop.
+the loop's results. All other parts of the iterations are vectorized and are operands of the loop.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class SkipPoint:
 
 
 def skip_key(namespace: int | None, name: str) -> str:
-    """Return `name` in the default namespace, `name@1` in the first further one."""
+    """Return the name of a skip: `name` in the default namespace, `name@1` in namespace 1."""
     return name if namespace is None else f"{name}@{namespace}"
 
 

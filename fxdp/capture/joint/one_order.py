@@ -1,14 +1,14 @@
 """Canonical order of the nodes of a captured graph, determined by the graph's edges alone.
 
-A model's code may iterate over a set, whose order differs between processes:
+A model's code may iterate over a set, and the order of a set differs between processes:
 
     for kind in set(config.layer_types):                 rank 0              rank 1
         tables[kind] = self.rope(x, kind)                %full = ...         %sliding = ...
                                                          %sliding = ...      %full = ...
 
 Both ranks have captured the same model, but with different names of nodes and a different order of buffers.
-The canonical order is only used for ranks that differ (`SamePrograms`): all further programs keep the order
-of the code.
+The canonical order is only used for ranks that differ (`SamePrograms`): all other programs keep the order of
+the code.
 
     results, gradients from the last parameter's to the first's
        | depth first, operands in their order           nodes that the loss needs, then the backward

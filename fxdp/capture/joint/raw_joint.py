@@ -120,7 +120,7 @@ class _Differentiated(nn.Module):
             yield from (tensor for _, tensor in named(remove_duplicate=False))
 
     def _compare(self, found: ForwardMetadata, traced: bool) -> None:
-        """Store the metadata of a run; in the traced run, raise if they differ from the run before."""
+        """Store the metadata of a run; raise if the traced run's metadata differ from the run before."""
         if traced and found != self.forward_metadata:
             raise WrongPredictionError(f"expected {self.forward_metadata}, got {found}")
         self.forward_metadata = found

@@ -5,7 +5,7 @@
 
 Recomputation in a graph is the partitioner's choice and does not run the user's code again. So the second
 updates of BatchNorm are written at the end of the forward, in the order of the backward: last checkpoint
-first. All further writes in a checkpoint are refused.
+first. All other writes in a checkpoint are refused.
 """
 
 from __future__ import annotations

@@ -101,4 +101,4 @@ def _nothing(x: Tensor, index: int) -> None:
 
 torch.library.register_fake("fxdp::apply", _like_results)
 torch.library.register_fake("fxdp::hook", _nothing)
-torch.library.impl("fxdp::hook", "CompositeExplicitAutograd", _nothing)  # of a constant, whose value is known
+torch.library.impl("fxdp::hook", "CompositeExplicitAutograd", _nothing)  # for constants, called eagerly

@@ -78,7 +78,7 @@ class _Derivative:
         rest = iter(tensors[self.outputs + self.inputs :])
         weights = [next(rest) if weighted else None for weighted in self.weighted]
         try:
-            # what follows goes through the same graph once more
+            # the backward goes through this graph once more
             found = self.plain(of, wrt, weights, retain_graph=True, **self.options)
         except RuntimeError as error:
             raise CaptureError(

@@ -1,4 +1,4 @@
-"""External Python state that a model's code changes, beside attributes of modules: restored after each run.
+"""External Python state that a model's code changes, outside of module attributes: restored after each run.
 
     global STEP; STEP += 1        LOG.append(loss)        type(self).calls += 1        self.config.step += 1
 

@@ -6,7 +6,7 @@
 A statement that only raises (an `assert`, an `if` with a body that ends in `raise`) has one normal branch. So
 has a branch on finite values (`if not torch.isfinite(x).all(): x = clamp(x)`), as long as values are finite.
 Capture takes this branch, and each step verifies the decision. A branch on a flag of the batch (`flags.py`)
-has a program for each decision; further branches on data are refused elsewhere.
+has a program for each decision; all other branches on data are refused elsewhere.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class AskedChecks:
         self.has_branches = branches is not None
         self.tensors: list[Tensor] = []
         self.answers: list[tuple[bool, Otherwise, Location]] = []
-        """For each check: the required value of the tensor, the code's behavior otherwise, and the location.
-        """
+        """For each check: the tensor's required value, the code's behavior on failure, and the location."""
         self._askers: list[Any] = []
         """Keys of the checks, equal for one check in several iterations of a loop; unique for a branch."""
 
@@ -223,7 +222,7 @@ def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
             continue
         if _raises(node.body[-1]) and (passes := _truth(node.test, False)) is not None:
             raising |= dict.fromkeys(_lines(node.test), (passes, True))
-        beside = node.body[0].lineno in _lines(node.test)  # `if a: b` in one line: which of both asks?
+        beside = node.body[0].lineno in _lines(node.test)  # both parts of `if a: b` may read
         if not beside and (passes := _says_finite(node.test)) is not None:
             finite |= dict.fromkeys(_lines(node.test), (passes, False))
     return finite | raising

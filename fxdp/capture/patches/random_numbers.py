@@ -1,15 +1,15 @@
 """Random numbers that the user's code draws in Python, which a graph would keep as constants.
 
-    if self.training and np.random.random() < self.layerdrop:   differs by number if 0 < layerdrop < 1;
-        continue                                                is equal for all numbers if layerdrop = 0
+    if self.training and np.random.random() < self.layerdrop:   depends on the number if 0 < layerdrop < 1;
+        continue                                                equal for all numbers if layerdrop = 0
     if torch.rand([]) < self.layerdrop:     likewise; the program still draws the number, so that later
         continue                            numbers are those of eager code
     noise = torch.randn(4, generator=self.generator)    a graph cannot hold the generator
     torch.manual_seed(0); noise = torch.randn(4)        a graph cannot seed: each step would draw new numbers
-    sizes[int(torch.empty(1).uniform_(0, len(sizes)).item())]       the first element, if there is one only
+    sizes[int(torch.empty(1).uniform_(0, len(sizes)).item())]       the first element, if there is only one
 
-During capture, a bounded random number of Python or NumPy is an object that knows only its bounds. A
-comparison with the same result for all numbers within the bounds is answered; any other use of the number is
+During capture, a bounded random number of Python or NumPy is an object that knows only the bounds. A
+comparison with one result for all numbers within the bounds is answered; any other use of the number is
 refused, with the line. After the code itself has seeded the generator (BigBird's random blocks), numbers are
 equal at each step and are allowed. For torch's own random numbers, comparisons with one result are constants,
 and seeding is refused if the model draws random numbers.
@@ -81,7 +81,7 @@ class Drawn:
 def python_draws() -> tuple[Patch, ...]:
     """Return patches by which random numbers are only known by their bounds while the user's code runs.
 
-    Any use of a number's value, and any further random function, raises a `CaptureError`.
+    Any use of a number's value, and any other random function, raises a `CaptureError`.
     """
     found: list[Patch] = []
     for module in (random, np.random):

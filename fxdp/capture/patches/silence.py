@@ -1,8 +1,7 @@
 """Suppress torch's messages during tracing in the capturing thread: the caller may turn warnings into errors.
 
-Log levels and `warnings.catch_warnings` apply to the entire process: further threads would lose their
-warnings, and two threads that leave in a different order than they entered would leave wrong filters behind
-for good.
+Log levels and `warnings.catch_warnings` apply to the entire process: other threads would lose their warnings,
+and two threads that leave in a different order than they entered would leave wrong filters behind for good.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SILENCE: tuple[Patch, ...] = (
 
 @contextlib.contextmanager
 def unwarned(here: Here) -> Iterator[None]:
-    """Suppress warnings in this thread inside the block; further threads get all warnings."""
+    """Suppress warnings in this thread inside the block; other threads get all warnings."""
     ignored: Any = ("ignore", _Anything(here), Warning, None, 0)
     filters: Any = warnings.filters
     filters.insert(0, ignored)

@@ -22,7 +22,7 @@ from fxdp.ir.metadata import Location
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 _MARKS = (
     "data-dependent", "Could not guard on", "Could not extract specialized integer",
-    "is not tracked with proxy",  # a size that is computed of such a number
+    "is not tracked with proxy",  # a size computed from such a number
     "unhashable type: non-nested SymInt",  # one that is a key, or in a set
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ _READS: dict[Any, str] = {
 }
 _DRAWS = frozenset({torch.rand, torch.randn, torch.randint})
 _DRAWN = "a random number"
-"""Pseudo name for random numbers, beside the names of buffers."""
+"""Pseudo name for random numbers among the names of buffers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.
 
     Raises
     ------
-    CaptureError : the module holds a different object that cannot be copied; names the attribute.
+    CaptureError : the module holds an object that cannot be copied; the error names the attribute.
     """
     computed = {
         id(value): value.detach().clone()
@@ -281,4 +281,4 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 _TORCHS = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-"""The last two are lists that `nn.LSTM` and related modules rebuild from parameters when these change."""
+"""Attributes that torch manages; the last two are lists that `nn.LSTM` makes of its parameters."""
