@@ -101,6 +101,6 @@ def there(ops: Iterable[Any]) -> tuple[Any, ...]:
 
 
 aten: Any = Ops("aten")
-"""The ops of `torch.ops.aten`."""
+"""The ops in torch's namespace `aten`."""
 prims: Any = Ops("prims")
-"""The ops of `torch.ops.prims`, of which some decompositions are made."""
+"""The ops in torch's namespace `prims`, of which some decompositions are made."""
