@@ -181,7 +181,7 @@ def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
 def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
-    """Check that a collective has exactly one wait and no further reader."""
+    """Check that a collective has exactly one wait and no other reader."""
     for node in graph.nodes:
         if node.target in redistributions.COLLECTIVES:
             users = [u for u in node.users if u.target not in redistributions.ORDERED or u.args[0] is node]

@@ -29,7 +29,7 @@ class Owners:
 
         Raises
         ------
-        StageError : a rank reads a parameter that another program trains on different ranks.
+        StageError : a rank reads a parameter that another program trains on other ranks.
         """
         given = {spec.of for spec, _, _ in program.partition.results if isinstance(spec, Gradient)}
         read, trained = dict(self._read), dict(self._trained)

@@ -125,7 +125,7 @@ def _code(
     ahead = tuple(c.name for c in wanted.part.reads if not c.backward)
     behind = tuple(c.name for c in wanted.part.reads if c.backward)
     if wanted.part in program.partition.gathers and stage_sharded(program.partition, program.mesh.sharding):
-        # shards of further pipeline ranks are needed, which the step receives
+        # needs shards of other pipeline ranks, which the step receives
         values = {spec: value for spec, value in values.items() if not isinstance(spec, Parameter)}
         ahead = tuple(spec.name for spec in wanted.part.parameters)
     template = CallFrame.of(lowered.gm, values)

@@ -5,7 +5,7 @@
 
     this rank raises               the error goes to all ranks on the control channel, then the groups are
                                    cut; the exception itself propagates unchanged
-    a different rank raises/dies   a collective that waits for that rank breaks, and the guard turns torch's
+    another rank raises or dies    a collective that waits for that rank breaks, and the guard turns torch's
                                    "connection closed" into RankFailedError with that rank's message. Python
                                    code (compiling a model) is interrupted by the watch, and raises this error
 
@@ -222,7 +222,7 @@ def report_errors() -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as text for a different rank: type, message, and the innermost frames."""
+    """Return an error as text for another rank: type, message, and the innermost frames."""
     message = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     lines = [f'  File "{item.filename}", line {item.lineno}, in {item.name}' for item in frames]

@@ -1,7 +1,7 @@
 """Hooks by which a process that ends tells all ranks the reason.
 
-    an error leaves the main thread      sys.excepthook, or at exit if further code has replaced that hook
-    an error leaves a different thread   threading.excepthook, if the thread has called a compiled module
+    an error leaves the main thread      sys.excepthook, or at exit if other code has replaced that hook
+    an error leaves another thread       threading.excepthook, if the thread has called a compiled module
     Ctrl-C inside a destructor           Python would drop this: sys.unraisablehook interrupts again
     SIGTERM                              reported, then the process ends by the signal as usual
     SIGKILL, os._exit, a crash           nothing is reported; the connections end
@@ -90,7 +90,7 @@ def _interrupt_again() -> None:
 
 @atexit.register
 def _broadcast_uncaught() -> None:
-    """Broadcast an uncaught error at exit, in case `sys.excepthook` has been replaced by further code."""
+    """Broadcast an uncaught error at exit, in case `sys.excepthook` has been replaced by other code."""
     error = getattr(sys, "last_value", None)
     interactive = hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")  # where errors do not end a process
     if isinstance(error, BaseException) and not interactive:

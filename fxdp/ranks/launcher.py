@@ -47,7 +47,7 @@ class _Answer:
     result: bytes = b""
     error: str = ""
     follows: bool = False
-    """True if the error only reports that a different rank failed."""
+    """True if the error only reports that another rank failed."""
     at: float = 0.0
     """Time of the error by this machine's clock; for a death, the time of detection."""
 

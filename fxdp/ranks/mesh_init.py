@@ -107,7 +107,7 @@ def ensure_alive(process_mesh: ProcessMesh) -> None:
     Raises
     ------
     StateError : the process group was destroyed, or this rank failed inside an earlier call.
-    RankFailedError : a different rank has failed.
+    RankFailedError : another rank has failed.
     """
     comms = process_mesh.comms
     if comms is None or (comms.alive and comms.departure is None):

@@ -1,4 +1,4 @@
-"""Encode values for different ranks as text, so that decoding received data never runs code.
+"""Encode values for other ranks as text, so that decoding received data never runs code.
 
 None, true, 3, 0.5, "text"                   as in JSON
 ["tuple", 1, 2]   ["list"]   ["set", "a"]    all remaining types begin with a name

@@ -172,7 +172,7 @@ def _split_sums(graph: fx.Graph, phases: Phases) -> None:
     for node in reversed(graph.nodes):
         if node not in phases.backward or not _is_sum(node) or not _spans(node, phases):
             continue
-        # only if no further op of the backward reads the sum, which exists only after the last micro-batch
+        # only if no other op of the backward reads the sum, which exists only after the last micro-batch
         if all(user is output or user in phases.epilogue for user in node.users):
             phases.epilogue.add(node)
             phases.backward.discard(node)

@@ -17,7 +17,7 @@ class PartBuilder:
     Attributes
     ----------
     included : nodes that the part computes, or that are inputs of the program.
-    crossing : nodes that different parts compute, and their stage values.
+    crossing : nodes that other parts compute, and their stage values.
     """
 
     def __init__(self, full: fx.GraphModule) -> None:

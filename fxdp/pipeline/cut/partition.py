@@ -40,11 +40,11 @@ class Total:
 
 @dataclass
 class Part:
-    """One part of a program: a joint graph with values of different parts among the inputs and results."""
+    """One part of a program: a joint graph with values of other parts among the inputs and results."""
 
     gm: fx.GraphModule
     reads: tuple[StageValue, ...]
-    """Values received from different parts."""
+    """Values received from other parts."""
     gives: tuple[str, ...]
     """Names of the results, in order, which other parts or the step's results read."""
     summed: frozenset[str] = frozenset()

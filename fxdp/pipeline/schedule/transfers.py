@@ -30,7 +30,7 @@ from fxdp.pipeline.schedule.timeline import Costs
 
 @dataclass(frozen=True, order=True, slots=True)
 class Edge:
-    """A value that one stage computes and a different stage uses.
+    """A value that one stage computes and another stage uses.
 
     A forward edge leaves a forward and goes to a later stage, a backward edge leaves a backward (B or I) and
     goes to an earlier one. With `once` the value belongs to the step, not to a micro-batch: a forward edge

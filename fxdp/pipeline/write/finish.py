@@ -39,7 +39,7 @@ class Finish:
     _brought: set[tuple[str, int]] = field(default_factory=set)
 
     def write(self) -> list[Any]:
-        """Return the program's results, None for each result that stays on a different rank."""
+        """Return the program's results, None for each result that stays on another rank."""
         # an epilogue is on the least stage that it reads from, so its operands come from later stages
         for stage in reversed(range(self.partition.stages)):
             part = self.partition.epilogues[stage]

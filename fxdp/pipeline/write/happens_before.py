@@ -12,9 +12,9 @@ for a transfer adds the transfer, and everything finished when the transfer bega
 runs beside the stream that issued it. Four conditions must hold, which are the rule of `runtime/streams.py`:
 
 1. Every value that compute reads is finished.
-2. An op on a different stream begins after everything on compute so far, which computed the operands and used
+2. An op on another stream begins after everything on compute so far, which computed the operands and used
    the memory that the op may get.
-3. Values that a different stream reads, and buffers that a transfer fills, are freed only after compute has
+3. Values that another stream reads, and buffers that a transfer fills, are freed only after compute has
    waited for that stream or transfer.
 4. At the end of the step, everything is finished.
 

@@ -28,7 +28,7 @@ _AGAIN_S = 3.0  # before a rank reports its position again: most ranks ask at ab
 
 
 class RefusedError(RankFailedError):
-    """A different rank refused this round; the next rounds are not affected."""
+    """Raised when another rank refuses this round; the next rounds are not affected."""
 
 
 class Channel(Wires):
@@ -158,7 +158,7 @@ class Channel(Wires):
 
     def words(self, departure: Departure) -> str:
         """Return a departure as text, with the rank's name."""
-        known = 0 <= departure.rank < len(self.names)  # the number came from a different rank
+        known = 0 <= departure.rank < len(self.names)  # the number came from another rank
         return departure.words(self.names[departure.rank]) if known else str(departure)
 
     def broadcast_failure(self, departure: Departure) -> None:
@@ -186,7 +186,7 @@ class Channel(Wires):
         )
 
     def outlast(self, rank: int, end: float) -> None:
-        """Wait until the process of a different rank has ended: then that machine refuses everything sent."""
+        """Wait until the process of another rank has ended: then that machine refuses everything sent."""
         frame = framed(FrameKind.PING, b"", self.rank)
         branches = [peer for peer in self.peers if self._is_way_to(peer, rank)]
         for peer in sorted(branches, key=lambda peer: peer.rank != rank)[:1]:

@@ -158,7 +158,7 @@ class Comms:
         self._watch.close()
 
     def outlast(self) -> None:
-        """Wait a little for the end of a different rank that has failed."""
+        """Wait a little for the end of another rank that has failed."""
         self._watch.outlast()
 
     @property

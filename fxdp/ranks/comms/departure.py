@@ -13,7 +13,7 @@ TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off by the sender
 
 
 class LateError(RankFailedError):
-    """A living rank is late. The message names this rank, so no further news is awaited."""
+    """Raised when a living rank is late. The message names this rank, so no further news is awaited."""
 
 
 class DepartureKind(enum.IntEnum):

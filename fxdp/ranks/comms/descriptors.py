@@ -4,7 +4,7 @@ per rank of the mesh    1  control, of 17 neighbors at most in a tree      (2 fo
 per rank of the row     1  messages, of 17 at most in a tree
                         1  for each of gloo's two groups, connected all to all; NCCL has rings
                         3  for the memory of this rank in three buffers
-on several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each further host,
+on several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each other host,
                         3  for the memory of each rank of the same host in three buffers
 """
 

@@ -11,7 +11,7 @@ rank writes into a chunk of its own value only before other ranks may read the c
 After `read` no rank reads a value of another rank any more.
 
 Two ranks on two cores sum 4 MiB in 0.6 ms this way. With buffers in shared memory, where the system forbids
-reading the memory of a different process (`ranks/comms/shared_memory.py`), the sum takes 0.8 ms, and 12 MiB
+reading the memory of another process (`ranks/comms/shared_memory.py`), the sum takes 0.8 ms, and 12 MiB
 per rank.
 """
 
@@ -66,7 +66,7 @@ class DirectSums:
 
     Raises
     ------
-    OSError : the system cannot read the memory of different processes.
+    OSError : the system cannot read the memory of other processes.
     """
 
     def __init__(self, messages: Messages, size: int) -> None:

@@ -53,7 +53,7 @@ def broadcast_everywhere(text: str) -> None:
 
 
 def broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
-    """Call `tell` with a timeout of two seconds, as a different thread may block the store."""
+    """Call `tell` with a timeout of two seconds, as another thread may block the store."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):

@@ -5,7 +5,7 @@
     FAILED       a rank (the sender, or one that stopped the sender) raised: text   then end of stream
     KILLED       sender stops because that rank was killed                          then end of stream
     ENDED        sender's process ends without an error                             then end of stream
-                 (about a different rank, only in a tree: that rank has left, the sender stays)
+                 (about another rank, only in a tree: that rank has left, the sender stays)
     OUT_OF_STEP  that rank is at a different position of its program: text          then end of stream
     PING         test whether the receiver's process still runs
     WAITS        sender waits for this round: round number, and sender's position
@@ -51,7 +51,7 @@ _LEAST = {FrameKind.WAITS: ROUND.size, FrameKind.MISSING: ROUND.size, FrameKind.
 
 
 class NoFrameError(Exception):
-    """The received bytes are no frame of this version of fxdp."""
+    """Raised for received bytes that are no frame of this version of fxdp."""
 
 
 def framed(kind: int, content: bytes, about: int) -> bytes:

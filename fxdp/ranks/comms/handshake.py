@@ -36,7 +36,7 @@ def welcome(rank: int) -> bytes:
 
 
 class StrangerError(Exception):
-    """The peer is no rank of this mesh, or has gone."""
+    """Raised when the peer of a new connection is no rank of this mesh, or has gone."""
 
 
 @dataclass(eq=False)

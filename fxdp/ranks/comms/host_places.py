@@ -52,7 +52,7 @@ class HostPlaces:
 
     @property
     def shares(self) -> int:
-        """Number of ranks per host that can exchange one share of a sum with a rank of each further host."""
+        """Number of ranks per host that can exchange one share of a sum with a rank of each other host."""
         return min(map(len, self.hosts))
 
     def of(self, place: int) -> tuple[int, ...]:

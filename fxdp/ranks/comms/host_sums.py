@@ -1,7 +1,7 @@
 """Large sums between hosts of several ranks: first through memory within each host, to relieve the network.
 
 On each host as many ranks have a share as the smallest host has ranks. A rank with a share sums this share
-of all values on the host, and exchanges the result by gloo with the rank of each further host that has the
+of all values on the host, and exchanges the result by gloo with the rank of each other host that has the
 same share:
 
     host a   rank 0   own value | ready | share 0 := sum of a's ──gloo── with rank 2 | there | read share 1
@@ -84,7 +84,7 @@ class HostSums:
         Raises
         ------
         LinkBrokenError : a connection to a rank of this host ended.
-        RuntimeError : from gloo, about ranks of different hosts.
+        RuntimeError : from gloo, about ranks of other hosts.
         """
         if self._in_flight:
             self._send_share(self._in_flight[-1])
@@ -108,7 +108,7 @@ class HostSums:
         ------
         LinkBrokenError : a connection to a rank of this host ended.
         RankFailedError : a rank of this host came with a value of a different size.
-        RuntimeError : from gloo, about ranks of different hosts, or because a rank of this host was late.
+        RuntimeError : from gloo, about ranks of other hosts, or because a rank of this host was late.
         """
         while not begun.finished:
             self._finish(self._in_flight[0])
@@ -152,7 +152,7 @@ class HostSums:
         try:
             return self.messages.finish(wanted)
         except LateError as error:
-            # they may wait for a different host: `ranks/failure.py` finds the late rank, as with gloo
+            # they may wait for another host: `ranks/failure.py` finds the late rank, as with gloo
             raise RuntimeError(f"timed out waiting for ranks of this host: {error}") from error
 
     def _read(self, begun: HostSum) -> None:

@@ -1,4 +1,4 @@
-"""Network addresses of this machine, and the choice of one that further machines can reach."""
+"""Network addresses of this machine, and the choice of one that other machines can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupt the thread inside a compiled call after a different rank has failed.
+"""Interrupt the thread inside a compiled call after another rank has failed.
 
 Then a collective breaks by itself. Python code does not: compiling a model would continue for minutes, in
 vain. The watch raises `Interrupted` inside that thread, and `guard` of `ranks/failure.py` turns this into
@@ -27,7 +27,7 @@ _DEPTH = 4  # frames from torch's call of an op to the thread's innermost frame
 
 
 class Interrupted(BaseException):
-    """Raised in a thread that works in vain, as a different rank has failed.
+    """Raised in a thread that works in vain, as another rank has failed.
 
     Not an `Exception`: tracing and compiling try one way, catch any error, and try a different way.
     """

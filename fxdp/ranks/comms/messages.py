@@ -35,11 +35,11 @@ _SPIN_S = 50e-6  # time of polling before sleeping: waking up takes about as lon
 
 
 class LinkBrokenError(RankFailedError):
-    """A connection to a rank ended while this rank waited for a value."""
+    """Raised when a connection to a rank ends while this rank waits for a value."""
 
 
 class OutOfOrderError(RankFailedError):
-    """A rank sent a value of a different call or backward; `args`: the rank's place, both moments."""
+    """Raised for a value of a different call or backward; `args` are the sender's place and both moments."""
 
 
 @dataclass(eq=False)

@@ -224,7 +224,7 @@ class _Opening:
 
 
 def _words(error: BaseException) -> str:
-    """Return the message for all ranks; for a different rank's failure only the message about that rank."""
+    """Return the message for all ranks; for another rank's failure only the message about that rank."""
     return str(error) if isinstance(error, RankFailedError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,8 +1,8 @@
-"""Direct reads of the memory of different processes on this host.
+"""Direct reads of the memory of other processes on this host.
 
 Linux copies the data in one step ("cross memory attach"), without a buffer in between. This requires the
 right to trace the other process: the same user, and no rule against tracing (`kernel.yama.ptrace_scope`, a
-sandbox). No rank writes into a different process, so an invalid address does no harm.
+sandbox). No rank writes into another process, so an invalid address does no harm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Stretch: TypeAlias = "tuple[int, int, int]"
-"""Address in a different process, address in this process, number of bytes."""
+"""Address in another process, address in this process, number of bytes."""
 _STRETCHES = 1024
 """Stretches per system call, the system's limit."""
 
@@ -26,7 +26,7 @@ class _Vector(ctypes.Structure):
 
 
 class OtherMemory:
-    """The system call that reads memory of a different process.
+    """The system call that reads memory of another process.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class OtherMemory:
         self._read = found.process_vm_readv
 
     def read(self, process: int, stretches: Sequence[Stretch]) -> None:
-        """Copy stretches of a different process's memory into this process, in as few calls as possible.
+        """Copy stretches of another process's memory into this process, in as few calls as possible.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """Memory shared by several ranks of one host.
 
 The memory is anonymous (`memfd_create`): no name can be left behind, no room in /dev/shm is needed, and the
-memory is freed with its last user. Further ranks open it through /proc, which needs Linux and the same user
-and process namespace; `ranks/comms/host_places.py` finds out which ranks can.
+memory is freed with its last user. Other ranks open the memory through /proc, which needs Linux and the
+same user and process namespace; `ranks/comms/host_places.py` finds out which ranks can.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class SharedBuffer:
 
     @property
     def where(self) -> bytes:
-        """Data by which a different process opens the buffer with `open_buffer`."""
+        """Data by which another process opens the buffer with `open_buffer`."""
         return WHERE.pack(os.getpid(), self.descriptor, self.number)
 
 
 def open_buffer(where: bytes | memoryview) -> Tensor:
-    """Return the buffer of a different rank, as bytes."""
+    """Return the buffer of another rank, as bytes."""
     process, descriptor, _ = WHERE.unpack(where)
     with opened(process, descriptor) as found:
         return torch.frombuffer(mmap.mmap(found, os.fstat(found).st_size), dtype=torch.uint8)
@@ -76,7 +76,7 @@ def open_buffer(where: bytes | memoryview) -> Tensor:
 
 @contextlib.contextmanager
 def opened(process: int, descriptor: int) -> Iterator[int]:
-    """Open a buffer of a different process, given the number of its descriptor there.
+    """Open a buffer of another process, given the number of its descriptor there.
 
     Raises
     ------
@@ -134,7 +134,7 @@ class BufferRotation:
         return memoryview(self.own(iteration).where + _SIZE.pack(value.nbytes))
 
     def theirs(self, rank: int, iteration: int, meta: memoryview, own: Tensor) -> Tensor:
-        """Return the buffer of a different rank, opened once, with a value like this rank's own.
+        """Return the buffer of another rank, opened once, with a value like this rank's own.
 
         Raises
         ------
@@ -174,7 +174,7 @@ def chunk(count: int, part: int, parts: int) -> slice:
 
 
 def check_size(rank: int, size: int, own: int) -> None:
-    """Refuse to sum values of different sizes (in bytes) on this and a different rank.
+    """Refuse to sum values of different sizes (in bytes) on this and another rank.
 
     Raises
     ------

@@ -150,7 +150,7 @@ def _silent(names: str, count: int) -> str:
 
 
 def _among_ranks(frame: FrameType | None) -> bool:
-    """Return whether a thread waits for a different rank in fxdp's own code."""
+    """Return whether a thread waits for another rank in fxdp's own code."""
     for _ in range(_DEPTH):
         if frame is None:
             return False

@@ -117,7 +117,7 @@ class Watch:
         return Departure(self._rank, DepartureKind.ENDED, str(self._sequence_log.began))
 
     def outlast(self) -> None:
-        """Wait a little for the end of a different rank that has failed.
+        """Wait a little for the end of another rank that has failed.
 
         torchrun calls the process that ended first the root cause.
         """
@@ -217,7 +217,7 @@ class Watch:
         self._cut()
 
     def _check_stuck(self) -> None:
-        """Interrupt a call of this rank that continues after a different rank has failed.
+        """Interrupt a call of this rank that continues after another rank has failed.
 
         A collective ends with the cut of the group, Python code with the error raised inside. The last
         resort, for a collective that does not end even so (gloo can lose a wake-up), is to end the process.
