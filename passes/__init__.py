@@ -1,7 +1,7 @@
 """The passes of the compiler, one per file.
 
-A file has the name of the pass in it: `fxdp.passes.InsertCollectives` is in `insert_collectives.py`. The
-order in which passes run is data in `fxdp/compiler/order.py`.
+Each pass is in the file of its name: `fxdp.passes.InsertCollectives` is in `insert_collectives.py`. The order
+in which passes run is data in `fxdp/compiler/order.py`.
 """
 
 from importlib import import_module

@@ -20,8 +20,8 @@ class AssignStages:
     before: `%mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)`
     after:  `%mm: f32[B, 256] {stage=1 dp=S(0)} = aten.mm(%x, %t)`
 
-    Cheap values that depend on inputs alone, and views of parameters, get no stage: each stage that
-    reads a copy recomputes one.
+    Cheap values that depend on inputs alone, and views of parameters, get no stage: each stage
+    recomputes the ones that it reads.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class AssignStages:
 
     Raises
     ------
-    StageError : see `staging.assign` and `staging.find_phases`.
+    StageError : see `fxdp.pipeline.cut.cut.assign` and `fxdp.pipeline.cut.phases.find_phases`.
     """
 
     stages: int | tuple[str, ...] = 1

@@ -18,7 +18,7 @@ _MAX_ROUNDS = 3
 
 @dataclass(frozen=True)
 class BatchDimAnalyzer:
-    """Give every tensor node a placement, the placements needed of the operands, and the reason.
+    """Give every tensor node a placement, the placements that its operands need, and the reason.
 
     before: `%mm: f32[256, 10] = aten.mm(%t_1, %grad)`
     after:  `%mm: f32[256, 10] {dp=P(sum)} = aten.mm(%t_1, %grad)`

@@ -56,7 +56,7 @@ def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """An all-reduce with a result that only parameter gradients read."""
+    """An all-reduce whose result only parameter gradients depend on."""
 
     value: fx.Node
     pending: fx.Node

@@ -20,7 +20,7 @@ _RULE = "reduce_dtype"
 
 
 def _casts_terms(node: fx.Node, dtype: torch.dtype) -> bool:
-    """Return whether a gradient is the only cast of partial terms that have the wanted dtype already."""
+    """Return whether a gradient is a cast, with no further user, of partial terms in the wanted dtype."""
     if node.target is not aten._to_copy.default or len(node.users) > 1:
         return False
     (source,) = node.all_input_nodes

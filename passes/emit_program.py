@@ -190,7 +190,7 @@ class _Lowering:
 
 @dataclass(frozen=True)
 class EmitProgram:
-    """Make the graph executable: afterwards it has aten ops and functions of `ir/ops/collectives.py` only.
+    """Make the graph executable: only aten ops and functions of `ir/ops/collectives.py` are left.
 
     before: `%all_reduce = all_reduce(%cat, sum)`
     after:  `%start_all_reduce = start_all_reduce(%cat, sum, 3)` with the group's name

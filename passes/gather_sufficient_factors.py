@@ -61,7 +61,7 @@ class _Choosing:
     gathered: set[fx.Node] = field(default_factory=set)
 
     def is_less(self, gradient: _Gradient) -> bool:
-        """Return whether to gather the missing factors and multiply in full is faster than an all-reduce."""
+        """Return whether gathering the missing factors and multiplying is faster than an all-reduce."""
         new = gradient.factors - self.gathered
         if not new and gradient.maker.target is _SUM:
             return True  # one pass over values that are gathered already

@@ -1,4 +1,4 @@
-"""Turn numbers that are added to a loss into tensors, so that a single rank can add these for all."""
+"""Turn numbers that are added to a loss into tensors, so that one rank can add each for all ranks."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ class _Regions:
 def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
     """Return the forward values that are recomputed for the backward.
 
-    Excluded are values that leave their module, because the backward would recompute back to the beginning of
-    the model; random values, which would be drawn anew; and values that are redistributed, because the
-    communication would be repeated.
+    Excluded are values that leave their module, because otherwise the backward would recompute everything
+    since the beginning of the model; random values, which would be drawn anew; and values that are
+    redistributed, because the communication would be repeated.
     """
     inside: dict[fx.Node, str] = {}
     kept: set[fx.Node] = set()

@@ -1,7 +1,9 @@
 """Adjacent tensors in one memory as one flat tensor, so that one call handles all.
 
-w1 [2, 3]    | 0 1 2 3 4 5 | b1 [2]       | 6 7 - |             with room for one more, its padding w2 [1, 3]
-| 9 10 11 | line         0 1 .. 7 - 9 10 11
+w1 [2, 3]    | 0 1 2 3 4 5 |
+b1 [2]       | 6 7 - |             with room for one more, its padding
+w2 [1, 3]    | 9 10 11 |
+line         0 1 .. 7 - 9 10 11
 """
 
 from __future__ import annotations

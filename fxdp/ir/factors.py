@@ -1,7 +1,8 @@
 """Gradients that every rank computes in full from sufficient factors gathered from all samples.
 
-%mm = aten.mm(%t, %x)     the product of two factors, gathered %t_1 = aten.t(%mm)        the gradient in the
-parameter's shape return gradient param(fc.weight)=%t_1
+%mm = aten.mm(%t, %x)     the product of two factors, gathered
+%t_1 = aten.t(%mm)        the gradient in the parameter's shape
+return gradient param(fc.weight)=%t_1
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ IN_MEMORY = 4 * 1024 * 1024
 _HALF = 1024 * 1024
 _LEAST = 64 * 1024
 _LATENCY = 3e-4
-"""Seconds of a small all-reduce by gloo between two hosts, without a measurement."""
+"""Seconds of a small all-reduce by gloo between two hosts, if it was not measured."""
 _LATENCIES = 8
 """Cost of a bucket, as a multiple of an isolated all-reduce's latency.
 

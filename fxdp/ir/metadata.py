@@ -35,7 +35,7 @@ class Location:
     code: str = ""
     """The text of the line."""
     module: str = ""
-    """The path of the module that runs the line in `forward`."""
+    """The path of the module whose `forward` the line belongs to."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "<unknown>"
@@ -79,7 +79,7 @@ class Cause:
 
     @property
     def words(self) -> str:
-        """The text without the line of code, for output that has the line in a separate place."""
+        """The text without the line of code, for output that shows the line beside it."""
         return self.text.replace(f" in `{self.location.code}`", "")
 
 
@@ -205,7 +205,7 @@ def typical_layout(node: fx.Node) -> MemoryLayout | None:
 
 
 def keep_layout(node: fx.Node) -> None:
-    """Replace the captured example value, with sizes of one example, by a memory layout."""
+    """Replace the captured example value, with sizes of one example, by its memory layout."""
     node.meta[_LAYOUT] = _layout(node, "hint")
     node.meta.pop("val", None)
 

@@ -1,6 +1,6 @@
 """The model's tensors that programs read: only this file knows the classes of parameters.
 
-A parameter may be a `DTensor`, with a local shard as memory. Programs, the guards on replaced tensors
+A parameter may be a `DTensor`, whose memory is its local shard. Programs, the guards on replaced tensors
 and the exchanges between ranks handle memory, so all call `local_of`.
 """
 
@@ -20,7 +20,7 @@ from fxdp.torch_compat import gradient_like, local_shard, shard_axes, shards_of,
 def local_of(tensor: Tensor) -> Tensor:
     """Return this rank's local tensor of a parameter or buffer: of a `DTensor`, the local shard.
 
-    Each call returns the same object, until a replacement. A shard is no leaf of autograd's graph: gradients
+    Each call returns the same object, until it is replaced. A shard is no leaf of autograd's graph: gradients
     belong to the `DTensor`.
     """
     return local_shard(tensor) if isinstance(tensor, DTensor) else tensor
@@ -68,7 +68,7 @@ def placeholder_for(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def is_placeholder_parameter(tensor: Tensor) -> bool:
-    """Return whether a parameter is a placeholder: the shape of a sharded one, without values."""
+    """Return whether a parameter is a placeholder: the shape of a sharded one, without its values."""
     return getattr(tensor, "fxdp_placeholder", False)
 
 

@@ -12,11 +12,11 @@
 
 Each op has each fact on its own, since no fact follows from another:
 - A permutation of a square matrix is a view, keeps the type and yet is no identity: it moves values. A
-  `clone` is no identity either: it sets the order in memory that the next kernel reads.
+  `clone` is no identity either: the copy has the order in memory that the next kernel reads.
 - Views, sums and products are linear, too, but not pointwise: the families in `rules/` decide which of their
   dims may be sharded, so the table has no groups for them.
-- `zeros` describes the ops of traced backwards. An op without this fact keeps its tangent: slower, never
-  wrong.
+- `zeros` describes the ops of traced backwards. An op without this fact keeps its tangent, which is slower,
+  never wrong.
 - A missing fact must always be the safe answer: ask "is it known to", never "is it known not to".
 """
 

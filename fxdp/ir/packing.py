@@ -4,7 +4,7 @@
                                   cat --> [10] --all_reduce--> wait [10] <
     %b [4]    --reshape--> [4] --'                                        '--slice--view--> [4]
 
-One message has its latency once. The nodes are inserted at the graph's insertion point, with the metadata
+One message costs its latency once. The nodes are inserted at the graph's insertion point, with the metadata
 that passes and the verifier need: terms of a sum before the reduction, full values after it.
 """
 

@@ -73,7 +73,7 @@ def parameter_of(rows: fx.Node) -> Parameter:
 
 
 def rows_of(node: fx.Node) -> Parameter | None:
-    """Return the parameter with this local shard, or this cast of the shard; None for a gradient shard."""
+    """Return the parameter whose local shard, or its cast, a value is; None for a gradient shard."""
     if node.target is redistributions.slice_shard:
         node = _gathered(node)
     spec = meta(node if node.op == "placeholder" else node.all_input_nodes[0]).spec

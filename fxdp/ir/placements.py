@@ -1,7 +1,7 @@
 """Placements of a global tensor: `R`, `P(sum)` or `S(dim, outer)` along the batch axis, or `ParamShard`.
 
 All data axes of the mesh (and, later, micro-batches) split the same logical axis, so one placement per tensor
-is enough; `to_dtensor` translates it to DTensor's placements for a real mesh.
+is enough; `fxdp/ir/dtensor_specs.py` translates it to DTensor's placements.
 
 `S(dim, outer)` is richer than `Shard(dim)`: the dim factorises as `outer x batch x inner` and a rank holds
 its contiguous range of the batch factor for every outer index. `(T, B, H).view(T*B, H)` is `S(0, T)` and

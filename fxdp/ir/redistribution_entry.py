@@ -37,7 +37,7 @@ class Emission(Protocol):
 
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of an emitted program with arguments."""
+"""A function of an emitted program, and its arguments."""
 
 Transport: TypeAlias = Literal["group", "messages", "memory", "hosts"]
 """The transport of a value.

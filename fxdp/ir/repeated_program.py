@@ -167,7 +167,7 @@ class MoreLayers:
     """Writer of a program with `more` additional layers, all copies of layer `copied`, inserted after it.
 
     `write(node, args, kwargs, moved, copied)` creates a node like the given one, `moved` layers further, and
-    is told whether it belongs to a copied layer.
+    is told by `copied` whether this node belongs to a copied layer.
     """
 
     def __init__(

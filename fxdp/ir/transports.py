@@ -25,7 +25,7 @@ from fxdp.ir.redistributions import ORDERED, all_reduce_shards, redistribution_o
 from fxdp.ir.types import TensorType, is_static, type_bytes
 
 MESSAGE_BYTES = 128 * 1024
-"""The most bytes that one rank should send in a round of messages: a value, to each remaining rank."""
+"""The most bytes that one rank should send in a round of messages, over all receivers."""
 
 NEIGHBOURS = 17
 """The most ranks to which one rank sends its sum: larger groups form a tree (`ranks/tree/tree_shape.py`)."""

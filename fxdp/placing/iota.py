@@ -1,6 +1,6 @@
 """Detection of nodes that equal `arange(B)` along one dim, broadcast along all remaining dims.
 
-Indexing a sharded dim with this value is local: every sample reads the row of the same number. Hugging Face's
+Indexing a sharded dim with this value is local: every sample reads its own row. Hugging Face's
 causal masks and pooled heads do this (`x[torch.arange(B), last]`).
 """
 

@@ -12,7 +12,7 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
     """Return the dims, outermost first, of memory that torch allocates like a captured op's first operand.
 
     This is the operand's own order of dims if there are no gaps in memory. Otherwise (after an expand, or a
-    slice with gaps) torch allocates dense memory by a rule of torch, so torch is asked. The result is empty
+    slice with gaps) torch chooses an order for dense memory, so torch is asked. The result is empty
     if capture recorded no layout.
     """
     layout = drawn_for(node)

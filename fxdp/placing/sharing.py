@@ -1,7 +1,7 @@
 """Values that are redistributed several times downstream, and are cheaper to redistribute once at the source.
 
 A partial value that two linear ops pass on is reduced before both; a sharded value that two cheap ops read,
-for results that are needed in full, is gathered before both (placement notes, 5).
+for results that are needed in full, is gathered before both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _first_shard(node: fx.Node) -> Placement:
 
 
 def _chain(node: fx.Node) -> list[fx.Node]:
-    """Return a partial value and the values from which linear ops compute this one without enlarging."""
+    """Return a partial value and its ancestors through linear ops that do not enlarge it."""
     chain = [node]
     while True:
         operands = zip(tensor_operands(chain[-1]), meta(chain[-1]).operands, strict=False)
@@ -72,7 +72,7 @@ def _chain(node: fx.Node) -> list[fx.Node]:
 
 
 def _sources(propagation: ShardingPropagation, node: fx.Node) -> list[fx.Node]:
-    """Return a sharded value and the values, no larger, from which cheap ops compute this one."""
+    """Return a sharded value and its ancestors through cheap ops, as far as these are no larger."""
     chain = [node]
     while True:
         source = propagation.values[chain[-1]].source

@@ -1,6 +1,6 @@
 """Localization of an op's arguments: from the captured global sizes to this rank's sizes.
 
-The rules of design.md 5: the size list of a size-producing op is replaced by the local shape of the output's
+Rules: the size list of a size-producing op is replaced by the local shape of the output's
 placement; arguments that a rule names in its `Rewrite` count the rank's own batch; every remaining number
 (divisors, arange ends, `n / (n - 1)`) stays global. All functions are pure: sizes stay expressions in `B`,
 `b` and `offset`; the pass turns these into graph nodes and the tests evaluate them.

@@ -1,4 +1,4 @@
-"""CTC loss as one op: the shapes of torch's own depend on data, which export refuses.
+"""CTC loss as one op: torch's own has shapes that depend on data, which export refuses.
 
 `fxdp::ctc_loss` returns the loss of each sample, and an empty tensor for an empty part, where torch raises.
 """

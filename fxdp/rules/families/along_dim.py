@@ -68,7 +68,7 @@ def gradient_along(op: Op) -> Iterator[Alternative]:
 def masked_softmax(op: Op) -> Iterator[Alternative]:
     """Yield shards for softmax with a mask of equal shape, or its gradient.
 
-    Any different mask requires full values.
+    With a mask of a different shape, all values must be full.
     """
     if op.arg("dim") is not None and len({o.shape for o in op.operands}) == 1:
         yield from together(op, _named(op))

@@ -53,7 +53,7 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
     """Yield a partial table only: the range of a rank's bags, which begin at `offsets`, depends on values.
 
     Sums and means are linear in the table. Capture decomposes bags of equal length into reads of rows, which
-    may be sharded (`capture.substitutes`).
+    may be sharded (`fxdp/capture/patches/substitutes.py`).
     """
     if op.arg("mode") != _MAXIMUM and P in op.arg("weight").placements:
         yield op.alternative({0: P}, (P, *(R if t else None for t in op.outputs[1:])))
@@ -64,7 +64,7 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
 def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the table's gradient, which sums over indices.
 
-    Each reads a bag's row of a full gradient.
+    Each index reads the row of its bag in a full gradient.
     """
     grad = op.arg("grad")
     if op.arg("mode") == _MAXIMUM or op.arg("scale_grad_by_freq"):

@@ -67,7 +67,7 @@ def index_select(op: Op) -> Iterator[Alternative]:
 def index_write(op: Op) -> Iterator[Alternative]:
     """Yield shards for slices written at positions of a 1-d index.
 
-    `index_add` is partial over sharded ones.
+    The result of `index_add` is partial over sharded positions.
     """
     target, index, *values = op.operands
     if target.ndim == 0 or index.ndim == 0:

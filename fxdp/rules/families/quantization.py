@@ -90,10 +90,10 @@ def grouped_product(op: Op) -> Iterator[Alternative]:
 
     Groups of rows (or columns) end at `offs`, so that dim must be full.
 
-    a [M, K], b [G, K, N] -> [M, N]     M in groups: K contracted, N splits
-    a [G, M, K], b [G, K, N] -> [G, M, N]
-    a [G, M, K], b [K, N] -> [M, N]     N in groups: K contracted, M splits
-    a [M, K], b [K, N] -> [G, M, N]     K in groups: M and N split
+        a [M, K], b [G, K, N] -> [M, N]     M in groups: K contracted, N splits
+        a [G, M, K], b [G, K, N] -> [G, M, N]
+        a [G, M, K], b [K, N] -> [M, N]     N in groups: K contracted, M splits
+        a [M, K], b [K, N] -> [G, M, N]     K in groups: M and N split
     """
     a, b = op.arg("self"), op.arg("mat2")
     left, right, result = {

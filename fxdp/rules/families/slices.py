@@ -1,7 +1,7 @@
 """Rules for slices and their backwards: slice, select, unfold, and pieces put into zeros or a tensor.
 
-Law: shards of untouched dims stay. On the sharded dim, entire blocks may be sliced or put back: half of `S(0,
-2)` is `S(0)`. All ops are linear.
+Law: shards of untouched dims stay. On the sharded dim, entire blocks may be sliced or put back:
+half of `S(0, 2)` is `S(0)`. All ops are linear.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def regroup(op: Op) -> Iterator[Alternative]:
 def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> Shard | None:
     """Return the shard of this batch factor in a different shape of equal elements, or None.
 
-    The position of the batch among the elements counts, not the dim with its size: in `[B, 4]` viewed as `[4,
-    B]` a column mixes samples. The prefix shows this: 1 element before the batch there, and 4 here.
+    The position of the batch among the elements counts, not the dim with its size: in `[B, 4]` viewed as
+    `[4, B]` a column mixes samples. The prefix shows this: 1 element before the batch there, and 4 here.
     """
     wanted = product(*shape[: shard.dim], shard.outer)
     for dim, size in enumerate(target):
