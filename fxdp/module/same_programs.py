@@ -18,7 +18,7 @@ _log = logging.getLogger("fxdp")
 
 
 class SamePrograms:
-    """Factory of programs; a collective operation.
+    """Factory of programs; all ranks must make a program together.
 
     Code that iterates over a set creates nodes and buffers in an order that differs between processes. If
     programs differ, their nodes are sorted by edges alone, which may make the programs equal.

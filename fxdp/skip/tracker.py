@@ -44,12 +44,10 @@ class SkipTracker:
         self.tensors[ns, name] = tensor
 
     def forget_other_calls(self) -> None:
-        """Drop tensors that an earlier call of a model stashed and did not pop.
-        a stash outside of any model's call, by hand, is available to every pop
-        """
+        """Drop tensors that an earlier call of a model stashed and did not pop."""
         call = _outermost_call()
         if self._call is not call:
-            # made outside of any model, by hand, a stash is for whoever pops it
+            # a stash outside of any model's call, by hand, is available to every pop
             if self._call is not None:
                 self.tensors.clear()
             # the frame itself, because a new frame may reuse an address; freed with the last tensor
@@ -144,7 +142,7 @@ class SkipTrackerThroughPortals(SkipTracker):
 
 
 SkipTrackerThroughPotals = SkipTrackerThroughPortals
-"""The name in torchgpipe."""
+"""Alias with the misspelled name of torchgpipe."""
 
 
 def _lane(batch: Tensors, tensor: Tensor | None, name: str) -> int | None:
