@@ -24,7 +24,7 @@ class TextBatch:
     targets: torch.Tensor
 
     def to(self, device: torch.device) -> TextBatch:
-        """Return the batch on a different device."""
+        """Return the batch on `device`."""
         return TextBatch(self.tokens.to(device), self.targets.to(device))
 
     def part(self, rank: int, ranks: int) -> TextBatch:

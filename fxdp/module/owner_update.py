@@ -78,7 +78,7 @@ class OwnerUpdate:
     Raises
     ------
     InputError : the parameters are sharded over several meshes.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
 
     twin: Optimizer

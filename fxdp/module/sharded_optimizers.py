@@ -24,7 +24,7 @@ from fxdp.module.superseded import adopt_successors
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import surround_step
 
-# by exact type: a subclass may have a different step
+# by exact type: a subclass may override `step`
 _ELEMENTWISE = frozenset(
     {
         optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,
@@ -45,7 +45,7 @@ class ShardedOptimizers:
     Raises
     ------
     InputError (from `optimizer.step()`) : an LBFGS or SparseAdam.
-    RankFailedError (from `optimizer.step()`) : a different rank failed or died.
+    RankFailedError (from `optimizer.step()`) : another rank failed or died.
     """
 
     def __init__(self, module: nn.Module, process_mesh: ProcessMesh, note_step: Callable[[], None]) -> None:

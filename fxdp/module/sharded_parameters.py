@@ -43,7 +43,7 @@ def share_values(module: nn.Module, process_mesh: ProcessMesh, lines: Sequence[s
     Raises
     ------
     AgreementError : the ranks hold different models, or differ in `lines`.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     if process_mesh.mesh.world > 1:
         agree(process_mesh, [*model_lines(module), *lines], "models or options")
@@ -62,7 +62,7 @@ def shard_parameters(module: nn.Module, process_mesh: ProcessMesh) -> None:
     ------
     AgreementError : the ranks hold different models.
     InputError : parameters of classes with `__slots__`.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     if process_mesh.device_mesh is not None:
         check_classes(module)
@@ -83,7 +83,7 @@ def materialise(module: nn.Module, process_mesh: ProcessMesh) -> set[str]:
     ------
     AgreementError : the ranks hold different models.
     InputError : parameters of classes with `__slots__`.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     if process_mesh.device_mesh is not None:
         check_classes(module)

@@ -110,7 +110,7 @@ def shard_model(
     Raises
     ------
     AgreementError : the ranks hold different models.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     process_mesh = with_shard_group(process_mesh, post_forward_size(process_mesh.mesh, options))
     if device_type(module) == "meta":

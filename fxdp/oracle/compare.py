@@ -34,7 +34,7 @@ def magnitude(value: Tensor) -> float:
 
 
 def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tensor]) -> float:
-    """Return the floor of a product or quotient from the floors of both operands; 0 for any further op.
+    """Return the floor of a product or quotient from the floors of both operands; 0 for all remaining ops.
 
     Example: in `x - x.max()` the gradient of the maximum is zero up to rounding, is divided by the number of
     times the maximum occurs, and is multiplied by a mask of the positions.

@@ -206,7 +206,7 @@ def current_skip_tracker() -> SkipTracker:
 
 @contextlib.contextmanager
 def use_skip_tracker(skip_tracker: SkipTracker) -> Iterator[None]:
-    """Use a different tracker for the skips of this thread inside the block."""
+    """Use `skip_tracker` for the skips of this thread inside the block."""
     before, _current.tracker = _current.tracker, skip_tracker
     try:
         yield

@@ -92,7 +92,7 @@ def _folder(path: Path, megabytes: float | None) -> str:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size if file.is_file() else 0
-    except OSError:  # a different process has removed the file
+    except OSError:  # another process has removed the file
         return 0
 
 

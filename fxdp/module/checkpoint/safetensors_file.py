@@ -64,7 +64,7 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     ------
     InputError : the path is not writable, or a value does not fit into the format or is not initialized.
     StateError : the file could not be written; an existing file is unchanged.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     process_mesh, file = process_mesh_of(compiled), path_of(path)
     state = compiled.state_dict()

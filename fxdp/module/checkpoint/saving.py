@@ -53,7 +53,7 @@ def save(
     ------
     InputError : the path is not writable, or exists and is not a checkpoint.
     StateError : the checkpoint could not be written; an existing checkpoint is unchanged.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     process_mesh, folder = process_mesh_of(compiled), path_of(path)
     _check_optimizer(optimizer)
@@ -84,7 +84,7 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
     ------
     InputError : not a checkpoint, an incomplete one, or one of a different model: all names that are missing,
         extra or of a different shape are listed, and nothing is loaded.
-    RankFailedError : a different rank failed or died.
+    RankFailedError : another rank failed or died.
     """
     process_mesh = process_mesh_of(compiled)
     _check_optimizer(optimizer)

@@ -218,7 +218,7 @@ def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
         and transport_of(node, mesh) in ("memory", "hosts")
         and (size := _sent(node, mesh))
     ]
-    if len(iterations) % buffers:  # the next step begins with a different buffer
+    if len(iterations) % buffers:  # the next step begins with another buffer
         return buffers * max(iterations)
     return sum(max(iterations[i::buffers], default=0) for i in range(buffers))
 

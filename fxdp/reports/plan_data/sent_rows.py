@@ -110,7 +110,7 @@ class Transfers:
         )
 
     def _of_parameter(self, name: str, item: Sent, gather: fx.Node) -> Need:
-        """Return the need of a shard that a different rank's stages read, for the first reading op there."""
+        """Return the need of a shard that another rank's stages read, for the first reading op there."""
         cause = meta(gather).cause
         return Need(
             value=name,
