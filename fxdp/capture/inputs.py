@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -169,6 +170,13 @@ def read_inputs(
 
 _PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
 """Classes of leaves that are known to contain no further tensors."""
+_FLAT = frozenset((torch.Tensor, nn.Parameter, bool, *_PLAIN)) - {list}
+
+
+@lru_cache(maxsize=1024)
+def _flat_spec(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
+    """Return the structure of a call whose arguments are leaves: a number of them, and named ones."""
+    return pytree.tree_structure(((None,) * count, dict.fromkeys(names)))
 
 
 def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
@@ -178,6 +186,8 @@ def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any
     ------
     InputError : an input contains itself.
     """
+    if _FLAT.issuperset(map(type, args)) and _FLAT.issuperset(map(type, kwargs.values())):
+        return [*args, *kwargs.values()], _flat_spec(len(args), tuple(kwargs))
     try:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
         # classes that carry tensors are rare, and each is registered once

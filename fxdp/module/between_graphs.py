@@ -91,7 +91,9 @@ class BetweenGraphs:
         """
         if self._ran and not torch.is_grad_enabled():
             self._tell(compiled)
-        if compiled._calls == 1:  # after the first step parameters tell whose gradients were not summed
+        if (
+            compiled._last_call.number == 1
+        ):  # after the first step parameters tell whose gradients were not summed
             compiled._replicas.ask(now=True)
         for name in self.passed:
             lies = placements_of_tensor(inputs[name])
@@ -107,7 +109,7 @@ class BetweenGraphs:
     def leave(self, compiled: CompiledModule, outputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the graph, prepared for later graphs."""
         first, self._ran = not self._ran, True
-        process_mesh, cache_entry = compiled._process_mesh, compiled._cache_entry
+        process_mesh, cache_entry = compiled._process_mesh, compiled._last_call.cache_entry
         assert cache_entry is not None
         if self.last:
             self._tell(compiled)

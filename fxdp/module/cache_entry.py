@@ -10,6 +10,7 @@ from torch import fx
 from fxdp.compiler.executable import CompiledVariants, Runs
 from fxdp.compiler.program import Program
 from fxdp.module.cache import LRU
+from fxdp.module.outputs import has_size_leaves, returns_tensor
 
 _CALLS = 1024  # sizes of calls that are remembered, per kind
 
@@ -25,6 +26,34 @@ class CacheEntry:
     """Those of the call for which it was made."""
     draws: bool
     """Whether the program draws random numbers."""
+    takes_sizes: bool = field(init=False)
+    """Whether a call needs its sizes, for the program or as numbers that the model returns."""
+    keeps_unsharded: bool = field(init=False)
+    """Whether unsharded parameters stay from call to call."""
+    reads_layouts: bool = field(init=False)
+    """Whether the model's code reads strides of inputs."""
+    branches: bool = field(init=False)
+    """Whether the program goes one of several ways of the code."""
+    returns_tensor: bool = field(init=False)
+    """Whether the model returns one tensor, as its program does."""
+
+    def __post_init__(self) -> None:
+        captured = self.program.captured
+        self.takes_sizes = self.runs.takes_sizes or has_size_leaves(captured)
+        self.keeps_unsharded = self.program.options.keeps_unsharded
+        self.reads_layouts = bool(captured.layout_reads)
+        self.branches = bool(captured.branches)
+        self.returns_tensor = returns_tensor(captured)
+
+
+@dataclass(slots=True)
+class LastCall:
+    """The last call of a compiled module."""
+
+    number: int = 0
+    """The number of calls so far."""
+    cache_entry: CacheEntry | None = None
+    """The entry that ran the last call."""
 
 
 @dataclass

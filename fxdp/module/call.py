@@ -15,8 +15,8 @@ from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
 from fxdp.errors import InputError, a_kind
-from fxdp.module.changes import Key
-from fxdp.module.values import Values, python_leaves
+from fxdp.module.guards.attribute_guards import Key
+from fxdp.module.guards.values import Values, python_leaves
 from fxdp.options import Options
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from fxdp.capture.captured import Captured
@@ -12,14 +11,14 @@ from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.cache import LRU
-from fxdp.module.call import Call, call_lines
+from fxdp.module.call import Call, ProgramKey, call_lines
+from fxdp.module.guards.values import digest_of
 from fxdp.module.input_agreement import drawing_apart, drawing_strided, generator_state
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
-from fxdp.module.values import digest_of
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
-from fxdp.ranks.failure import everywhere, refusing
+from fxdp.ranks.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import apart, check_order
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
@@ -45,6 +44,18 @@ class CallExchanged(NamedTuple):
     """True if the ranks have exchanged these facts; False if `uneven=False` skips the exchange."""
 
 
+class _Digests(NamedTuple):
+    """The digests of a call's kind and dims, as exchanged."""
+
+    kind: ProgramKey
+    dims: tuple[tuple[int, ...], ...]
+    of_kind: int
+    of_dims: int
+
+
+_NO_NUMBERS = digest_of(())
+
+
 class CallExchange:
     """The exchange of facts about calls; with `uneven=False` only until sizes were found equal."""
 
@@ -53,6 +64,7 @@ class CallExchange:
     ) -> None:
         self._process_mesh = process_mesh
         self._mesh = process_mesh.mesh
+        self._alone = self._mesh.world == 1
         self._uneven, self._full_batch_draws = options.uneven, options.single_device_rng
         # a rank with locally changed shards must be able to announce the change at any call
         self._spared = not options.uneven and not options.may_keep_unsharded
@@ -60,14 +72,15 @@ class CallExchange:
         self._reader, self._full = reader, full
         self._agreement = Agreement(process_mesh)
         self._even: LRU[Any, bool] = LRU(_CALLS)
+        self._last: _Digests | None = None
 
-    def refusing(self) -> AbstractContextManager[None]:
-        """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
+    def refuse(self, error: Exception) -> None:
+        """Send an error of reading inputs to all ranks, which wait for this rank next.
 
-        Then they may have begun the step, and an error of this rank must end it.
+        With uneven=False there may be no exchange: ranks may have begun the step, and the error must end it.
         """
-        certain = not self._spared or not len(self._even)
-        return refusing(self._process_mesh) if certain else nullcontext()
+        if not self._spared or not len(self._even):
+            refuse(self._process_mesh, error)
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """Exchange the facts about a call; all ranks must make the same kind of call.
@@ -75,22 +88,31 @@ class CallExchange:
         `asks` says whether this rank asks to compare replicas, `due` whether all ranks ask at this call. If
         shards have changed on any rank, all ranks drop their unsharded values.
         """
-        if self._mesh.world == 1:
-            return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
-        key = (call.kind, call.dims, call.batch, call.numbers)
+        if self._alone:
+            return CallExchanged(
+                (call.batch,) if call.batch else _nonempty((call.batch,)), strided=call.strided
+            )
+        numbers = call.numbers if call.inputs.open else ()
+        key = (call.kind, call.dims, call.batch, numbers)
         if self._spared and not due and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         comms = self._process_mesh.comms
         order = 0 if comms is None else comms.sequence_log.order
         state = generator_state(self._mesh.device_type) if self._full_batch_draws else 0
-        digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        flags = int(asks), int(self._full.changed())
+        last = self._last
+        if last is None or last.kind is not call.kind or last.dims != call.dims:
+            digest = self._reader.digest
+            last = self._last = _Digests(call.kind, call.dims, digest(call.kind), digest(call.dims))
+        told = digest_of(numbers) if numbers else _NO_NUMBERS
+        flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
-        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, *flags)
+        own = (call.batch, last.of_kind, last.of_dims, state, int(call.strided), told, order, *flags)
         try:
             found = self._agreement.columns(own)
         except ValueError:  # as many integers as of a backward
             raise apart(self._process_mesh) from None
+        if self._uneven and found.settled(same=(1, 2, 3, 5, 6), zero=(4, 7, 8)):
+            return CallExchanged(_nonempty(_batches(self._mesh, found[0])))
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._process_mesh)
@@ -134,7 +156,7 @@ class CallExchange:
 def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the batch size of each data rank; pipeline ranks with the same data must agree."""
     places = mesh.pipeline.data_ranks
-    if len(places) < len(sizes):
+    if mesh.pipeline.size == 1 or len(places) < len(sizes):
         return tuple(sizes)
     found: dict[int, int] = {}
     for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):

@@ -17,11 +17,12 @@ from fxdp.compiler.strategy_choice import legal_strategies
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.branch_specialization import OtherBranch
-from fxdp.module.cache_entry import CacheEntry
+from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
-from fxdp.module.changes import TensorGuards
 from fxdp.module.forward_signature import SignedForward, signed
+from fxdp.module.guards.guards import Guards
+from fxdp.module.guards.surroundings import refuse_transforms
 from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, check_put, home_of, no_values
 from fxdp.module.programs import Programs
@@ -30,7 +31,6 @@ from fxdp.module.replicas import Replicas
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import share_values
 from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
-from fxdp.module.wrappers import refuse_surroundings, refuse_transforms
 from fxdp.options import Options
 from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
@@ -71,8 +71,8 @@ class CompiledModule(Inspected):
             self._shard_parameters()
         if not is_cut(self._mesh, options):
             options.warn_idle()
-        self._cache_entry, self._started, self._watch = None, False, None
-        self._generation = self._calls = self._number = 0
+        self._last_call, self._started, self._watch = LastCall(), False, None
+        self._generation = self._number = 0
         self._build()
 
     _forward: Callable[..., Any]
@@ -80,7 +80,7 @@ class CompiledModule(Inspected):
     _options: Options
     _process_mesh: ProcessMesh
     _mesh: Mesh
-    _cache_entry: CacheEntry | None
+    _last_call: LastCall
     _unset: set[str]
     """Parameters and buffers that have no values, as the model comes from the meta device."""
     _sharded: bool
@@ -89,14 +89,12 @@ class CompiledModule(Inspected):
     """Whether the ranks have agreed on the model and the options."""
     _generation: int
     """How often the model's tensors were replaced."""
-    _calls: int
-    """How often it was called."""
     _number: int
     """Which of the compiled modules of these ranks it is, by their first calls."""
     _shared: bool
     """Whether the ranks hold rank 0's values."""
     _watch: OptimizerWatch | None
-    _held: TensorGuards
+    _guards: Guards
     _reader: CallReader
     _exchange: CallExchange
     _replicas: Replicas
@@ -105,13 +103,17 @@ class CompiledModule(Inspected):
     """The unsharded parameters that live until rows change."""
 
     def _build(self) -> None:
-        self._held = TensorGuards(self._model, self._options.loss_fn)
         self._shared = False
         self._full.drop()
         chosen, device = self._options, self._mesh.device_type
-        self._reader = CallReader(
-            self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
+        self._guards = Guards(
+            self._model,
+            device,
+            chosen.loss_fn,
+            generation=self._generation,
+            full_batch_draws=chosen.single_device_rng,
         )
+        self._reader = CallReader(self._model, chosen.batch_dims, device, self._guards)
         self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)
         self._replicas = Replicas(self._model, self._process_mesh, chosen)
         self._programs = Programs(
@@ -140,18 +142,19 @@ class CompiledModule(Inspected):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
-        refuse_surroundings(self._model)
+        self._guards.check_surroundings()
         if self._unset:
             raise no_values(self._unset)
+        last, comms = self._last_call, self._process_mesh.comms
         with guard(self._process_mesh):
             if not self._started:
                 self._start()
-            self._calls += 1
-            if self._process_mesh.comms is not None:
-                self._process_mesh.comms.sequence_log.begin_call(self._number, self._calls)
+            last.number += 1
+            if comms is not None:
+                comms.sequence_log.begin_call(self._number, last.number)
             if self._watch is not None and self._watch.remove_when_done():
                 self._watch = None
-            if not self._held.unchanged():
+            if not self._guards.tensors_unchanged():
                 self._renew()
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
@@ -161,7 +164,7 @@ class CompiledModule(Inspected):
             while True:
                 if cache_entry.draws:
                     self._exchange.check_drawing(ranks, cache_entry.program.captured, call.inputs)
-                self._cache_entry = cache_entry
+                last.cache_entry = cache_entry
                 made = self._programs.run(cache_entry, call, batches)
                 if not isinstance(made, OtherBranch):
                     return made
@@ -170,19 +173,23 @@ class CompiledModule(Inspected):
 
     def _begin(self, cache_entry: CacheEntry) -> None:
         """Before a program runs for the first time."""
-        self._reader.watch(cache_entry.program.captured)
+        self._guards.watch(cache_entry.program.captured)
         self._replicas.read_by(cache_entry.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """This rank's call, and what the others pass; all ranks do this together."""
-        with self._exchange.refusing():
+        try:
             call = self._reader.read(args, kwargs)
-        due = self._replicas.due(self._calls)
-        ranks = self._exchange.of(call, self._replicas.wants(self._calls), due)
+        except Exception as error:
+            self._exchange.refuse(error)
+            raise
+        number = self._last_call.number
+        due, asks = self._replicas.wants(number)
+        ranks = self._exchange.of(call, asks, due)
         if not self._shared:
             self._share()
         elif due or ranks.asked:
-            self._replicas.compare(self._calls, call)
+            self._replicas.compare(number, call)
         return (call if ranks.alike else self._exchange.padded(call, args, kwargs)), ranks
 
     def _make(
@@ -214,12 +221,15 @@ class CompiledModule(Inspected):
 
     def _renew(self) -> None:
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
-        with self._exchange.refusing():
+        try:
             check_put(self._model, sharded=self._sharded)
+        except Exception as error:
+            self._exchange.refuse(error)
+            raise
         _log.warning(
             "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
             "load_state_dict() without assign=True do",
-            self._held.words(),
+            self._guards.tensor_changes(),
         )
         self._build_anew()
 
@@ -279,7 +289,7 @@ class CompiledModule(Inspected):
                 "on its device and of its dtype before fxdp.compile"
             )
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._cache_entry, self._started = None, False
+        self._last_call.cache_entry, self._started = None, False
         self._build()
         return self
 
@@ -290,8 +300,8 @@ class CompiledModule(Inspected):
         Inspected.__init__(twin, copy.deepcopy(self._model, memo))
         twin._forward = self._forward
         twin._options, twin._process_mesh, twin._mesh = self._options, self._process_mesh, self._mesh
-        twin._cache_entry, twin._started = None, False
-        twin._generation = twin._calls = twin._number = 0
+        twin._last_call, twin._started = LastCall(), False
+        twin._generation = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
         twin._full = UnshardedParameters(twin._model)
         twin._sharded = self._sharded

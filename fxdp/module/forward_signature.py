@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -33,10 +33,7 @@ def signed(forward: SignedForward, model: nn.Module, with_target: bool) -> Calla
     If the forward has no readable signature, the function keeps its own.
     """
 
-    @functools.wraps(forward.function)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward.function(self, *args, **kwargs)
-
+    run = _copy(forward.function)
     try:
         own = inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -48,3 +45,12 @@ def signed(forward: SignedForward, model: nn.Module, with_target: bool) -> Calla
         parameters = [*(p for p in parameters if p not in rest), target, *rest]
     run.__signature__ = own.replace(parameters=[_SELF, *parameters])  # type: ignore[attr-defined]
     return run
+
+
+def _copy(function: Any) -> FunctionType:
+    """Copy a function: a wrapper around it would cost a further Python call at each step."""
+    code, scope, default = function.__code__, function.__globals__, function.__defaults__
+    made = FunctionType(code, scope, function.__name__, default, function.__closure__)
+    functools.update_wrapper(made, function)
+    del made.__wrapped__  # type: ignore[attr-defined]
+    return made

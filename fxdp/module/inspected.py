@@ -7,7 +7,7 @@ from torch import fx
 from fxdp.compiler.planning import Planning
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
-from fxdp.module.cache_entry import CacheEntry
+from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.wrappers import Bare
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.reports.graph_display import displayed
@@ -19,7 +19,7 @@ class Inspected(Bare):
 
     _process_mesh: ProcessMesh
     _mesh: Mesh
-    _cache_entry: CacheEntry | None
+    _last_call: LastCall
 
     @property
     def plan(self) -> Plan:
@@ -45,9 +45,9 @@ class Inspected(Bare):
         return displayed(self._last().graph, "this rank's program")
 
     def _last(self) -> CacheEntry:
-        if self._cache_entry is None:
+        if self._last_call.cache_entry is None:
             raise StateError("nothing is compiled yet: call the module once, or use fxdp.plan")
-        return self._cache_entry
+        return self._last_call.cache_entry
 
     @property
     def mesh(self) -> Mesh:

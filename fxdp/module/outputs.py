@@ -16,8 +16,6 @@ from fxdp.ranks.failure import everywhere
 
 def packed(captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
     """Arrange flat outputs in the model's own output structure."""
-    if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
-        return outputs[0]
     leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
     return tree_unflatten(leaves, captured.out_spec)
 
@@ -67,6 +65,11 @@ def raise_if_checked(
     said = {"raises": raising, "not finite": other_branch, "other number": other_number}
     worst = next(kind for kind in said if any(check.otherwise == kind for check in failed))
     raise everywhere(InputError(said[worst]))
+
+
+def returns_tensor(captured: Captured) -> bool:
+    """Return whether the model returns one tensor, the first of the flat outputs."""
+    return captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf)
 
 
 def has_size_leaves(captured: Captured) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.driver import capture_request
 from fxdp.capture.fingerprint import GraphFingerprint, capture_open
 from fxdp.capture.python_values import SpecializationError
-from fxdp.capture.refusals.input_layouts import check_layouts, misread
+from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import CompiledVariants
 from fxdp.compiler.owners import Owners
@@ -37,9 +37,9 @@ from fxdp.module.cache import LRU, Kinds
 from fxdp.module.cache_entry import CacheEntry, GuardKey
 from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import decided_error, fixed_dims, row_numbers, size_values
+from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.input_agreement import check_inputs_agree
-from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
-from fxdp.module.plain_modes import plain_modes
+from fxdp.module.outputs import packed, raise_if_checked
 from fxdp.module.same_programs import SamePrograms
 from fxdp.module.sharded_parameters import full_placeholders
 from fxdp.module.strategies import Strategies
@@ -56,6 +56,15 @@ _log = logging.getLogger("fxdp")
 _ROWS = 256  # sizes of calls for which row numbers are remembered
 _BRANCHES = 8  # after so many that branches on flags went, and as many more, who calls is told
 _OUTLINES = 64  # kinds whose first capture is remembered in outline
+
+
+class _Found(NamedTuple):
+    """The entry that served the last call, with its key."""
+
+    kind: ProgramKey
+    dims: tuple[tuple[int, ...], ...]
+    batches: tuple[int, ...]
+    cache_entry: CacheEntry
 
 
 class Programs:
@@ -92,11 +101,18 @@ class Programs:
         self._expected: GraphFingerprint | None = None
         self._rows: LRU[Any, Tensor] = LRU(_ROWS)
         """Row numbers of padded gathers by batch sizes and device."""
+        self._found: _Found | None = None
 
     def find(self, call: Call, batches: tuple[int, ...]) -> CacheEntry | None:
         """The program that serves the call without compiling anything."""
+        last = self._found
+        # the most recent entry of the caches already: no lookup, and the LRU order stays
+        if last is not None and call.kind is last.kind and call.dims == last.dims and batches == last.batches:
+            return last.cache_entry
         kind = self._kinds.find(call)
-        return None if kind is None else kind.calls.get((call.dims, batches))
+        found = None if kind is None else kind.calls.get((call.dims, batches))
+        self._found = None if found is None else _Found(call.kind, call.dims, batches, found)
+        return found
 
     def alike(self, call: Call) -> tuple[ProgramKey, ...]:
         """The kinds that differ from a new one in Python values alone; none for a kind that is known."""
@@ -110,6 +126,7 @@ class Programs:
     @no_collection()  # also between the steps of a compilation, each of which keeps what the last one made
     def make(self, call: Call, batches: tuple[int, ...]) -> CacheEntry:
         """The program for a call that came for the first time; all ranks call this together."""
+        self._found = None
         kind = self._kinds.find(call)
         first = kind is None
         if kind is None:
@@ -128,6 +145,7 @@ class Programs:
         self, cache_entry: CacheEntry, call: Call, batches: tuple[int, ...], other: OtherBranch
     ) -> CacheEntry:
         """The program for the way that a call turned out to go; all ranks call this together."""
+        self._found = None
         kind = self._kinds.find(call)
         assert kind is not None
         sizes = call.dims, batches
@@ -272,26 +290,29 @@ class Programs:
         InputError : the model's code reads how inputs lie, and they lie otherwise.
         """
         captured, runs = cache_entry.program.captured, cache_entry.runs
-        if misread(captured, call.tensors):
+        if cache_entry.reads_layouts:
             check_layouts(captured, call.inputs, full_batch_draws=False)
-        if (
-            not cache_entry.program.options.keeps_unsharded
-        ):  # another program of this model may, but there is no room
-            self._full.drop()
-        sizes: dict[str, int] = {}
-        if runs.takes_sizes or has_size_leaves(captured):
-            sizes = size_values(captured, call, batches, self._mesh.rank)
+        if self._full.places and not cache_entry.keeps_unsharded:
+            self._full.drop()  # another program of this model may keep them, but there is no room
+        sizes = size_values(captured, call, batches, self._mesh.rank) if cache_entry.takes_sizes else {}
         rows = self._row_numbers(call, batches) if runs.takes_rows else None
-        tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
-        run = partial(runs.run, tensors, sizes, rows, len(set(batches)) == 1)
+        tensors: Sequence[Tensor] = call.inputs.tensors
+        if self._mesh.size > 1:
+            tensors = chained(tensors, call.inputs.batch_dims, self._mesh.size)
+        even = batches.count(batches[0]) == len(batches)
         with without_autocast():
-            outputs = on_its_branch(cache_entry.program, self._module, call, run)
-        if isinstance(outputs, OtherBranch):
-            return outputs
+            if not cache_entry.branches:
+                outputs = runs.run(tensors, sizes, rows, even)
+            else:
+                run = partial(runs.run, tensors, sizes, rows, even)
+                found = on_its_branch(cache_entry.program, self._module, call, run)
+                if isinstance(found, OtherBranch):
+                    return found
+                outputs = found
         if captured.checks:
             told = partial(failing_ranks, self._process_mesh, self._module, self._options.loss_fn, call)
             raise_if_checked(captured.checks, outputs, told)
-        return packed(captured, outputs, sizes)
+        return outputs[0] if cache_entry.returns_tensor else packed(captured, outputs, sizes)
 
     def _row_numbers(self, call: Call, batches: tuple[int, ...]) -> Tensor:
         device = call.tensors[0].device

@@ -3,64 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from operator import attrgetter
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
-from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor, stable_text
-from fxdp.capture.refusals.input_layouts import is_contiguous
 from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey
-from fxdp.module.changes import Key, ModelGuards
-from fxdp.module.values import Open, RecompileLog, Values, liftable, python_leaves
-
-_training = attrgetter("training")
-_requires_grad = attrgetter("requires_grad")
+from fxdp.module.guards.guards import Guards, ModelState
+from fxdp.module.guards.values import Open, RecompileLog, Values, liftable, python_leaves
 
 
-_Structure: TypeAlias = "tuple[tuple[str, ...], tuple[int | None, ...], tuple[int, ...]]"
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Names and batch dims of all calls with one nesting of inputs and one signature of tensors."""
+
+    names: tuple[str, ...]
+    """The names of the leaves."""
+    batch_dims: tuple[int | None, ...]
+    rows: tuple[int, ...]
+    """The number of rows per sample of each tensor."""
+    alone: bool
+    """Whether all of these are 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The results of the last lookup, valid for calls that differ in sizes and values only."""
+
+    spec: TreeSpec
+    signature: list[tuple[torch.dtype, int, bool, str]]
+    state: ModelState
+    structure: _Structure
+    values: Values
+    kind: ProgramKey
+    """The key of such a call without Python values."""
 
 
 class CallReader:
-    """Reads calls of one model; batch dims are resolved once per structure.
-
-    `generation` counts how often the model's tensors were replaced, which all ranks must do together;
-    `full_batch_draws` says whether programs draw as one device, which depends on how inputs lie in memory.
-    """
+    """Reads calls of one model; batch dims are resolved once per structure."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        batch_dims: Any,
-        device_type: str,
-        generation: int = 0,
-        loss_fn: Any = None,
-        full_batch_draws: bool = False,
+        self, module: nn.Module, batch_dims: Any, device_type: str, guards: Guards | None = None
     ) -> None:
         self._module = module
         self._batch_dims = batch_dims
         self._device_type = device_type
-        self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
-        self._generation = generation
-        self._full_batch_draws = full_batch_draws
-        self._modules = tuple(module.modules())
-        self._parameters = tuple(module.parameters())
-        self._loss_fn = loss_fn
-        self._state = ModelGuards(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
+        self._guards = Guards(module, device_type) if guards is None else guards
         self._known: LRU[Any, _Structure] = LRU(1024)
         self._digests: LRU[Any, int] = LRU(1024)
         self._values: LRU[Any, Values] = LRU(1024)
         self._told = RecompileLog()
+        self._last: _Read | None = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call's inputs.
@@ -70,26 +72,58 @@ class CallReader:
         InputError : batch sizes that differ, or an input on another device than the model.
         """
         leaves, spec = flat_leaves(args, kwargs)
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
-        found = self._names_and_dims(args, kwargs, spec, signature)
-        modes = self._modes()
-        changed = modes[-1]
-        values = self._values_of((spec, signature, *modes[:-1]))
-        inputs = Inputs.of_leaves(leaves, spec, *found)
-        batch = inputs.batch
-        tokens: tuple[tuple[str, Any], ...] = ()
+        tensors, signature = [], []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                tensors.append(leaf)
+                signature.append((leaf.dtype, leaf.ndim, leaf.requires_grad, leaf.device.type))
+        state, last = self._guards.state(), self._last
+        # a call like the last one is the most recent entry already: no lookup, and the LRU order stays
+        if not (
+            last is not None
+            and last.state is state
+            and last.signature == signature
+            and (last.spec is spec or last.spec == spec)
+        ):
+            last = self._last = self._looked_up(args, kwargs, spec, signature, state)
+        known, values, kind = last.structure, last.values, last.kind
+        if known.alone:
+            inputs = Inputs(
+                tuple(leaves), spec, tuple(tensors), known.names, known.batch_dims, rows=known.rows
+            )
+        else:
+            inputs = Inputs.of_leaves(leaves, spec, known.names, known.batch_dims, known.rows)
+        batch: int | None = None
+        dims: list[tuple[int, ...]] = []
+        for tensor, dim in zip(inputs.tensors, known.batch_dims, strict=True):
+            shape = tensor.shape
+            if dim is None:
+                dims.append(tuple(shape))
+                continue
+            if batch is None:
+                batch = shape[dim]
+            elif batch != shape[dim]:
+                inputs.batch  # noqa: B018  (raises)
+            dims.append((*shape[:dim], *shape[dim + 1 :]))
         if len(tensors) < len(leaves) or values.dynamic_inputs:
-            inputs, tokens = self._with_values(inputs, values)
-            changed = tuple(row for row in changed if row[0] not in {a.name for a in inputs.attributes})
-            signature += tuple((t.dtype, 0, False, "cpu") for t in inputs.tensors[len(tensors) :])
-        dims = tuple(
-            tuple(t.shape) if d is None else (*t.shape[:d], *t.shape[d + 1 :])
-            for t, d in zip(inputs.tensors, inputs.batch_dims, strict=True)
-        )
-        strided = self._full_batch_draws and not all(map(is_contiguous, tensors))
-        kind = ProgramKey(spec, tokens, signature, *modes[:-1], changed)
-        return Call(inputs, 1 if batch is None else batch, dims, kind, values, strided)
+            inputs, kind = self._with_values(inputs, values, kind)
+            dims += [()] * (len(inputs.tensors) - len(tensors))
+        strided = self._guards.strided(tensors)
+        return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided)
+
+    def _looked_up(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        spec: TreeSpec,
+        signature: list[tuple[torch.dtype, int, bool, str]],
+        state: ModelState,
+    ) -> _Read:
+        """Look up all that calls of this structure and state have in common."""
+        tensors = tuple(signature)
+        structure = self._structure_of(args, kwargs, spec, tensors)
+        values = self._values_of((spec, tensors, *state[:-1]))
+        return _Read(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
 
     def _values_of(self, kind: tuple[Any, ...]) -> Values:
         """What is known of the Python values of calls of one structure and mode."""
@@ -98,8 +132,8 @@ class CallReader:
             found = self._values[kind] = Values()
         return found
 
-    def _with_values(self, inputs: Inputs, values: Values) -> tuple[Inputs, tuple[tuple[str, Any], ...]]:
-        """The inputs with numbers that are tensors, too, and the Python values as parts of a key."""
+    def _with_values(self, inputs: Inputs, values: Values, kind: ProgramKey) -> tuple[Inputs, ProgramKey]:
+        """The inputs with numbers that are tensors, too, and the key with the Python values."""
         dynamic_inputs, unread, tokens = [], [], []
         for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
             if isinstance(leaf, Tensor):
@@ -111,17 +145,24 @@ class CallReader:
             elif role is Open.UNREAD:
                 unread.append(i)
         attributes = tuple(
-            found for name in sorted(values.dynamic_inputs) if (found := self._state.number(name))
+            found for name in sorted(values.dynamic_inputs) if (found := self._guards.number(name))
         )
         numbers = [*(inputs.leaves[i] for i in dynamic_inputs), *(a.value for a in attributes)]
+        added = tuple(map(number_tensor, numbers))
+        changed, are_inputs = kind.attributes, {a.name for a in attributes}
         return replace(
             inputs,
-            tensors=(*inputs.tensors, *map(number_tensor, numbers)),
+            tensors=(*inputs.tensors, *added),
             batch_dims=(*inputs.batch_dims, *[None] * len(numbers)),
             dynamic_inputs=tuple(dynamic_inputs),
             attributes=attributes,
             unread=tuple(unread),
-        ), tuple(tokens)
+        ), replace(
+            kind,
+            values=tuple(tokens),
+            tensors=(*kind.tensors, *((t.dtype, 0, False, "cpu") for t in added)),
+            attributes=tuple(row for row in changed if row[0] not in are_inputs),
+        )
 
     def make_dynamic(
         self, call: Call, others: Sequence[ProgramKey]
@@ -145,41 +186,16 @@ class CallReader:
         names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
         kinds = (call.kind, *others)
         changed = {name for kind in kinds for name, _ in kind.attributes}
-        first = {name: self._state.first(name) for name in changed}
+        first = self._guards.first(changed)
         pairs = [(dict(zip(names, kind.values, strict=True)), dict(kind.attributes)) for kind in kinds]
-        own, *rows = [values | first | attributes for values, attributes in pairs]
+        own, *rows = [{**values, **first, **attributes} for values, attributes in pairs]
         own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in call.inputs.attributes}
         return own, rows
 
-    def watch(self, captured: Captured) -> None:
-        """From now on all that the code of a program may read decides on the kind of a call, too.
-
-        Words that its first call leaves in Python are put there.
-        """
-        buffers = {f"value of buffer {name}": self._module.get_buffer(name) for name in captured.numbers}
-        values = {
-            f"value of the tensor read at {value.location}": value.tensor for value in captured.read_values
-        }
-        self._state.watch({**buffers, **values})
-        self._state.watch_read(captured.read, captured.written)
-        for place, word in captured.words:
-            place.put(word)
-
-    def _modes(self) -> tuple[bool, torch.dtype | None, torch.dtype, bytes, bytes, int, Key]:
-        device = self._device_type
-        autocast = None
-        if self._casts and torch.is_autocast_enabled(device):
-            autocast = torch.get_autocast_dtype(device)
-        training = bytes(map(_training, self._modules))
-        trainable = bytes(map(_requires_grad, self._parameters))
-        changed = self._state.changed()
-        modes = torch.is_grad_enabled(), autocast, torch.get_default_dtype()
-        return *modes, training, trainable, self._generation, changed
-
-    def _names_and_dims(
+    def _structure_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
     ) -> _Structure:
-        """Of a structure: the names of the leaves, batch dims of the tensors, and their rows per sample."""
+        """Look up or find out the names and batch dims of a structure."""
         key = (spec, signature)
         found = self._known.get(key)
         if found is None:
@@ -188,7 +204,8 @@ class CallReader:
             self._check_devices(args, kwargs, names)
             dims = resolve_batch_dims(args, kwargs, self._batch_dims)
             rows = rows_per_sample(args, kwargs, self._batch_dims)
-            found = self._known[key] = names, tuple(dims), rows
+            alone = all(count == 1 for count in rows)
+            found = self._known[key] = _Structure(names, tuple(dims), rows, alone)
         return found
 
     def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:

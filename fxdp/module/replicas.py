@@ -65,13 +65,11 @@ class Replicas:
         """Compare at the next call, unless the last comparison is recent; with `now` in any case."""
         self._asked, self._now = True, self._now or now
 
-    def due(self, call: int) -> bool:
-        """Return whether the call with this number compares; equal on all ranks."""
-        return self._every > 0 and call % self._every == 0
-
-    def wants(self, call: int) -> bool:
-        """Return whether this rank asks all ranks to compare at this call."""
-        return self._asked and self._every > 0 and (self._now or call - self._last >= _SELDOM)
+    def wants(self, call: int) -> tuple[bool, bool]:
+        """Return whether call number `call` compares on all ranks, and whether this rank asks for that."""
+        if not self._every:
+            return False, False
+        return call % self._every == 0, self._asked and (self._now or call - self._last >= _SELDOM)
 
     def compare(self, number: int, call: Call) -> None:
         """Compare the replicas; a collective call.

@@ -14,8 +14,8 @@ from fxdp.compiler.prepare import post_forward_size
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import check_fit, choose, legal_strategies
 from fxdp.errors import InputError
+from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.model_checks import device_type
-from fxdp.module.plain_modes import plain_modes
 from fxdp.module.sharded_parameters import materialise, shard_parameters
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.ranks.agreement import gather_objects

@@ -3,7 +3,8 @@
     DistributedDataParallel, torch.compile      read an attribute of the module in their constructor, as does
                                                 Accelerate before it wraps
     fully_shard, replicate                      register a hook before its forward
-    DistributedDataParallel around a parent     is running when the compiled module is called
+    DistributedDataParallel around a parent     is running when the compiled module is called:
+                                                module/guards/surroundings.py
 
 All would sum gradients twice, shard what programs read, or trace what is compiled already.
 """
@@ -13,19 +14,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fxdp.errors import InputError, StateError, a_kind
+from fxdp.errors import a_kind
+from fxdp.module.guards.surroundings import refused_wrapper
 from fxdp.module.module_wrapper import ModuleWrapper
-from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp, running_transform
+from fxdp.torch_compat import READ_BY_WRAPPERS
 
-_TRAINERS = (
-    "fxdp.integrations.transformers.compile_trainer(trainer)",
-    "fxdp.integrations.accelerate.compile_accelerator(accelerator)",
-    "Trainer(strategy=fxdp.integrations.lightning.FxdpStrategy())",
-)
 _ASKED = {**READ_BY_WRAPPERS, "_is_accelerate_prepared": "accelerator.prepare"}
 """Also Accelerate's, as Trainer uses it: it would scale losses, where it does not wrap, too."""
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
@@ -37,7 +32,7 @@ class _LazyHook:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        raise _refused("torch.compile(compiled)")
+        raise refused_wrapper("torch.compile(compiled)")
 
 
 class Bare(ModuleWrapper):
@@ -57,14 +52,14 @@ class Bare(ModuleWrapper):
     def __getattr__(self, name: str) -> Any:
         wrapper = _ASKED.get(name)
         if wrapper is not None:
-            raise _refused(f"{wrapper}(compiled)")
+            raise refused_wrapper(f"{wrapper}(compiled)")
         return super().__getattr__(name)
 
     def register_forward_pre_hook(self, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Call a function before each call of the compiled module, with this rank's part."""
         if str(getattr(hook, "__module__", "")).startswith(_WRAPPING):
             owner = a_kind(getattr(hook, "__self__", hook))
-            raise _refused(f"fully_shard, replicate or what else has the hook of {owner}")
+            raise refused_wrapper(f"fully_shard, replicate or what else has the hook of {owner}")
         return super().register_forward_pre_hook(hook, *args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -78,50 +73,8 @@ class Bare(ModuleWrapper):
 
     def __prepare_scriptable__(self) -> NoReturn:
         """What `torch.jit.script` asks a module for first."""
-        raise _refused("torch.jit.script(compiled)")
+        raise refused_wrapper("torch.jit.script(compiled)")
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: it is compiled already."""
-        raise _refused("compiled.compile()")
-
-
-def refuse_surroundings(model: nn.Module) -> None:
-    """Refuse a call from inside of what transforms code, or of a `DistributedDataParallel`.
-
-    The latter would reduce the model's gradients, too.
-
-    Raises
-    ------
-    InputError : it does.
-    StateError : a transform of torch.func, or a tracer, calls it.
-    """
-    refuse_transforms("called")
-    ddp = running_ddp()
-    if ddp is None or not torch.is_grad_enabled():
-        return
-    reduced = {id(p) for p in ddp.parameters() if p.requires_grad}
-    if any(id(p) in reduced for p in model.parameters()):
-        raise _refused(f"DistributedDataParallel({type(ddp.module).__name__}), of which it is a part")
-
-
-def refuse_transforms(done: str) -> None:
-    """Refuse to be `done`, as called, inside of what transforms code.
-
-    Raises
-    ------
-    StateError : a transform of torch.func, or a tracer, runs.
-    """
-    if transform := running_transform():
-        raise StateError(
-            f"a compiled module was {done} inside of {transform}, which cannot look into its programs; "
-            "expected calls on plain tensors: transform or export the model itself, compiled.module"
-        )
-
-
-def _refused(what: str) -> InputError:
-    """The error about a wrapper."""
-    return InputError(
-        f"{what}: a compiled module sums its gradients over the ranks already; expected nothing around it: "
-        "call the compiled module itself. For a trainer that puts it there, there is a line to add: "
-        + "; ".join(_TRAINERS)
-    )
+        raise refused_wrapper("compiled.compile()")

@@ -99,6 +99,22 @@ class Columns:
             return found.count(found[0]) == len(found)
         return isinstance(found, int) or bool((found == found[0]).all())
 
+    def settled(self, same: Iterable[int], zero: Iterable[int]) -> bool:
+        """Return whether some columns are equal on all ranks and others 0; False if that is slow to tell."""
+        columns = self._columns
+        for column in (*same, *zero):
+            found = columns[column]
+            if type(found) is tuple:
+                if found.count(found[0]) != len(found):
+                    return False
+            elif not isinstance(found, int):
+                return False
+        for column in zero:
+            found = columns[column]
+            if found[0] if type(found) is tuple else found:
+                return False
+        return True
+
     def any(self, column: int) -> bool:
         """Return whether the integer is nonzero on any rank."""
         found = self._columns[column]

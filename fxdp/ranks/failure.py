@@ -197,12 +197,17 @@ def refusing(process_mesh: ProcessMesh) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if process_mesh.comms is not None and process_mesh.comms.departure is None:
-            _add_place(process_mesh.comms, error, "in")
-            process_mesh.comms.control.refuse(describe(error))
-            with contextlib.suppress(AttributeError):
-                setattr(error, _REFUSED, True)
+        refuse(process_mesh, error)
         raise
+
+
+def refuse(process_mesh: ProcessMesh, error: Exception) -> None:
+    """Refuse this call on all ranks, which wait for this rank in `Agreement.exchange` next."""
+    if process_mesh.comms is not None and process_mesh.comms.departure is None:
+        _add_place(process_mesh.comms, error, "in")
+        process_mesh.comms.control.refuse(describe(error))
+        with contextlib.suppress(AttributeError):
+            setattr(error, _REFUSED, True)
 
 
 def everywhere(error: FxdpError) -> FxdpError:

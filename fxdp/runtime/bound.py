@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +34,8 @@ _log = logging.getLogger("fxdp")
 
 Like: TypeAlias = "tuple[torch.Size, torch.device]"
 """Shape and device of an output."""
+_like = attrgetter("shape", "device")
+_NONE = frozenset[int]()
 
 _AVERAGED = (
     "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: its "
@@ -68,7 +72,7 @@ class BoundProgram:
     """Returns the number of the current call, so that ranks run backwards in one order; 0 if not needed."""
     full: Callable[[], Mapping[str, Tensor]] = dict
     """Returns the unsharded parameters that live across calls, by the names used in the program."""
-    settled: Callable[[], None] = lambda: None
+    settled: Callable[[], None] | None = None
     """Waits until all ranks have read this rank's published shards; called after forward and backward."""
     messages: tuple[Names, Names] = ((), ())
     """The collectives started by the forward and by the backward, for a profiler."""
@@ -119,24 +123,36 @@ class BoundProgram:
             if given._backward_hooks:
                 suppress(given)  # the hooks of an input whose gradient is None must not run
         # in-place writes of the model must reach the caller's tensor, even if the program got a copy
-        copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
-        with self._generator(self.seeded), ranged("forward", self.messages[0]):
+        copies = (
+            [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
+            if self.written
+            else ()
+        )
+        with self._around(self.seeded, "forward", self.messages[0]):
             outputs = self._run(values, even)
-            self.settled()
-        with torch.no_grad():
-            for given, copy in copies:
-                given.copy_(copy)
+            if self.settled is not None:
+                self.settled()
+        if copies:
+            with torch.no_grad():
+                for given, copy in copies:
+                    given.copy_(copy)
         return outputs
 
-    def _generator(self, seeded: bool) -> AbstractContextManager[None]:
-        """Return a context with this rank's own random numbers, seeded by one draw from the user's generator.
+    def _around(self, seeded: bool, what: str, names: Names) -> AbstractContextManager[None]:
+        """Return the range of a half under a profiler, with the generator of a half that draws numbers."""
+        return self._drawing(what, names) if seeded else ranged(what, names)
+
+    @contextmanager
+    def _drawing(self, what: str, names: Names) -> Iterator[None]:
+        """Draw this rank's own random numbers, seeded by one draw from the user's generator.
 
         So one seed reproduces a run on a given mesh, and the user's generator advances equally on all ranks.
         """
-        return own_generator(rank_seed(drawn_seed(), self.rank)) if seeded else nullcontext()
+        with own_generator(rank_seed(drawn_seed(), self.rank)), ranged(what, names):
+            yield
 
     def _run(self, values: list[Any], even: bool) -> Sequence[Tensor]:
-        if not self.pair.trains:
+        if self.pair.backward_graph is None:
             return self.pair.forward(values)
         leaves = list(values)
         for position, parameter in self.sharded:
@@ -158,17 +174,22 @@ class BoundProgram:
         An output that is `fed` to another compiled module gets a gradient of that module's loss; a loss
         outside of compiled modules is not involved.
         """
-        zero = frozenset([i for i, spec in enumerate(self.tangents) if grads[spec.output] is None])
+        zero, tangents, inputs = _NONE, list[Tensor](), list(map(saved.__getitem__, self.pair.saved_order))
+        if any(map(is_, grads, repeat(None))):
+            zero = frozenset([i for i, spec in enumerate(self.tangents) if grads[spec.output] is None])
         backward = self.pair.backward(zero)
-        specs = [self.tangents[i] for i in backward.tangents]
-        self._warn_outside([s for s in specs if s.output not in fed and grads[s.output] is not None], even)
-        tangents = [self._tangent(spec, grads, outputs) for spec in specs]
-        inputs = [*[saved[i] for i in self.pair.saved_order], *tangents]
+        for i in backward.tangents:
+            spec = self.tangents[i]
+            if self.world > 1 and spec.sharded and spec.output not in fed and grads[spec.output] is not None:
+                self._warn_outside(even)
+            tangents.append(self._tangent(spec, grads, outputs))
+        inputs += tangents
         saved.clear()  # the callee empties `inputs`, so that each activation is freed after its last use
         absent = self.undefined_gradients.begin(zero)
-        with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
+        with self._around(self.seeded_backward, "backward", self.messages[1]):
             results = list(backward.run(inputs))
-            self.settled()
+            if self.settled is not None:
+                self.settled()
         if positions := absent():
             leaves = dict(self.sharded)
             for position in positions:
@@ -187,12 +208,11 @@ class BoundProgram:
             grad = grad / self.world
         return full_value(grad).contiguous()  # a `DTensor`, if a penalty on sharded weights was added
 
-    def _warn_outside(self, specs: Sequence[TangentSpec], even: bool) -> None:
-        """Warn how a loss outside of compiled modules is reduced, if such a loss reads an output."""
-        if self.world > 1 and any(spec.sharded for spec in specs):
-            self._warn_once(_AVERAGED, self.world)
-            if not even:
-                self._warn_once(_UNEVEN)
+    def _warn_outside(self, even: bool) -> None:
+        """Warn how a loss outside of compiled modules is reduced, as such a loss reads an output."""
+        self._warn_once(_AVERAGED, self.world)
+        if not even:
+            self._warn_once(_UNEVEN)
 
     def _warn_once(self, text: str, *values: int) -> None:
         if text not in self._warned:
@@ -210,7 +230,7 @@ class _Step(torch.autograd.Function):
         results = program.pair.forward(values)
         count = program.pair.outputs
         # no views, into which a caller could not write (`loss /= 4`); saved values see such a write
-        outputs, saved = tuple(r.detach() for r in results[:count]), list(results[count:])
+        outputs, saved = tuple(map(Tensor.detach, results[:count])), list(results[count:])
         numbers = program.number_positions
         if numbers is None:
             numbers = program.number_positions = tuple(
@@ -218,10 +238,12 @@ class _Step(torch.autograd.Function):
             )
         ctx.program, ctx.even, ctx.call = program, even, program.moment()
         ctx.fed = set()  # outputs that enter another compiled module: runtime/chained_modules.py
-        ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
+        ctx.numbers = [saved.pop(i) for i in reversed(numbers)] if numbers else ()
         ctx.save_for_backward(*saved)
-        ctx.shapes = [(o.shape, o.device) for o in outputs]
-        ctx.mark_non_differentiable(*[o for i, o in enumerate(outputs) if i not in program.differentiable])
+        ctx.shapes = list(map(_like, outputs))
+        if len(program.differentiable) < len(outputs):
+            fixed = [o for i, o in enumerate(outputs) if i not in program.differentiable]
+            ctx.mark_non_differentiable(*fixed)
         ctx.set_materialize_grads(False)
         return outputs
 

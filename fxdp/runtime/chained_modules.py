@@ -23,10 +23,11 @@ def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: 
     """Return the inputs of a call; gradients flowing back into a compiled module are scaled by `world`."""
     if world == 1 or not torch.is_grad_enabled():
         return tensors
-    return [
-        _Times.apply(t, world) if dim is not None and _feeds(t) else t  # type: ignore[no-untyped-call]
-        for t, dim in zip(tensors, batch_dims, strict=True)
-    ]
+    made = list(tensors)
+    for i, (tensor, dim) in enumerate(zip(tensors, batch_dims, strict=True)):
+        if dim is not None and tensor.grad_fn is not None and _feeds(tensor):
+            made[i] = _Times.apply(tensor, world)  # type: ignore[no-untyped-call]
+    return made
 
 
 def parameters_behind(tensor: Tensor) -> Iterator[nn.Parameter]:

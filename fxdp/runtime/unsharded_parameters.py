@@ -50,7 +50,8 @@ class UnshardedParameters:
     _values: dict[Key, Tensor] = field(default_factory=dict)
     _copies: dict[str, Tensor] = field(default_factory=dict)
     """Copies of this rank's shards of parameters that only other pipeline ranks unshard."""
-    _places: set[Place] = field(default_factory=set)
+    places: set[Place] = field(default_factory=set)
+    """The parameters that are unsharded now, on all ranks."""
     _written: list[tuple[Tensor, int]] = field(default_factory=list)
     """One tensor of each buffer of shards, with torch's version count of the buffer."""
     _stepped: bool = False
@@ -66,7 +67,7 @@ class UnshardedParameters:
         the `DTensor` at best (and not at all for `p.data.mul_()` and `torch._foreach_mul_([p])`). So without
         a step, shards are compared bit by bit: 1/ranks of the bytes that the forward is about to read.
         """
-        if not self._places:
+        if not self.places:
             return False
         if self._stepped or any(rows._version != count for rows, count in self._written):
             return True
@@ -77,19 +78,19 @@ class UnshardedParameters:
         """Drop all values, because a shard has changed on some rank."""
         self._values.clear()
         self._copies.clear()
-        self._places.clear()
+        self.places.clear()
 
     def of(self, wanted: Gathered, gather: Callable[[], Sequence[Tensor]]) -> dict[str, Tensor]:
         """Return a program's unsharded parameters by name; gather now if one is missing on any rank.
 
         `gather` returns this rank's values in the order of `wanted.own`. All ranks call together.
         """
-        if not wanted.places <= self._places:
+        if not wanted.places <= self.places:
             # values saved for a backward must not be created in inference mode
             with torch.inference_mode(False), torch.no_grad():
                 self._values.update(zip(wanted.own.values(), gather(), strict=True))
                 self._copy({name for _, name, _ in wanted.places} - {name for name, _ in self._values})
-            self._places |= wanted.places
+            self.places |= wanted.places
             self._written, self._stepped = self._counted(), False
         return {name: self._values[key] for name, key in wanted.own.items()}
 

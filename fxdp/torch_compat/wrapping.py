@@ -13,7 +13,14 @@ from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-__all__ = ["READ_BY_WRAPPERS", "global_hooks", "running_ddp", "running_transform"]
+__all__ = [
+    "READ_BY_WRAPPERS",
+    "global_hook_registries",
+    "global_hooks",
+    "is_surrounded",
+    "running_ddp",
+    "running_transform",
+]
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
@@ -23,9 +30,18 @@ READ_BY_WRAPPERS = {
 """Attributes of a module that only the constructor of a wrapper reads."""
 
 
+def is_surrounded() -> bool:
+    """Return whether a `running_transform` or a `running_ddp` is possible: one cheap check for each call."""
+    return (
+        peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        or torch.compiler.is_compiling()
+        or DistributedDataParallel._active_ddp_module is not None
+    )
+
+
 def running_transform() -> str:
     """Return the transform or trace that runs the calling code (`vmap`, `torch.export`); empty if none."""
-    # runs at each call of a compiled module, so the cheapest checks come first
     level: Any = peek_interpreter_stack()
     if level is not None:
         return f"torch.func ({str(level.key()).rpartition('.')[2].lower()})"
@@ -50,8 +66,13 @@ def global_hooks() -> list[int]:
 
     Hooks of torch's own tools (`CommDebugMode`, `ModuleTracker`), which only observe, are excluded.
     """
-    registries = modules._global_forward_hooks, modules._global_forward_pre_hooks
+    registries = global_hook_registries()
     return [number for each in registries for number, hook in each.items() if not _is_of_torch(hook)]
+
+
+def global_hook_registries() -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the process's global forward hooks and pre-hooks by id, hooks of torch's own tools included."""
+    return modules._global_forward_hooks, modules._global_forward_pre_hooks
 
 
 def _is_of_torch(hook: Any) -> bool:

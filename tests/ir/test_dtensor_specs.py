@@ -91,5 +91,5 @@ def test_a_compiled_module_hands_its_graph_out_and_runs_on_as_before(mesh: Devic
     assert [n.meta["spec"].shape for n in nodes if n.name == "addmm"] == [(5, 2)]
     assert [n.name for n in compiled.plan.graph.graph.nodes] == [n.name for n in nodes]
     assert not any("spec" in n.meta for n in compiled.program.graph.nodes)
-    assert compiled._cache_entry is not None
-    assert not any("spec" in n.meta for n in compiled._cache_entry.program.causes.graph.nodes)
+    assert compiled._last_call.cache_entry is not None
+    assert not any("spec" in n.meta for n in compiled._last_call.cache_entry.program.causes.graph.nodes)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import AgreementError
-from fxdp.module.values import RecompileLog, Values, digest_of, liftable
+from fxdp.module.guards.values import RecompileLog, Values, digest_of, liftable
 from tests.exactness.cases import in_fours
 from tests.exactness.models import part
 from tests.rank_pool import RankPool

@@ -1,28 +1,29 @@
-"""Changes of a model between two calls: of tensors (`TensorGuards`), attributes and hooks (`ModelGuards`).
+"""`AttributeGuards`: attributes, hooks and classes of a model's modules, and values that their code reads.
 
-Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
-not, so each call asks here, by comparing the identities of a few hundred objects. Buffers whose values a
-program was made for (`capture/patches/module_state.py`) are watched like attributes.
+Eager code sees at once a change that the user makes between two calls (`model.beta = 0.5`, a hook). A program
+does not, so each call compares the identities of a few hundred objects. Buffers whose values a program was
+made for (`capture/patches/module_state.py`) are guarded like attributes.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
-from operator import getitem, is_
+from functools import partial
+from itertools import chain, repeat
+from operator import eq, is_
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from fxdp.capture.external_places import ReadState
+from fxdp.capture.external_places import Fields, ReadState
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.capture.snapshot import ABSENT, Objects, Snapshot, equal, frozen, is_container
-from fxdp.ir.model_tensors import all_local, local_of
-from fxdp.module.values import fits
-from fxdp.torch_compat import global_hooks
+from fxdp.module.guards.comparison import Read
+from fxdp.module.guards.values import fits
+from fxdp.torch_compat import global_hook_registries, global_hooks
 
 Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
 """The attributes that differ from those of the beginning: name, type and value."""
@@ -30,98 +31,12 @@ Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
 
-_Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
+class AttributeGuards:
+    """Guards on a model (and on a loss that is a module) since the construction of this object.
 
-class TensorGuards:
-    """The parameters, buffers and modules of a model, and of a loss that is a module, as they were.
-
-    Values that change in place are none of its business: programs read them from the same tensors. But
-    `model.bfloat16()` or `model.to(memory_format=...)` leaves the tensors and changes what is in them.
+    The result of `changed` depends on `reads` alone: equal readings give an equal result.
     """
-
-    def __init__(self, *roots: Any) -> None:
-        registries = [row for root in roots if isinstance(root, nn.Module) for row in _registries(root)]
-        found = [(f"{path}.{key}".lstrip("."), owner, key) for path, owner in registries for key in owner]
-        self._registries, self._dicts = registries, [owner for _, owner in registries]
-        self._counts = self._count()
-        self._names = [name for name, _, _ in found]
-        self._owners = [owner for _, owner, _ in found]
-        self._keys = [key for _, _, key in found]
-        self._values = [owner[key] for _, owner, key in found]
-        self._kept = [value for value in self._values if _has_memory(value)]
-        self._tensors = list(map(local_of, self._kept))
-        # a DTensor can stay the same object and get another shard; a plain tensor is its own memory
-        shards = [(v, t) for v, t in zip(self._kept, self._tensors, strict=True) if v is not t]
-        self._sharded, self._shards = [v for v, _ in shards], [t for _, t in shards]
-        self._layouts = list(map(_layout, self._tensors))
-        self._places = self._find_places()
-
-    def unchanged(self) -> bool:
-        """Whether all are the same objects, of the same types and strides; called at each step."""
-        if self._count() != self._counts:
-            return False
-        try:
-            same = all(map(is_, map(getitem, self._owners, self._keys), self._values))
-        except KeyError:
-            return False
-        return same and all(map(is_, all_local(self._sharded), self._shards)) and self._are_laid_out_alike()
-
-    def changes(self) -> list[str]:
-        """The names of those that were replaced, converted or deleted."""
-        before = zip(self._kept, self._tensors, self._layouts, strict=True)
-        converted = {id(v) for v, t, layout in before if local_of(v) is not t or _layout(t) != layout}
-        rows = list(zip(self._names, self._owners, self._keys, self._values, strict=True))
-        known = {(id(owner), key) for _, owner, key, _ in rows}
-        added = [
-            f"{path}.{key}".lstrip(".")
-            for path, owner in self._registries
-            for key in owner
-            if (id(owner), key) not in known
-        ]
-        return added + [
-            name for name, owner, key, value in rows if owner.get(key) is not value or id(value) in converted
-        ]
-
-    def _count(self) -> list[int]:
-        return [*map(len, self._dicts)]
-
-    def words(self) -> str:
-        """What was changed, in a sentence's beginning."""
-        names = self.changes()
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        were = "was" if len(names) == 1 else "were"
-        return f"{', '.join(names[:3])}{more} of the model {were} replaced, added or converted"
-
-    def _are_laid_out_alike(self) -> bool:
-        """Another layout needs other memory, and addresses are compared five times as fast."""
-        places = self._find_places()
-        if places != self._places:
-            if list(map(_layout, self._tensors)) != self._layouts:
-                return False
-            self._places = places
-        return True
-
-    def _find_places(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self._tensors))
-
-
-def _has_memory(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not is_lazy(value)
-
-
-def _layout(tensor: Tensor) -> _Layout:
-    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
-
-
-def _registries(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, owner in module.named_modules():
-        for registry in (owner._parameters, owner._buffers, owner._modules):
-            yield path, registry
-
-
-class ModelGuards:
-    """Watches a model (and a loss that is a module) from when it is made."""
 
     def __init__(self, *roots: nn.Module) -> None:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
@@ -146,9 +61,38 @@ class ModelGuards:
         self._last = list(self._first)
         self._last_key: Key = ()
         self._changed: dict[int, tuple[str, tuple[str, Any]]] = {}
+        self._reads: tuple[Read, ...] | None = None
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """The reads of `changed`; a new tuple after a place was added or removed."""
+        if self._reads is None:
+            self._reads = tuple(self._all_reads())
+        return self._reads
+
+    def _all_reads(self) -> Iterator[Read]:
+        hooks = [*self._hooks, *global_hook_registries()]
+        yield Read(partial(map, len, [*map(vars, self._modules), *hooks]), eq)
+        yield Read(partial(chain.from_iterable, hooks), eq)
+        yield Read(partial(map, type, self._modules))
+        getters = [(_getter(owner), owner, key) for owner, key in self._specs]
+        for getter in dict.fromkeys(getter for getter, _, _ in getters):
+            owners = [owner.of if getter is getattr else owner for own, owner, _ in getters if own is getter]
+            keys = [key for own, _, key in getters if own is getter]
+            yield Read(partial(map, getter, owners, keys, repeat(ABSENT)))
+        if self._snapshot:
+            yield Read(self._contents)
+        if self._numbers:
+            yield Read(partial(map, _Number.value, tuple(self._numbers.values())))
+
+    def _contents(self) -> list[Any]:
+        """Return the contents of the containers at guarded places."""
+        specs = ((snapshot, *self._specs[i]) for i, snapshot in self._snapshot.items())
+        return [snapshot.value(owner.get(key, ABSENT)) for snapshot, owner, key in specs]
 
     def watch(self, tensors: Mapping[str, Tensor]) -> None:
-        """From now on the values of these tensors count as attributes."""
+        """Guard the values of these tensors like attributes from now on."""
+        self._reads = None
         for name, tensor in tensors.items():
             if id(tensor) not in self._numbers:
                 number = self._numbers[id(tensor)] = _Number(tensor)
@@ -157,9 +101,9 @@ class ModelGuards:
                 self._last = [*self._last, number.value()]
 
     def watch_read(self, read: ReadState, written: Collection[tuple[int, Any]] = ()) -> None:
-        """From now on all that the model's code may read counts, but what it changes itself.
+        """Guard all that the model's code may read from now on, but not the places that the code writes.
 
-        A count of its own calls would count as changed after each call of the model as it is.
+        A counter of the model's own calls would differ after each call.
         """
         self._read = read.names
         for place in read.places:
@@ -174,15 +118,17 @@ class ModelGuards:
                 self._look_into(i, owner.get(key, ABSENT))
 
     def _look_into(self, i: int, now: Any) -> Any:
-        """From now on what a container at this place holds counts; what it is now."""
+        """Guard the contents of a container at this place from now on; return the present value."""
         if not is_container(now):
             return now
+        self._reads = None
         self._snapshot[i] = Snapshot(now)
         found = self._last[i] = self._snapshot[i].value(now)
         self._first[i] = found if self._first[i] is now else frozen(self._first[i])
         return found
 
     def _forget(self, i: int) -> None:
+        self._reads = None
         self._specs[i] = {}, self._specs[i][1]
         self._places.clear()
         self._first[i] = self._last[i] = ABSENT
@@ -190,7 +136,7 @@ class ModelGuards:
         self._changed.pop(i, None)
 
     def changed(self) -> Key:
-        """The Python attributes that are no longer what they were; other ones need another program."""
+        """Return the Python attributes that differ from the beginning; each combination needs a program."""
         if self._count() != self._sizes:
             self._watch_new()
         values = self._values()
@@ -199,7 +145,7 @@ class ModelGuards:
         return self._last_key
 
     def _note_changes(self, values: list[Any]) -> None:
-        """Look at those alone that are other objects than at the last call: one may change at each."""
+        """Compare the attributes that are different objects than at the last call; others are equal."""
         for i, (now, last) in enumerate(zip(values, self._last, strict=True)):
             if now is not last:
                 if i in self._read_in and i not in self._snapshot:
@@ -211,11 +157,11 @@ class ModelGuards:
         self._last_key = tuple(self._changed[i] for i in sorted(self._changed))
 
     def first(self, name: str) -> tuple[str, Any]:
-        """The type and the value that an attribute had at the beginning."""
+        """Return the type and the value that an attribute had at the beginning."""
         return self._objects.token(self._first[self._names.index(name)])
 
     def number(self, name: str) -> AttributeNumber | None:
-        """An attribute that is a number now; None for what is no attribute of a module, or no number."""
+        """Return an attribute that is a number now; None if it is not on a module, or not a number."""
         if len(self._places) != len(self._specs):  # looked up at each call, so by name
             self._places = dict(zip(self._names, self._specs, strict=False))
         owner, key = self._places.get(name, ({}, name))
@@ -227,9 +173,9 @@ class ModelGuards:
         return [len(vars(module)) for _, module in self._named]
 
     def _watch_new(self) -> None:
-        """Watch attributes that modules were given since, of names that the code reads or their classes have.
+        """Guard attributes added since, if the code reads their names or the classes define them.
 
-        Others the forward cannot have read when it was captured.
+        The forward cannot have read any further new attribute when it was captured.
         """
         self._sizes = self._count()
         for path, module in self._named:
@@ -241,7 +187,8 @@ class ModelGuards:
                     self._insert(vars(module), name, f"{name} of {path or 'the model'}", known_by, before)
 
     def _insert(self, owner: Any, key: Any, name: str, known_by: tuple[int, Any], *before: Any) -> int:
-        """Watch one more place; what is noted of hooks and buffers stands after these."""
+        """Guard one more place, listed before the hooks and buffers."""
+        self._reads = None
         self._known[known_by] = at = len(self._specs)
         self._specs.append((owner, key))
         self._names.insert(at, self._unlike_others(name))
@@ -252,7 +199,7 @@ class ModelGuards:
         return at
 
     def _unlike_others(self, name: str) -> str:
-        """A name that no other place has; keys tell places apart by their names."""
+        """Return a unique name for a place; keys identify places by name."""
         self._taken[name] = count = self._taken.get(name, 0) + 1
         return name if count == 1 else f"{name} ({count})"
 
@@ -265,8 +212,23 @@ class ModelGuards:
         return [*own, *map(len, self._hooks), hooks, classes, *(n.value() for n in self._numbers.values())]
 
 
+def _getter(owner: Any) -> Any:
+    """Return the function that reads a key of an owner with a default, written in C if possible."""
+    if type(owner) is dict:
+        return dict.get
+    if type(owner) is types.MappingProxyType:
+        return types.MappingProxyType.get
+    # reading an empty cell raises ValueError, which getattr does not replace by the default
+    is_plain = type(owner) is Fields and type(owner.of) is not types.CellType
+    return getattr if is_plain else _get
+
+
+def _get(owner: Any, key: Any, default: Any) -> Any:
+    return owner.get(key, default)
+
+
 class _Kept:
-    """An object that stands for a list, the same for equal ones: hooks have other numbers on other ranks."""
+    """One object per list, equal lists share it: hooks have different ids on different ranks."""
 
     def __init__(self) -> None:
         self._now: list[Any] = []
@@ -274,21 +236,21 @@ class _Kept:
         self._value = self._known[()] = object()
 
     def value(self, now: list[Any]) -> object:
-        """What stands for it."""
+        """Return the object of this list."""
         if now != self._now:
             self._now, self._value = now, self._known.setdefault(tuple(now), object())
         return self._value
 
 
 class _Number:
-    """A buffer, read again after it was written; on CPU always, as writes into `.data` leave no trace."""
+    """A buffer, read again after a write; on CPU at each call, as a write into `.data` is not counted."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
         self._version, self._value = buffer._version, (buffer.tolist(),)
 
     def value(self) -> tuple[Any, ...]:
-        """The contents: the same object as long as they are the same."""
+        """Return the contents; the same object while they are equal."""
         if self._buffer._version != self._version or self._buffer.device.type == "cpu":
             self._version, now = self._buffer._version, (self._buffer.tolist(),)
             if now != self._value:

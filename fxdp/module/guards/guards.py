@@ -1,0 +1,165 @@
+"""`Guards`: all conditions under which a program serves a call; the class docstring lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.python_values import AttributeNumber
+from fxdp.capture.refusals.input_layouts import is_contiguous
+from fxdp.module.guards.attribute_guards import AttributeGuards, Key
+from fxdp.module.guards.comparison import Comparison, Read, all_hold
+from fxdp.module.guards.surroundings import refuse_surroundings
+from fxdp.module.guards.tensor_guards import TensorGuards
+from fxdp.torch_compat import is_surrounded
+
+
+class ModelState(NamedTuple):
+    """Modes and modules as part of the key of a call's program, beside the inputs; equal on all ranks."""
+
+    grad: bool
+    autocast: torch.dtype | None
+    default: torch.dtype
+    """The dtype of tensors that the model makes."""
+    training: bytes
+    """Of each module."""
+    trainable: bytes
+    """Of each parameter."""
+    generation: int
+    """How often the model's tensors were replaced, which all ranks must do together."""
+    attributes: Key
+    """The model's Python attributes that are no longer what they were."""
+
+
+class Guards:
+    """Conditions of the programs of one model, beside the values of its tensors.
+
+    guard                what is compared at each call                          if it differs
+    surroundings         no tracer, transform of torch.func or                  the call is refused
+                         DistributedDataParallel runs around it
+    registries           the parameters, buffers and modules of each module:    all programs are made anew
+                         their number, and that they are the same objects
+    shards               the local tensors of DTensors are the same objects     all programs are made anew
+    memory               addresses; where these differ dtypes, devices,         all programs are made anew
+                         shapes and strides
+    modes                whether gradients are on, the dtype of autocast and    another program
+                         of new tensors
+    training             of each module                                         another program
+    requires_grad        of each parameter                                      another program
+    attributes           of modules, and what their code reads elsewhere:       another program for other
+                         globals, cells, classes, objects; what containers      values; a number becomes
+                         among them hold                                        an input
+    hooks, classes       of modules; hooks on all modules of the process        another program
+    numbers              of the buffers that the model's code read as numbers   another program
+    structure            of the inputs, and dtype, number of dims, device,      another program
+                         requires_grad of each tensor (`reader.py`)
+    Python inputs        numbers, strings and objects (`values.py`)             another program; a number
+                                                                                becomes an input
+    sizes                batches and other dims (`programs.py`)                 another program, then one for
+                                                                                any size
+    input layouts        contiguous, where the model's code or one device's     the call is refused
+                         random numbers depend on that
+
+    Not guarded: inference mode and filters of warnings, as programs are compiled outside of these
+    (`plain_modes.py`).
+
+    While all guards hold, a call compares objects by identity, in C.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_type: str,
+        loss_fn: Any = None,
+        *,
+        generation: int = 0,
+        full_batch_draws: bool = False,
+    ) -> None:
+        """Set `full_batch_draws` if random numbers are drawn as on one device."""
+        self._module, self._device_type, self._generation = module, device_type, generation
+        self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
+        self._full_batch_draws = full_batch_draws
+        self._tensors = TensorGuards(module, loss_fn)
+        self._attributes = AttributeGuards(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
+        self._training = Read(partial(map, attrgetter("training"), tuple(module.modules())))
+        self._trainable = Read(partial(map, attrgetter("requires_grad"), tuple(module.parameters())))
+        self._comparisons: list[Comparison] | None = None
+        self._state: ModelState | None = None
+
+    def check_surroundings(self) -> None:
+        """Refuse a call from inside of what transforms code, or of a `DistributedDataParallel`.
+
+        Raises
+        ------
+        InputError : a `DistributedDataParallel` would reduce the model's gradients, too.
+        StateError : a transform of torch.func, or a tracer, calls it.
+        """
+        if is_surrounded():
+            refuse_surroundings(self._module)
+
+    def tensors_unchanged(self) -> bool:
+        """Return whether the guards on registries, shards and memory hold."""
+        return self._tensors.unchanged()
+
+    def tensor_changes(self) -> str:
+        """Return the beginning of a sentence that names replaced, added and converted tensors."""
+        return self._tensors.words()
+
+    def state(self) -> ModelState:
+        """Return the guarded modes and modules; the same object while all guards hold."""
+        device, state = self._device_type, self._state
+        autocast = None
+        if self._casts and torch.is_autocast_enabled(device):
+            autocast = torch.get_autocast_dtype(device)
+        modes = torch.is_grad_enabled(), autocast, torch.get_default_dtype()
+        if state is None or self._comparisons is None or not all_hold(self._comparisons):
+            changed = self._changed()
+            training, trainable = bytes(self._training.read()), bytes(self._trainable.read())
+            state = self._state = ModelState(*modes, training, trainable, self._generation, changed)
+        elif state[:3] != modes:
+            grad, autocast, default = modes
+            state = self._state = state._replace(grad=grad, autocast=autocast, default=default)
+        return state
+
+    def _changed(self) -> Key:
+        """Return the attributes that differ from the beginning, and renew the guards on modules."""
+        # read before `changed`: if a thread changes a value in between, the guard fails at the next call
+        reads = self._attributes.reads
+        comparisons = [read.now() for read in (*reads, self._training, self._trainable)]
+        changed = self._attributes.changed()
+        # `changed` may have added places, for which there is no guard yet
+        self._comparisons = comparisons if self._attributes.reads is reads else None
+        return changed
+
+    def strided(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether random numbers depend on strides of inputs, and an input is not contiguous."""
+        return self._full_batch_draws and not all(map(is_contiguous, tensors))
+
+    def watch(self, captured: Captured) -> None:
+        """Guard all that the code of a program may read from now on.
+
+        Texts that the first call leaves in Python are written there.
+        """
+        buffers = {f"value of buffer {name}": self._module.get_buffer(name) for name in captured.numbers}
+        values = {
+            f"value of the tensor read at {value.location}": value.tensor for value in captured.read_values
+        }
+        self._attributes.watch({**buffers, **values})
+        self._attributes.watch_read(captured.read, captured.written)
+        self._comparisons = None
+        for place, word in captured.words:
+            place.put(word)
+
+    def first(self, names: Iterable[str]) -> Mapping[str, tuple[str, Any]]:
+        """Return the types and values that attributes had at the beginning."""
+        return {name: self._attributes.first(name) for name in names}
+
+    def number(self, name: str) -> AttributeNumber | None:
+        """Return an attribute that is a number now; None if it is not on a module, or not a number."""
+        return self._attributes.number(name)
