@@ -18,7 +18,7 @@ from fxdp.errors import InputError, a_kind
 from fxdp.ir.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey
-from fxdp.module.guards.guards import Guards, ModelState
+from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable, python_leaves
 
 
@@ -36,12 +36,12 @@ class _Structure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Lookup:
     """The results of the last lookup, valid for calls that differ in sizes and values only."""
 
     spec: TreeSpec
     signature: list[tuple[torch.dtype, int, bool, str]]
-    state: ModelState
+    state: GuardedState
     structure: _Structure
     values: Values
     kind: ProgramKey
@@ -62,7 +62,7 @@ class CallReader:
         self._digests: LRU[Any, int] = LRU(1024)
         self._values: LRU[Any, Values] = LRU(1024)
         self._told = RecompileLog()
-        self._last: _Read | None = None
+        self._last: _Lookup | None = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call's inputs.
@@ -117,13 +117,13 @@ class CallReader:
         kwargs: dict[str, Any],
         spec: TreeSpec,
         signature: list[tuple[torch.dtype, int, bool, str]],
-        state: ModelState,
-    ) -> _Read:
+        state: GuardedState,
+    ) -> _Lookup:
         """Look up all that calls of this structure and state have in common."""
         tensors = tuple(signature)
         structure = self._structure_of(args, kwargs, spec, tensors)
         values = self._values_of((spec, tensors, *state[:-1]))
-        return _Read(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
+        return _Lookup(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
 
     def _values_of(self, kind: tuple[Any, ...]) -> Values:
         """What is known of the Python values of calls of one structure and mode."""

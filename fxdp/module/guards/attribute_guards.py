@@ -21,7 +21,7 @@ from fxdp.capture.external_places import Fields, ReadState
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.capture.snapshot import ABSENT, Objects, Snapshot, equal, frozen, is_container
-from fxdp.module.guards.comparison import Read
+from fxdp.module.guards.comparison import Reading
 from fxdp.module.guards.values import fits
 from fxdp.torch_compat import global_hook_registries, global_hooks
 
@@ -61,29 +61,29 @@ class AttributeGuards:
         self._last = list(self._first)
         self._last_key: Key = ()
         self._changed: dict[int, tuple[str, tuple[str, Any]]] = {}
-        self._reads: tuple[Read, ...] | None = None
+        self._reads: tuple[Reading, ...] | None = None
 
     @property
-    def reads(self) -> tuple[Read, ...]:
+    def reads(self) -> tuple[Reading, ...]:
         """The reads of `changed`; a new tuple after a place was added or removed."""
         if self._reads is None:
             self._reads = tuple(self._all_reads())
         return self._reads
 
-    def _all_reads(self) -> Iterator[Read]:
+    def _all_reads(self) -> Iterator[Reading]:
         hooks = [*self._hooks, *global_hook_registries()]
-        yield Read(partial(map, len, [*map(vars, self._modules), *hooks]), eq)
-        yield Read(partial(chain.from_iterable, hooks), eq)
-        yield Read(partial(map, type, self._modules))
+        yield Reading(partial(map, len, [*map(vars, self._modules), *hooks]), eq)
+        yield Reading(partial(chain.from_iterable, hooks), eq)
+        yield Reading(partial(map, type, self._modules))
         getters = [(_getter(owner), owner, key) for owner, key in self._specs]
         for getter in dict.fromkeys(getter for getter, _, _ in getters):
             owners = [owner.of if getter is getattr else owner for own, owner, _ in getters if own is getter]
             keys = [key for own, _, key in getters if own is getter]
-            yield Read(partial(map, getter, owners, keys, repeat(ABSENT)))
+            yield Reading(partial(map, getter, owners, keys, repeat(ABSENT)))
         if self._snapshot:
-            yield Read(self._contents)
+            yield Reading(self._contents)
         if self._numbers:
-            yield Read(partial(map, _Number.value, tuple(self._numbers.values())))
+            yield Reading(partial(map, _Number.value, tuple(self._numbers.values())))
 
     def _contents(self) -> list[Any]:
         """Return the contents of the containers at guarded places."""

@@ -11,7 +11,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 
-class Read(NamedTuple):
+class Reading(NamedTuple):
     """How a guard reads its items, and how it compares two readings of one item."""
 
     read: Callable[[], Iterable[Any]]

@@ -14,13 +14,13 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.input_layouts import is_contiguous
 from fxdp.module.guards.attribute_guards import AttributeGuards, Key
-from fxdp.module.guards.comparison import Comparison, Read, all_hold
+from fxdp.module.guards.comparison import Comparison, Reading, all_hold
 from fxdp.module.guards.surroundings import refuse_surroundings
 from fxdp.module.guards.tensor_guards import TensorGuards
 from fxdp.torch_compat import is_surrounded
 
 
-class ModelState(NamedTuple):
+class GuardedState(NamedTuple):
     """Modes and modules as part of the key of a call's program, beside the inputs; equal on all ranks."""
 
     grad: bool
@@ -87,10 +87,10 @@ class Guards:
         self._full_batch_draws = full_batch_draws
         self._tensors = TensorGuards(module, loss_fn)
         self._attributes = AttributeGuards(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._training = Read(partial(map, attrgetter("training"), tuple(module.modules())))
-        self._trainable = Read(partial(map, attrgetter("requires_grad"), tuple(module.parameters())))
+        self._training = Reading(partial(map, attrgetter("training"), tuple(module.modules())))
+        self._trainable = Reading(partial(map, attrgetter("requires_grad"), tuple(module.parameters())))
         self._comparisons: list[Comparison] | None = None
-        self._state: ModelState | None = None
+        self._state: GuardedState | None = None
 
     def check_surroundings(self) -> None:
         """Refuse a call from inside of what transforms code, or of a `DistributedDataParallel`.
@@ -111,7 +111,7 @@ class Guards:
         """Return the beginning of a sentence that names replaced, added and converted tensors."""
         return self._tensors.words()
 
-    def state(self) -> ModelState:
+    def state(self) -> GuardedState:
         """Return the guarded modes and modules; the same object while all guards hold."""
         device, state = self._device_type, self._state
         autocast = None
@@ -121,7 +121,7 @@ class Guards:
         if state is None or self._comparisons is None or not all_hold(self._comparisons):
             changed = self._changed()
             training, trainable = bytes(self._training.read()), bytes(self._trainable.read())
-            state = self._state = ModelState(*modes, training, trainable, self._generation, changed)
+            state = self._state = GuardedState(*modes, training, trainable, self._generation, changed)
         elif state[:3] != modes:
             grad, autocast, default = modes
             state = self._state = state._replace(grad=grad, autocast=autocast, default=default)

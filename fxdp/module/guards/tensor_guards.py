@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fxdp.capture.snapshot import ABSENT
 from fxdp.ir.model_tensors import all_local, local_of
-from fxdp.module.guards.comparison import Read, all_hold
+from fxdp.module.guards.comparison import Reading, all_hold
 
 _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
@@ -39,16 +39,16 @@ class TensorGuards:
         self._layouts = list(map(_layout, self._tensors))
         self._objects = [read.now() for read in self._reads()]
         # a different layout needs different memory, and addresses are compared five times as fast
-        self._addresses = Read(partial(map, Tensor.data_ptr, self._tensors), eq)
+        self._addresses = Reading(partial(map, Tensor.data_ptr, self._tensors), eq)
         self._comparisons = *self._objects, self._addresses.now()
 
-    def _reads(self) -> Iterator[Read]:
-        yield Read(partial(map, len, [owner for _, owner in self._registries]), eq)
-        yield Read(partial(map, dict.get, self._owners, self._keys, repeat(ABSENT)))
+    def _reads(self) -> Iterator[Reading]:
+        yield Reading(partial(map, len, [owner for _, owner in self._registries]), eq)
+        yield Reading(partial(map, dict.get, self._owners, self._keys, repeat(ABSENT)))
         # a DTensor can stay the same object and get a different shard; a plain tensor is its own memory
         pairs = zip(self._kept, self._tensors, strict=True)
         if sharded := [value for value, tensor in pairs if value is not tensor]:
-            yield Read(partial(all_local, sharded))
+            yield Reading(partial(all_local, sharded))
 
     def unchanged(self) -> bool:
         """Return whether all are the same objects, of the same types and strides; called at each step."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.external_state import external_state
-from fxdp.module.guards.comparison import Comparison, Read, all_hold
+from fxdp.module.guards.comparison import Comparison, Reading, all_hold
 from fxdp.module.guards.guards import Guards
 
 FACTOR = 2.0
@@ -186,7 +186,7 @@ def test_how_often_tensors_were_replaced_is_part_of_the_state() -> None:
 
 def test_guards_after_the_first_that_fails_are_not_read() -> None:
     values, read = [1], []
-    first = Read(lambda: values).now()
+    first = Reading(lambda: values).now()
     second = Comparison(lambda: read.append(1) or [], lambda a, b: True, [])
     assert all_hold([first, second])
     values[0] = 2
