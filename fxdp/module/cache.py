@@ -1,7 +1,7 @@
-"""What is kept of the programs of one model: by kind of call, those used last.
+"""The cache of a model's programs: the most recently used kinds of calls.
 
-Two calls are of one kind if they differ in sizes alone. A Python value on which the model decides is part of
-the kind, so a model that is given a fresh object at each call would fill the memory with programs.
+Two calls are of one kind if they differ in sizes alone. A Python value that decides on the program is part of
+the kind, so a model with a new object at each call would fill the memory with programs.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from fxdp.module.call import Call, ProgramKey
+from fxdp.module.call import ProgramKey
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_KINDS = 64  # kinds whose programs are kept
+_KINDS = 64  # kinds with cached programs
 
 
 class LRU(Generic[K, V]):
-    """At most `limit` entries; a new one takes the place of that which was not used for longest.
+    """At most `limit` entries; a new entry replaces the least recently used one.
 
-    Ranks that look up and store the same keys in the same order keep the same entries.
+    Ranks that look up and store equal keys in the same order keep equal entries.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,7 +29,7 @@ class LRU(Generic[K, V]):
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """The value of the key, which counts as a use, or None."""
+        """Return the value of a key or None; this counts as a use."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
@@ -45,7 +45,7 @@ class LRU(Generic[K, V]):
         return self.get(key) is not None
 
     def items(self) -> Iterable[tuple[K, V]]:
-        """The entries, least recently used first; none counts as used by this."""
+        """Return the entries, least recently used first; this counts as no use."""
         return self._entries.items()
 
     def __len__(self) -> int:
@@ -53,23 +53,23 @@ class LRU(Generic[K, V]):
 
 
 class Kinds(Generic[V]):
-    """The kinds that were called last; all ranks keep the same ones, as they make the same calls."""
+    """The most recently used kinds of calls; equal on all ranks, as all ranks make the same calls."""
 
     def __init__(self) -> None:
         self._kinds: LRU[ProgramKey, V] = LRU(_KINDS)
 
     def __iter__(self) -> Iterator[V]:
-        """The least recently called first."""
+        """Iterate over the kinds, least recently used first."""
         return (kind for _, kind in self._kinds.items())
 
-    def find(self, call: Call) -> V | None:
-        """What there is for calls of this kind."""
-        return self._kinds.get(call.kind)
+    def find(self, key: ProgramKey) -> V | None:
+        """Return the programs of a key."""
+        return self._kinds.get(key)
 
-    def add(self, call: Call, kind: V) -> None:
-        """Keep what was captured for a call of a new kind."""
-        self._kinds[call.kind] = kind
+    def add(self, key: ProgramKey, kind: V) -> None:
+        """Keep the programs of a new key."""
+        self._kinds[key] = kind
 
-    def alike(self, call: Call) -> tuple[ProgramKey, ...]:
-        """The kinds that differ from the call's in Python values alone, the one called last at the end."""
-        return tuple(key for key, _ in self._kinds.items() if key.differs_in_values_alone(call.kind))
+    def alike(self, key: ProgramKey) -> tuple[ProgramKey, ...]:
+        """Return the keys that differ from a key in Python values alone, the last used key at the end."""
+        return tuple(other for other, _ in self._kinds.items() if other.differs_in_values_alone(key))

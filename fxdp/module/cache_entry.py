@@ -1,4 +1,4 @@
-"""`CacheEntry`: what runs a call; `GuardKey`: all that was captured and compiled for one kind of call."""
+"""`CacheEntry`: one executable for calls of some sizes; `GuardKey`: all executables of one kind of call."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from fxdp.compiler.program import Program
 from fxdp.module.cache import LRU
 from fxdp.module.outputs import has_size_leaves, returns_tensor
 
-_CALLS = 1024  # sizes of calls that are remembered, per kind
+_CALLS = 1024  # cached sets of sizes per kind
 
 
 @dataclass
 class CacheEntry:
-    """What runs a call, with what is needed around it."""
+    """The executable of a call, with facts about its program that are asked at each call."""
 
     runs: Runs
     graph: fx.GraphModule
     program: Program
     sizes: dict[str, int]
-    """Those of the call for which it was made."""
+    """The sizes of the call for which the entry was made."""
     draws: bool
     """Whether the program draws random numbers."""
     takes_sizes: bool = field(init=False)
-    """Whether a call needs its sizes, for the program or as numbers that the model returns."""
+    """Whether a call needs its sizes: as arguments, for row numbers, or as numbers that the model returns."""
     keeps_unsharded: bool = field(init=False)
     """Whether unsharded parameters stay from call to call."""
     reads_layouts: bool = field(init=False)
     """Whether the model's code reads strides of inputs."""
     branches: bool = field(init=False)
-    """Whether the program goes one of several ways of the code."""
+    """Whether the program stands for one of several branches of the code."""
     returns_tensor: bool = field(init=False)
     """Whether the model returns one tensor, as its program does."""
 
     def __post_init__(self) -> None:
         captured = self.program.captured
-        self.takes_sizes = self.runs.takes_sizes or has_size_leaves(captured)
+        self.takes_sizes = self.runs.takes_sizes or self.runs.takes_rows or has_size_leaves(captured)
         self.keeps_unsharded = self.program.options.keeps_unsharded
         self.reads_layouts = bool(captured.layout_reads)
         self.branches = bool(captured.branches)
@@ -58,13 +58,13 @@ class LastCall:
 
 @dataclass
 class GuardKey:
-    """All that was captured and compiled for one kind of call."""
+    """All captures and executables of one kind of call."""
 
     dims: tuple[tuple[int, ...], ...]
-    """The dims of the first call, to which captures that are not `dynamic` belong."""
+    """The dims of the first call, and of all captures that are not `dynamic`."""
     captured: dict[bool, list[CompiledVariants]] = field(default_factory=lambda: {False: [], True: []})
-    """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
+    """By `dynamic`: one capture for all sizes, or several if the model branches on sizes."""
     calls: LRU[Any, CacheEntry] = field(default_factory=lambda: LRU(_CALLS))
-    """What served each call so far, by its sizes; of several ways that the code can go the last one."""
+    """The entry for each set of sizes; of several branches the one that was taken last."""
     branches: LRU[Any, list[CacheEntry]] = field(default_factory=lambda: LRU(_CALLS))
-    """By its sizes, too: the programs of other ways."""
+    """By sizes: the entries of all branches taken so far."""

@@ -2,28 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
 from torch import Tensor, fx
 
 from fxdp.capture.captured import Captured, Condition
+from fxdp.compiler.program import Program
 from fxdp.errors import InputError
 from fxdp.ir.graphs import inputs_of
 from fxdp.ir.metadata import Location, meta
 from fxdp.ir.signature import Input
-from fxdp.ir.sizes import evaluate, rank_sizes
+from fxdp.ir.sizes import B, evaluate, named_size, rank_sizes
 from fxdp.ir.types import TensorType
+from fxdp.module.cache import LRU
 from fxdp.module.call import Call
 
+_ROWS = 256  # sizes of calls whose row numbers are cached
 
-def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
-    """Return the value of each size input for this rank."""
-    sizes = {**rank_sizes(batches, rank), "b_max": max(batches)}
-    for name, (index, dim) in captured.symbols.items():
-        sizes[name] = call.tensors[index].shape[dim]
-    return sizes
+
+@dataclass(frozen=True, slots=True)
+class CallSizes:
+    """The sizes of a call, without its tensors."""
+
+    batches: tuple[int, ...]
+    """The batch size of each data rank."""
+    dims: tuple[tuple[int, ...], ...]
+    """All sizes of this rank's tensors but the batch."""
+    shapes: tuple[torch.Size, ...]
+    """The shapes of this rank's tensors."""
+    rank: int
+    """The index of this rank among the data ranks."""
+    device: torch.device | None
+    """The device of the tensors; None without any."""
+
+    @classmethod
+    def of(cls, call: Call, batches: tuple[int, ...], rank: int) -> CallSizes:
+        """Return the sizes of a call."""
+        tensors = call.inputs.tensors
+        shapes = tuple(tensor.shape for tensor in tensors)
+        return cls(batches, call.dims, shapes, rank, tensors[0].device if tensors else None)
+
+    @property
+    def batch(self) -> int:
+        """The size of the global batch."""
+        return sum(self.batches)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The key of executables for these sizes; equal on all ranks."""
+        return self.dims, self.batches
+
+    def values(self, captured: Captured) -> dict[str, int]:
+        """Return the value of each size input for this rank."""
+        sizes = {**rank_sizes(self.batches, self.rank), "b_max": max(self.batches)}
+        for name, (index, dim) in captured.symbols.items():
+            sizes[name] = self.shapes[index][dim]
+        return sizes
+
+    def broken(self, program: Program) -> list[Condition]:
+        """Return the conditions of a program that these sizes do not fulfil."""
+        values = self.values(program.captured)
+        sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
+        conditions = [
+            *program.captured.conditions,
+            *self._fixed_dims(program.gm, program.captured.batch, values),
+            *_few_samples(program),
+        ]
+        return [condition for condition in conditions if not condition.holds(sizes)]
+
+    def _fixed_dims(
+        self, gm: fx.GraphModule, batch: Sequence[int | None], values: Mapping[str, int]
+    ) -> Iterator[Condition]:
+        """Yield a condition for each size that differs from the captured size; a loop over a dim fixes it."""
+        for spec, node in inputs_of(gm.graph, Input):
+            type_ = meta(node).type
+            if not isinstance(type_, TensorType):
+                continue
+            sizes = zip(type_.shape, self.shapes[spec.index], strict=True)
+            for dim, (captured, own) in enumerate(sizes):
+                if dim != batch[spec.index] and evaluate(captured, values) != own:
+                    place = Location(code=f"{spec.path}.shape[{dim}] == {captured}")
+                    yield Condition(sympy.false, place)
+
+
+def _few_samples(program: Program) -> list[Condition]:
+    """Return the limit on the batch up to which the program's collectives are the cheapest, if any."""
+    most = program.most_samples
+    return [] if most is None else [Condition(most >= B, Location())]
 
 
 def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
@@ -39,22 +108,6 @@ def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
     )
 
 
-def fixed_dims(
-    gm: fx.GraphModule, batch: Sequence[int | None], call: Call, values: Mapping[str, int]
-) -> list[Condition]:
-    """Return a condition for each size that differs from the captured size; a loop over a dim fixes sizes."""
-    found = []
-    for spec, node in inputs_of(gm.graph, Input):
-        type_ = meta(node).type
-        if not isinstance(type_, TensorType):
-            continue
-        sizes = zip(type_.shape, call.tensors[spec.index].shape, strict=True)
-        for dim, (captured, own) in enumerate(sizes):
-            if dim != batch[spec.index] and evaluate(captured, values) != own:
-                found.append(Condition(sympy.false, Location(code=f"{spec.path}.shape[{dim}] == {captured}")))
-    return found
-
-
 def row_numbers(batches: Sequence[int]) -> Tensor:
     """Return the positions of the real rows in a buffer whose parts are padded to the largest part.
 
@@ -63,3 +116,18 @@ def row_numbers(batches: Sequence[int]) -> Tensor:
     largest = max(batches)
     starts = [i * largest for i in range(len(batches))]
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, batches, strict=True)])
+
+
+class RowNumbers:
+    """The row numbers of padded gathers, cached by batch sizes and device."""
+
+    def __init__(self) -> None:
+        self._known: LRU[Any, Tensor] = LRU(_ROWS)
+
+    def of(self, sizes: CallSizes) -> Tensor:
+        """Return the row numbers on the device of a call."""
+        key = sizes.batches, sizes.device
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = row_numbers(sizes.batches).to(sizes.device)
+        return found

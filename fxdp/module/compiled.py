@@ -1,4 +1,4 @@
-"""`CompiledModule`: the user's model, running as a data-parallel program."""
+"""`CompiledModule`: the user's model as a data-parallel program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger("fxdp")
 
 
 class CompiledModule(Inspected):
-    """What `fxdp.compile` returns: call it as the model itself.
+    """Result of `fxdp.compile`, called like the model itself.
 
     Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
     model. Compilation happens at the first call of each kind.
@@ -76,21 +76,21 @@ class CompiledModule(Inspected):
         self._build()
 
     _forward: Callable[..., Any]
-    """`forward` as frameworks look at it."""
+    """`forward` with the signature of the model's own, for frameworks that read it."""
     _options: Options
     _process_mesh: ProcessMesh
     _mesh: Mesh
     _last_call: LastCall
     _unset: set[str]
-    """Parameters and buffers that have no values, as the model comes from the meta device."""
+    """The parameters and buffers without values, in a model from the meta device."""
     _sharded: bool
-    """Whether its parameters lie in rows."""
+    """Whether the parameters are sharded."""
     _started: bool
     """Whether the ranks have agreed on the model and the options."""
     _generation: int
-    """How often the model's tensors were replaced."""
+    """The number of times that the model's tensors were replaced."""
     _number: int
-    """Which of the compiled modules of these ranks it is, by their first calls."""
+    """The index of this module among the compiled modules of the ranks, in the order of first calls."""
     _shared: bool
     """Whether the ranks hold rank 0's values."""
     _watch: OptimizerWatch | None
@@ -100,18 +100,15 @@ class CompiledModule(Inspected):
     _replicas: Replicas
     _programs: Programs
     _full: UnshardedParameters
-    """The unsharded parameters that live until rows change."""
+    """The unsharded parameters that live until shards change."""
 
     def _build(self) -> None:
         self._shared = False
         self._full.drop()
         chosen, device = self._options, self._mesh.device_type
+        rng, generation = chosen.single_device_rng, self._generation
         self._guards = Guards(
-            self._model,
-            device,
-            chosen.loss_fn,
-            generation=self._generation,
-            full_batch_draws=chosen.single_device_rng,
+            self._model, device, chosen.loss_fn, generation=generation, full_batch_draws=rng
         )
         self._reader = CallReader(self._model, chosen.batch_dims, device, self._guards)
         self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)
@@ -121,7 +118,7 @@ class CompiledModule(Inspected):
         )
 
     def _shard_parameters(self) -> None:
-        """Shard the parameters; all ranks do this together."""
+        """Shard the parameters; a collective call."""
         self._process_mesh, unset = shard_model(self._model, self._process_mesh, self._options)
         self._mesh, self._sharded = self._process_mesh.mesh, True
         self._unset |= unset
@@ -129,16 +126,16 @@ class CompiledModule(Inspected):
 
     @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output for this rank's part of the batch.
+        """Return the model's output for this rank's part of the batch.
 
-        Sharded outputs are this rank's part; everything else, the loss above all, is that of the global
-        batch and equal on all ranks. With `loss_fn=` it is the loss; in evaluation the model's own output
-        where no `target=` is given.
+        A sharded output is this rank's part of the global output. All further outputs, like the loss, belong
+        to the global batch and are equal on all ranks. With `loss_fn=` the result is the loss; in evaluation
+        without `target=` the result is the model's own output.
 
         Raises
         ------
-        InputError : batch sizes that differ between inputs, an input on the wrong device, ...
-        AgreementError : ranks that pass different kinds of inputs, or hold different models.
+        InputError : batch sizes differ between inputs, an input is on the wrong device, ...
+        AgreementError : ranks pass different kinds of inputs, or hold different models.
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
@@ -158,7 +155,7 @@ class CompiledModule(Inspected):
                 self._renew()
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
-            if (cache_entry := self._programs.find(call, batches)) is None:
+            if (cache_entry := self._programs.find(call.kind, call.dims, batches)) is None:
                 call, cache_entry = self._make(call, batches, args, kwargs)
                 self._begin(cache_entry)
             while True:
@@ -172,12 +169,12 @@ class CompiledModule(Inspected):
                 self._begin(cache_entry)
 
     def _begin(self, cache_entry: CacheEntry) -> None:
-        """Before a program runs for the first time."""
+        """Guard and compare all that a program reads, before its first run."""
         self._guards.watch(cache_entry.program.captured)
         self._replicas.read_by(cache_entry.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
-        """This rank's call, and what the others pass; all ranks do this together."""
+        """Return this rank's call, and the facts that all ranks exchange about it; a collective call."""
         try:
             call = self._reader.read(args, kwargs)
         except Exception as error:
@@ -195,19 +192,20 @@ class CompiledModule(Inspected):
     def _make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Call, CacheEntry]:
-        """What serves a call for the first time, and the call as it takes it; all ranks do this together.
+        """Return a call's new entry, with the call as the entry takes it; a collective call.
 
-        Numbers that were others before become inputs now. What the code turns out to decide on becomes
-        constants, and as such decides on the kind of the call, so the call is read anew.
+        Numbers that differ from an earlier call become inputs of the program. If the code decides on a
+        value, the value becomes a constant and a part of the key, and the call is read again.
         """
-        alike = self._programs.alike(call)
+        alike = self._programs.alike(call.kind)
         kind, numbers = self._reader.make_dynamic(call, alike)
         self._programs.expect(kind, numbers)
         if numbers:
             call, _ = self._read(args, kwargs)
         while True:
             try:
-                cache_entry = self._programs.find(call, batches) or self._programs.make(call, batches)
+                found = self._programs.find(call.kind, call.dims, batches)
+                cache_entry = found or self._programs.make(call, batches)
                 break
             except SpecializationError as error:
                 call.values.decide(error.names)
@@ -220,7 +218,7 @@ class CompiledModule(Inspected):
         return call, cache_entry
 
     def _renew(self) -> None:
-        """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
+        """Drop all programs, as the model holds different tensors than they read; a collective call."""
         try:
             check_put(self._model, sharded=self._sharded)
         except Exception as error:
@@ -239,7 +237,7 @@ class CompiledModule(Inspected):
         self._watch_optimizers()
 
     def _start(self) -> None:
-        """Before the first exchange."""
+        """Agree on the model and the options before the first exchange; a collective call."""
         check_home(self._model, self._mesh.device_type)
         self._share()
         if self._process_mesh.comms is not None:
@@ -248,14 +246,14 @@ class CompiledModule(Inspected):
         self._started = True
 
     def _watch_optimizers(self) -> None:
-        """Look at the next optimizers that step, as long as this module lives."""
+        """Check the next optimizers that step, while this module lives."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = OptimizerWatch(self._model)
         weakref.finalize(self, self._watch.remove)
 
     def _share(self) -> None:
-        """The ranks must hold the same model and get rank 0's values, also of new layers; all do this."""
+        """Check that the ranks hold one model, and broadcast rank 0's values; a collective call."""
         share_values(self._model, self._process_mesh, self._options.lines())
         self._shared = True
 
@@ -266,12 +264,12 @@ class CompiledModule(Inspected):
         return super().train(mode)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
+        """Return the model's own state dict, with a `DTensor` for each sharded parameter."""
         self._replicas.ask()
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The same as of the model; what is loaded has values then, if it had none on the meta device."""
+        """Load values into the model, which may come from the meta device without values."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._unset -= state_dict.keys()
         return result
@@ -281,7 +279,7 @@ class CompiledModule(Inspected):
 
         Raises
         ------
-        StateError : its parameters are sharded.
+        StateError : the parameters are sharded.
         """
         if self._sharded:
             raise StateError(
@@ -294,7 +292,7 @@ class CompiledModule(Inspected):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        """A copy of the model, to be compiled on its own on the same mesh."""
+        """Copy the model and compile the copy on the same mesh."""
         twin = CompiledModule.__new__(CompiledModule)
         memo[id(self)] = twin
         Inspected.__init__(twin, copy.deepcopy(self._model, memo))

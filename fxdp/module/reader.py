@@ -1,4 +1,4 @@
-"""Reads the calls of one model: their tensors, sizes and kind, at each step."""
+"""`CallReader`: reads the tensors, sizes and key of each call of one model."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class CallReader:
         self._last: _Lookup | None = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call's inputs.
+        """Read a call.
 
         Raises
         ------
-        InputError : batch sizes that differ, or an input on another device than the model.
+        InputError : batch sizes differ, or an input is on a different device than the model.
         """
         leaves, spec = flat_leaves(args, kwargs)
         tensors, signature = [], []
@@ -126,14 +126,14 @@ class CallReader:
         return _Lookup(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
 
     def _values_of(self, kind: tuple[Any, ...]) -> Values:
-        """What is known of the Python values of calls of one structure and mode."""
+        """Look up the roles of the Python values in calls of one structure and mode."""
         found = self._values.get(kind)
         if found is None:
             found = self._values[kind] = Values()
         return found
 
     def _with_values(self, inputs: Inputs, values: Values, kind: ProgramKey) -> tuple[Inputs, ProgramKey]:
-        """The inputs with numbers that are tensors, too, and the key with the Python values."""
+        """Add tensors for numbers to the inputs, and the Python values to the key."""
         dynamic_inputs, unread, tokens = [], [], []
         for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
             if isinstance(leaf, Tensor):
@@ -167,9 +167,9 @@ class CallReader:
     def make_dynamic(
         self, call: Call, others: Sequence[ProgramKey]
     ) -> tuple[ProgramKey | None, dict[str, float]]:
-        """From now on have numbers as inputs that had other values in the last of these calls.
+        """Make inputs of the numbers that had different values in the last of these calls.
 
-        Returns that call's kind and the values that they had.
+        Return the key of the last call and the values of these numbers in it.
         """
         own, rows = self._rows(call, others[-1:])
         before = rows[0] if rows else {}
@@ -178,11 +178,11 @@ class CallReader:
         return (others[-1] if names else None), {name: before[name][1] for name in names}
 
     def tell(self, call: Call, others: Sequence[ProgramKey]) -> None:
-        """Say which values are compiled for again and again."""
+        """Log the values that make the model compile repeatedly."""
         self._told.compiled(*self._rows(call, others))
 
     def _rows(self, call: Call, others: Sequence[ProgramKey]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The types and values of the Python values and attributes in a call, and in others alike."""
+        """Return types and values of Python values and attributes, in a call and under further keys."""
         names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
         kinds = (call.kind, *others)
         changed = {name for kind in kinds for name, _ in kind.attributes}
@@ -221,7 +221,7 @@ class CallReader:
             )
 
     def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
-        """A number below 2**62 for a `kind` or `dims`, equal on all ranks for equal values."""
+        """Return a number below 2**62 for a key or sizes, equal on all ranks for equal values."""
         found = self._digests.get(value)
         if found is None:
             parts = value.parts() if isinstance(value, ProgramKey) else value
@@ -230,7 +230,7 @@ class CallReader:
 
 
 def _value(leaf: Any, name: str) -> tuple[str, Any]:
-    """A Python leaf as part of a key."""
+    """Return a Python leaf as part of a key."""
     if type(leaf) is list:  # of strings
         return "list", tuple(leaf)
     try:

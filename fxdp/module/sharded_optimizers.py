@@ -1,8 +1,8 @@
 """Choose how an optimizer steps on sharded parameters.
 
-    elementwise ones of torch.optim    on this rank's shards                    `LocalStep`
-    matrix ones                        on full matrices, each on one rank      `OwnerUpdate`
-    any other class                    on `DTensor`s, as in torch
+elementwise ones of torch.optim    on this rank's shards                    `LocalStep`
+matrix ones                        on full matrices, each on one rank      `OwnerUpdate`
+any other class                    on `DTensor`s, as in torch
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must not be put around a compiled module, found by what it asks of the module inside.
+"""Refuse wrappers around a compiled module, detected by their access to the module inside.
 
     DistributedDataParallel, torch.compile      read an attribute of the module in their constructor, as does
                                                 Accelerate before it wraps
@@ -6,7 +6,7 @@
     DistributedDataParallel around a parent     is running when the compiled module is called:
                                                 module/guards/surroundings.py
 
-All would sum gradients twice, shard what programs read, or trace what is compiled already.
+Each of them would sum gradients twice, shard tensors that programs read, or trace a compiled module.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fxdp.module.module_wrapper import ModuleWrapper
 from fxdp.torch_compat import READ_BY_WRAPPERS
 
 _ASKED = {**READ_BY_WRAPPERS, "_is_accelerate_prepared": "accelerator.prepare"}
-"""Also Accelerate's, as Trainer uses it: it would scale losses, where it does not wrap, too."""
+"""Includes Accelerate's, as used by Trainer: without wrapping, Accelerate still scales losses."""
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 
 
 class _LazyHook:
-    """What lazy modules have: torch 2.15 asks the class for it, and the module itself when it is called."""
+    """A hook of lazy modules: torch 2.15 reads it from the class, and from the module at a call."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -36,17 +36,17 @@ class _LazyHook:
 
 
 class Bare(ModuleWrapper):
-    """A stand-in around which nothing can be put, in loops that are written for what would be.
+    """A module wrapper that refuses further wrappers, and works in loops that are written for them.
 
     Raises
     ------
-    InputError : somebody tries.
+    InputError : a known wrapper is put around it.
     """
 
     _initialize_hook = _LazyHook()
 
     def __dir__(self) -> list[str]:
-        """The attributes of the module, for tools that read all of them."""
+        """Return the attributes of the module, for tools that read all of them."""
         return [name for name in super().__dir__() if name != "_initialize_hook"]  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
@@ -63,18 +63,18 @@ class Bare(ModuleWrapper):
         return super().register_forward_pre_hook(hook, *args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """For loops that accumulate gradients, as with `DistributedDataParallel`; it changes nothing here.
+        """Return a context without effect, for loops that accumulate gradients.
 
-        Each backward sums its gradients over the ranks, inside of this context, too. So after any of them
-        `grad` holds what one device would have accumulated so far, and the numbers of such a loop are exact.
-        To communicate once for several parts of a batch, give them in one call with `microbatches=`.
+        Each backward sums its gradients over the ranks, inside of this context, too. So after each backward
+        `grad` equals the gradient that one device has accumulated so far, and such a loop is exact. To
+        communicate once for several parts of a batch, pass all parts in one call with `microbatches=`.
         """
         return nullcontext()
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What `torch.jit.script` asks a module for first."""
+        """Refuse `torch.jit.script`, which reads this first."""
         raise refused_wrapper("torch.jit.script(compiled)")
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: it is compiled already."""
+        """Refuse `torch.compile`: the module is compiled already."""
         raise refused_wrapper("compiled.compile()")

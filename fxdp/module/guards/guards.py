@@ -98,7 +98,7 @@ class Guards:
         Raises
         ------
         InputError : a `DistributedDataParallel` would reduce the model's gradients, too.
-        StateError : a transform of torch.func, or a tracer, calls it.
+        StateError : a transform of torch.func or a tracer runs.
         """
         if is_surrounded():
             refuse_surroundings(self._module)

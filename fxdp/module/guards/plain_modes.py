@@ -1,4 +1,4 @@
-"""The modes of torch in which programs are compiled, whatever the caller's are."""
+"""The modes of torch in which programs are compiled, independent of the caller's modes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxdp.torch_compat import compile_lock
 
 @contextlib.contextmanager
 def plain_modes() -> Iterator[None]:
-    """Compile outside of inference mode, gradients on or off as they are, one thread at a time.
+    """Compile outside of inference mode, with the caller's gradient mode, one thread at a time.
 
-    Inductor warns about itself (deprecations, tunables), which must not end a program run with `-W error`.
+    Inductor warns about itself (deprecations, tunables); these warnings must not end a run with `-W error`.
     """
     enabled = torch.is_grad_enabled()
     with (

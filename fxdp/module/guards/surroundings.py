@@ -21,7 +21,7 @@ def refuse_surroundings(model: nn.Module) -> None:
     Raises
     ------
     InputError : a `DistributedDataParallel` would reduce the model's gradients, too.
-    StateError : a transform of torch.func, or a tracer, calls it.
+    StateError : a transform of torch.func or a tracer runs.
     """
     refuse_transforms("called")
     ddp = running_ddp()

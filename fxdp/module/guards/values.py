@@ -1,11 +1,11 @@
-"""Which Python values of a call decide on its program, and which are inputs of it or nobody's business.
+"""Roles of the Python values of a call: specialized constants, dynamic scalar inputs, or unread.
 
-    strings                 nobody's, unless the code reads them while it is captured
-    numbers                 constants of the first program; where a second value comes, inputs of the second
-    what the code decides   constants of a program for each value
-    on, and all else
+    strings                 unread, unless the code reads them during capture
+    numbers                 constants of the first program; inputs of the second program
+    values that the code    constants, one program for each value
+    decides on, objects
 
-A number is such a constant, too, if a capture without its value fails or turns out as another program.
+A number stays a constant if a capture without its value fails or gives a different program.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fxdp.ir.raw_bytes import number_of
 
 _log = logging.getLogger("fxdp")
 
-_WORTH_A_LINE, _TOO_MANY = 2, 5  # programs for values of one name, when a line says so
+_WORTH_A_LINE, _TOO_MANY = 2, 5  # numbers of programs for values of one name that are logged
 
 
 class Open(Enum):
-    """What stands for a value in the key of a call on which it does not decide."""
+    """Placeholder in the key of a call for a value that does not decide on the program."""
 
     INPUT = "an input of the program"
     UNREAD = "not read"
@@ -34,16 +34,16 @@ class Open(Enum):
 
 @dataclass(slots=True)
 class Values:
-    """Of calls of one structure and mode: the numbers that are inputs, and what the code decides on.
+    """Names of the numbers that are inputs, and of the values that the code decides on.
 
-    By what errors call them; all ranks change it together.
+    Shared by all calls of one structure and mode; all ranks change it together.
     """
 
     dynamic_inputs: set[str] = field(default_factory=set)
     deciding: set[str] = field(default_factory=set)
 
     def role(self, name: str, value: Any) -> Open | None:
-        """What a value among the inputs is; None for a constant."""
+        """Return the role of a value among the inputs; None for a constant."""
         kind = type(value)
         if name in self.deciding:
             return None
@@ -52,25 +52,25 @@ class Values:
         return Open.INPUT if name in self.dynamic_inputs and fits(value) else None
 
     def decide(self, names: Iterable[str]) -> None:
-        """Make these constants."""
+        """Make constants of these names."""
         self.deciding |= set(names)
         self.dynamic_inputs -= set(names)
 
 
 def fits(value: Any) -> bool:
-    """Whether a tensor can carry the value exactly."""
+    """Return whether a tensor can hold the value exactly."""
     return type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def digest_of(numbers: Iterable[tuple[str, Any]]) -> int:
-    """A number below 2**62, equal on all ranks for equal numbers."""
+    """Return a number below 2**62, equal on all ranks for equal numbers."""
     return number_of(repr([value for _, value in numbers]).encode())
 
 
 def liftable(own: Mapping[str, Any], other: Mapping[str, Any], values: Values) -> set[str]:
-    """The names of numbers that have another value of the same type in a call before this one.
+    """Return the names of numbers that differ between two calls and have one type.
 
-    `own` and `other` have the types and values of all names.
+    `own` and `other` map all names to types and values.
     """
     found = set()
     for name, (kind, value) in own.items():
@@ -81,13 +81,13 @@ def liftable(own: Mapping[str, Any], other: Mapping[str, Any], values: Values) -
 
 
 class RecompileLog:
-    """Says in the log which values a model is compiled for again and again: at the second and the fifth."""
+    """Logs values for which a model is compiled repeatedly: at the second and at the fifth program."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def compiled(self, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-        """A program was compiled for these values, and others for those."""
+        """Note that a program was compiled for these values, after programs for further values."""
         new = [
             (name, row)
             for name, row in own.items()
@@ -113,7 +113,7 @@ class RecompileLog:
 
 
 def _may_have_many(kind: str, value: Any) -> bool:
-    """Whether a value is a constant of programs, and there may be more than a few of its type."""
+    """Return whether a value is a constant of programs, of a type with more than a few values."""
     return not isinstance(value, Open) and kind not in ("bool", "NoneType")
 
 
@@ -122,6 +122,6 @@ def _shown(name: str, row: tuple[str, Any]) -> str:
 
 
 def python_leaves(names: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The leaves of a call that are no tensors, with their names."""
+    """Return the leaves of a call that are not tensors, with their names."""
     pairs = zip(names, leaves, strict=True)
     return [(name, leaf) for name, leaf in pairs if not isinstance(leaf, Tensor)]
