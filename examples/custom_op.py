@@ -81,7 +81,7 @@ def main() -> None:
     plan = fxdp.plan(model, (x,), {"target": y}, mesh={"dp": 4}, loss_fn=F.cross_entropy)
     print(*(f"    {row.op}: {row.bytes} bytes, {row.cause}" for row in plan.communication), sep="\n")
 
-    compiled = fxdp.compile(model, loss_fn=F.cross_entropy, compute="eager")
+    compiled = fxdp.compile(model, loss_fn=F.cross_entropy, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(5):
         loss = compiled(x, target=y)

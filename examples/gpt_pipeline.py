@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     asked = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks % 2:
@@ -44,7 +44,10 @@ def main() -> None:
     model = GPT(GPTConfig(length=64, width=64))
     alone = copy.deepcopy(model)
     compiled = fxdp.compile(
-        model, mesh, microbatches=asked.microbatches, schedule=asked.schedule, compute=asked.compute
+        model,
+        mesh,
+        pipeline=fxdp.Pipeline(microbatches=asked.microbatches, schedule=asked.schedule),
+        backend=asked.backend,
     )
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True) for m in (model, alone)]
     corpus, furthest, is_first = Corpus.from_standard_library(), 0.0, dist.get_rank() == 0

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--plain", action="store_true", help="the nn.Sequential itself, on one device")
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     asked = parser.parse_args()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if asked.plain and ranks > 1:
@@ -95,7 +95,7 @@ def main() -> None:
 
     noisy, clean = (images[: asked.images] for images in load())
     model = make_model()
-    compiled = None if asked.plain else fxdp.compile(model, loss_fn=F.mse_loss, compute=asked.compute)
+    compiled = None if asked.plain else fxdp.compile(model, loss_fn=F.mse_loss, backend=asked.backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(asked.epochs):
         order = torch.randperm(len(clean), generator=torch.Generator().manual_seed(epoch))

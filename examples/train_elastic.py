@@ -52,14 +52,14 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes longer")
     parser.add_argument("--kill-after", type=int, default=-1, metavar="STEP", help="the last rank, once")
     asked = parser.parse_args()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     starts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
-    compiled = fxdp.compile(make_model(), loss_fn=F.cross_entropy, compute=asked.compute)
+    compiled = fxdp.compile(make_model(), loss_fn=F.cross_entropy, backend=asked.backend)
     optimizer = torch.optim.AdamW(compiled.parameters(), lr=1e-2)
     path, first = asked.folder / "elastic", 0
     if path.exists():

@@ -46,13 +46,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     asked = parser.parse_args()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
     images, labels, test_images, test_labels = load()
     model = make_model()
-    compiled = fxdp.compile(model, loss_fn=F.cross_entropy, compute=asked.compute)
+    compiled = fxdp.compile(model, loss_fn=F.cross_entropy, backend=asked.backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(asked.epochs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))

@@ -44,13 +44,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--kill-after", type=int, default=-1, metavar="STEP")
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     asked = parser.parse_args()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
     digits = load_digits()
     images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    compiled = fxdp.compile(make_model(), loss_fn=F.cross_entropy, strategy="shard", compute=asked.compute)
+    compiled = fxdp.compile(make_model(), loss_fn=F.cross_entropy, strategy="shard", backend=asked.backend)
     optimizer = torch.optim.AdamW(compiled.parameters(), lr=2e-3)
     path, first = asked.folder / "digits", 0
     if asked.resume:

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     asked = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",))
@@ -42,10 +42,10 @@ def main() -> None:
     noisy, clean = load()
     model = make_model()
     alone = copy.deepcopy(model)
-    compiled = fxdp.compile(
-        model, mesh, loss_fn=F.mse_loss, microbatches=asked.microbatches, schedule=asked.schedule,
-        stages=STAGES.get(ranks), compute=asked.compute,
-    )  # fmt: skip
+    pipeline = fxdp.Pipeline(
+        microbatches=asked.microbatches, schedule=asked.schedule, stages=STAGES.get(ranks)
+    )
+    compiled = fxdp.compile(model, mesh, loss_fn=F.mse_loss, pipeline=pipeline, backend=asked.backend)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=3e-3) for m in (model, alone)]
     furthest, is_first = 0.0, dist.get_rank() == 0
     for step in range(asked.steps):

@@ -42,7 +42,10 @@ def _check(patterns: Sequence[str], paths: Sequence[str]) -> None:
             lines.append(f"{pattern!r}; near it: {', '.join(near) or 'no module at all'}")
     if lines:
         listed = "\n  ".join(lines)
-        raise InputError(f"recompute= names no module that computes anything in this model:\n  {listed}")
+        raise InputError(
+            f"activation_checkpointing names no module that computes anything in this model:\n  {listed}\n"
+            "expected names of modules, as in activation_checkpointing=['layers.*']"
+        )
 
 
 @dataclass

@@ -24,7 +24,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Compile and run": (
-        "compile", "RowsPerSample", "CompiledModule", "launch", "save", "load", "save_safetensors",
+        "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Debug", "RowsPerSample",
+        "CompiledModule", "launch", "save", "load", "save_safetensors",
     ),
     "Plan and check": ("plan", "Plan", "CommRow", "explain", "verify", "Report"),
     "Op rules": ("register_rule", "check_rule", "Sample", "S", "R", "P"),
@@ -95,7 +96,8 @@ def _signature(found: Any) -> str:
     if not callable(found) or (inspect.isclass(found) and issubclass(found, Exception)):
         return ""
     given = inspect.signature(found)
-    named = [p for name, p in given.parameters.items() if name not in ("self", "cls")]
+    # of a type that has no values are arguments that are refused, with words
+    named = [p for n, p in given.parameters.items() if n not in ("self", "cls") and p.annotation != "Never"]
     kept = [p.replace(annotation=p.empty) for p in named]
     plain = given.replace(parameters=kept, return_annotation=given.empty)
     return re.sub(r"<([\w.]+)[^<>]*>", r"\1", str(plain))
@@ -137,7 +139,9 @@ def screenshots() -> None:
 
     tokens = torch.zeros(4, 32, dtype=torch.int64)
     mesh = {"pp": 2, "dp_replicate": 2, "dp_shard": 8}
-    plan = fxdp.plan(GPT(GPTConfig(length=32)), (tokens, tokens), mesh=mesh, strategy="shard", microbatches=4)
+    plan = fxdp.plan(
+        GPT(GPTConfig(length=32)), (tokens, tokens), mesh=mesh, strategy="shard", pipeline={"microbatches": 4}
+    )
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "plan.html"
         plan.to_html(page)

@@ -88,9 +88,9 @@ AFTERWARDS = {
     "compile": ("'_fxdp_compiled' in vars(model.embed.weight)", True),
 }
 QUICKER = {
-    '"bucket_mb": 25': '"compute": "eager"',
-    "data))": 'data), compute="eager")',
-    "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), ',
+    '"communication": {"bucket_cap_mb": 25}': '"backend": "eager"',
+    "data))": 'data), backend="eager")',
+    "FxdpStrategy(), ": 'FxdpStrategy(backend="eager"), ',
 }
 
 

@@ -54,14 +54,14 @@ def _unet_curve(*options: str) -> list[float]:
 def test_the_unet_has_the_same_curve_plain_and_on_two_ranks(ranks: RankPool) -> None:
     plain = _unet_curve("--plain")
     assert len(plain) == 2
-    compiled, _ = ranks.run(2, _unet_curve, "--compute", "eager")
+    compiled, _ = ranks.run(2, _unet_curve, "--backend", "eager")
     assert compiled == pytest.approx(plain, rel=1e-4)
 
 
 def test_digits_have_the_same_curve_on_three_ranks(ranks: RankPool) -> None:
     curves = []
     for world in (1, 3):
-        shown, *others = ranks.run(world, _shown, "train_mlp.py", "--epochs", "2", "--compute", "eager")
+        shown, *others = ranks.run(world, _shown, "train_mlp.py", "--epochs", "2", "--backend", "eager")
         assert others == [""] * (world - 1)
         curves.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)])
     assert len(curves[0]) == 2
@@ -82,7 +82,7 @@ def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(ranks: RankPool
 
 def _pipeline(ranks: RankPool, world: int, name: str, *options: str) -> str:
     """What an example over stages prints, after a check that its losses are those of one device."""
-    shown, *others = ranks.run(world, _shown, name, "--steps", "2", "--compute", "eager", *options)
+    shown, *others = ranks.run(world, _shown, name, "--steps", "2", "--backend", "eager", *options)
     assert others == [""] * (world - 1)
     pairs = re.findall(r"loss ([\d.]+), on one device ([\d.]+)", shown)
     assert len(pairs) == 2
@@ -109,7 +109,7 @@ def _losses(shown: str) -> dict[int, float]:
 
 
 def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -> None:
-    options = ["train_sharded.py", "--steps", "20", "--compute", "eager", "--folder"]
+    options = ["train_sharded.py", "--steps", "20", "--backend", "eager", "--folder"]
     full, _ = ranks.run(2, _shown, *options, str(tmp_path / "full"))
     killed = ranks.spawn(1, _shown, *options, str(tmp_path), "--kill-after", "13", init=False)
     assert [outcome.status for outcome in killed] == [-9]
@@ -169,7 +169,7 @@ def _torchrun(name: str, *options: str) -> None:
 def test_torchrun_begins_again_after_a_killed_rank_and_on_fewer_ranks(
     ranks: RankPool, tmp_path: Path
 ) -> None:
-    example, options = "train_elastic.py", ["--compute=eager", f"--folder={tmp_path / 'killed'}"]
+    example, options = "train_elastic.py", ["--backend=eager", f"--folder={tmp_path / 'killed'}"]
     killed = [*options, "--steps=12", "--kill-after=7"]
     (restarted,) = ranks.spawn(1, _torchrun, example, *killed, init=False)
     assert restarted.status == 0, restarted.output

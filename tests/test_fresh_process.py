@@ -34,7 +34,7 @@ assert "fxdp" in torch._dynamo.list_backends() and "fxdp.integrations.torch_comp
 
 _STEP = """
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 3))
-compiled, x = fxdp.compile(model, compute="inductor"), torch.ones(2, 3)
+compiled, x = fxdp.compile(model, backend="inductor"), torch.ones(2, 3)
 compiled(x).sum().backward()
 with torch.autograd.profiler.profile() as seen:
     compiled(x)
@@ -51,7 +51,8 @@ trace_for_inductor(lambda p, t: [pool(p[0], [2, 2])[0]], mode, [x], [])
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
 loss = lambda y, target: (y - target).square().mean()
 x = torch.randn(4, 4)
-fxdp.plan(model, (x,), {"target": torch.randn(4, 2)}, mesh={"pp": 2, "dp": 2}, microbatches=2, loss_fn=loss)
+given = {"mesh": {"pp": 2, "dp": 2}, "pipeline": {"microbatches": 2}, "loss_fn": loss}
+fxdp.plan(model, (x,), {"target": torch.randn(4, 2)}, **given)
 """
 
 

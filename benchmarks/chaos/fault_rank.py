@@ -80,7 +80,7 @@ def warm() -> None:
     batch = (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
     fxdp.plan(Net(stages=False), batch, mesh={"dp": 2})
     fxdp.plan(Net(stages=False), batch, mesh={"dp": 2}, strategy="shard")
-    fxdp.plan(Net(stages=True), batch, mesh={"pp": 2}, microbatches=2)
+    fxdp.plan(Net(stages=True), batch, mesh={"pp": 2}, pipeline={"microbatches": 2})
 
 
 class _Rank:
@@ -178,15 +178,15 @@ class _Rank:
         torch.manual_seed(0)
         stages = self.fault.stages
         model = Net(stages, self._unless("another model", 9, 8))
-        options: dict[str, Any] = {"check_replicas": 2}
+        options: dict[str, Any] = {"debug": {"check_replicas": 2}}
         if stages:
-            options["microbatches"] = self._unless("another option", 1, 2)
+            options["pipeline"] = {"microbatches": self._unless("another option", 1, 2)}
         else:
-            options["bucket_mb"] = self._unless("another option", 1.0, 25.0)
+            options["communication"] = {"bucket_cap_mb": self._unless("another option", 1.0, 25.0)}
         if self.fault.mode == "shard":
             options["strategy"] = "shard"
-        compute = "inductor" if self.fault.compiled else "eager"
-        return fxdp.compile(model, mesh, compute=compute, **options)
+        backend = "inductor" if self.fault.compiled else "eager"
+        return fxdp.compile(model, mesh, backend=backend, **options)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         own = 0 if self.fault.stages else self.rank

@@ -37,7 +37,7 @@ def measure(name: str, strategy: str) -> dict[str, int]:
     given = dict(STRATEGIES[strategy])
     mesh = given.pop("mesh")
     axes = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-    compiled = fxdp.compile(make(name), axes, compute="eager", **given)
+    compiled = fxdp.compile(make(name), axes, backend="eager", **given)
     torch.manual_seed(1 if "pp" in mesh else dist.get_rank())  # a batch of each data rank
     inputs = {key: _double(value) for key, value in ZOO[name][1](4).items()}
     _loss(compiled(**inputs)).backward()  # apart: who counts hears each op of the capture, too

@@ -31,7 +31,7 @@ STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
     "shard": (2, {"strategy": "shard"}),
     "optimizer": (2, {"strategy": "optimizer"}),
     "hybrid": (4, {"strategy": "shard"}),
-    "stages": (2, {"microbatches": 2}),
+    "stages": (2, {"pipeline": {"microbatches": 2}}),
 }
 _MESHES = {
     "shard": {"dp_shard": 2}, "optimizer": {"dp": 2}, "hybrid": {"dp_replicate": 2, "dp_shard": 2},
@@ -66,7 +66,9 @@ def _rank(case: dict[str, Any], results: Path) -> None:
     single = copy.deepcopy(model)
     axes = _MESHES[case["strategy"]]
     mesh = dist.device_mesh.init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    compiled = fxdp.compile(model, mesh, bucket_mb=case["bucket_mb"], **STRATEGIES[case["strategy"]][1])
+    compiled = fxdp.compile(
+        model, mesh, communication={"bucket_cap_mb": case["bucket_mb"]}, **STRATEGIES[case["strategy"]][1]
+    )
     parts = 1 if case["strategy"] == "stages" else dist.get_world_size()
     losses, error = [], 0.0
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (compiled, single)]

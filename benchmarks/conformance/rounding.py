@@ -1,7 +1,7 @@
 """How far training in float32 and under bfloat16 autocast is from float64, beside eager on one device.
 
     python -m benchmarks.conformance.rounding  # the models below, with and without Inductor
-    python -m benchmarks.conformance.rounding gpt2 unet --compute eager
+    python -m benchmarks.conformance.rounding gpt2 unet --backend eager
 
 Two ranks with 5 and 3 samples train a model of the zoo, 20 steps of AdamW from each of eight batches. A
 deviation is the norm of the difference from float64 by the norm of the value (of the change, for parameters),
@@ -79,10 +79,10 @@ def main() -> int:
     asked = _arguments()
     rows: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in asked.models:
-        for compute in asked.compute:
-            for precision, found in _on_ranks(name, compute).items():
-                rows[f"{name}, {precision}, {compute}"] = found
-                CONSOLE.print(name, precision, compute, *_cells(found), highlight=False)
+        for backend in asked.backend:
+            for precision, found in _on_ranks(name, backend).items():
+                rows[f"{name}, {precision}, {backend}"] = found
+                CONSOLE.print(name, precision, backend, *_cells(found), highlight=False)
             RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     TABLE.write_text(_page(rows))
     return int(max(_ratio(found, value) for found in rows.values() for value in VALUES) > MOST)
@@ -114,7 +114,7 @@ with 5 and 3 samples, by eager on one device, whose own deviation stands in pare
 Loss, outputs and gradients are those of the first step; parameters, how they have changed after {steps} steps
 of AdamW. Root mean squares over {batches} batches. Dropout is on, with the numbers that one device draws.
 
-| model | precision | compute | {columns} |
+| model | precision | backend | {columns} |
 {lines}
 {rows}
 """
@@ -125,35 +125,35 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=list(ENTRIES), help="names in `ENTRIES`")
-    parser.add_argument("--compute", nargs="+", default=["eager", "inductor"])
+    parser.add_argument("--backend", nargs="+", default=["eager", "inductor"])
     return parser.parse_args()
 
 
-def _on_ranks(name: str, compute: str) -> dict[str, dict[str, dict[str, float]]]:
+def _on_ranks(name: str, backend: str) -> dict[str, dict[str, dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (name, compute, folder)
+        arguments = (name, backend, folder)
         mp.spawn(_rank, arguments, nprocs=len(SPLIT))  # type: ignore[no-untyped-call]
         return torch.load(Path(folder) / "found.pt")  # type: ignore[no-any-return]
 
 
-def _rank(rank: int, name: str, compute: str, folder: str) -> None:
+def _rank(rank: int, name: str, backend: str, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SPLIT))
-    found = {precision: measure(name, compute, precision) for precision in ("float32", "bfloat16")}
+    found = {precision: measure(name, backend, precision) for precision in ("float32", "bfloat16")}
     if rank == 0:
         torch.save(found, Path(folder) / "found.pt")
     dist.destroy_process_group()
 
 
-def measure(name: str, compute: str, precision: str) -> dict[str, dict[str, float]]:
+def measure(name: str, backend: str, precision: str) -> dict[str, dict[str, float]]:
     """The deviations of eager and of fxdp, as root mean squares over batches."""
     rows: dict[str, list[dict[str, float]]] = {"eager": [], "fxdp": []}
     entry, rank = ENTRIES[name], dist.get_rank()
     torch.manual_seed(0)
     model = entry.build()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(twin, compute=compute, rng="single-device")
+    compiled = fxdp.compile(twin, backend=backend, rng="single-device")
     cast = _autocast if precision == "bfloat16" else nullcontext
     for seed in range(BATCHES):
         torch.manual_seed(seed)

@@ -62,9 +62,9 @@ def main() -> None:
     if unknown := set(asked.heads) - HEADS.keys():
         parser.error(f"no heads {sorted(unknown)}; there are {', '.join(HEADS)}")
     dtype = torch.float32 if asked.float32 else torch.float64
-    options = {} if asked.inductor else {"compute": "eager"}
-    compute = options.get("compute", "inductor")
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {dtype}, {compute}")
+    options = {} if asked.inductor else {"backend": "eager"}
+    backend = options.get("backend", "inductor")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {dtype}, {backend}")
     print(f"{'':20} {'numbers':>7} " + " ".join(f"{kind:>10}" for kind in KINDS), flush=True)
     with contextlib.closing(RankPool()) as pool, tempfile.TemporaryDirectory() as folder:
         for name in asked.heads or HEADS:

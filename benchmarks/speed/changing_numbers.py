@@ -1,7 +1,7 @@
 """Steps with a Python number that changes each time, beside steps whose number stays, in CPU time.
 
     python -m benchmarks.speed.changing_numbers
-    python -m benchmarks.speed.changing_numbers --compute eager --width 256
+    python -m benchmarks.speed.changing_numbers --backend eager --width 256
 
 A KL weight and the number of the step enter the loss. Both loops are one process's, in turns of ten steps;
 shown are the medians of a step, in the processor's time and not the clock's, and how many programs each has.
@@ -44,10 +44,10 @@ def main() -> int:
     """Measure, show, and return 1 if numbers that change cost more than `MOST` times those that stay."""
     asked = _arguments()
     torch.set_num_threads(1)
-    table = Table("compute", "stays, ms", "changes, ms", "ratio", "programs")
+    table = Table("backend", "stays, ms", "changes, ms", "ratio", "programs")
     ratios = []
-    for compute in asked.compute:
-        loops = {kind: _loop(asked, compute, kind == "changes") for kind in ("stays", "changes")}
+    for backend in asked.backend:
+        loops = {kind: _loop(asked, backend, kind == "changes") for kind in ("stays", "changes")}
         times: dict[str, list[float]] = {kind: [] for kind in loops}
         for iteration in range(asked.iterations):
             for kind in ("stays", "changes") if iteration % 2 else ("changes", "stays"):
@@ -55,18 +55,18 @@ def main() -> int:
         stays, changes = (median(times[kind]) for kind in ("stays", "changes"))
         ratios.append(changes / stays)
         programs = ", ".join(str(count()) for _, count in loops.values())
-        table.add_row(compute, f"{stays:.3f}", f"{changes:.3f}", f"{ratios[-1]:.3f}", programs)
+        table.add_row(backend, f"{stays:.3f}", f"{changes:.3f}", f"{ratios[-1]:.3f}", programs)
     Console().print(table)
     return int(max(ratios) > MOST)
 
 
 def _loop(
-    asked: argparse.Namespace, compute: str, changes: bool
+    asked: argparse.Namespace, backend: str, changes: bool
 ) -> tuple[Callable[[int], list[float]], Callable[[], int]]:
     """What runs so many steps, after the first four; and what counts its programs."""
     torch.manual_seed(0)
     model = Weighted(asked.width, asked.layers)
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x, done = torch.randn(asked.batch, asked.width), 0
 
@@ -89,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--compute", nargs="+", default=["eager", "inductor"])
+    parser.add_argument("--backend", nargs="+", default=["eager", "inductor"])
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64)

@@ -44,9 +44,9 @@ VARIANTS: dict[str, Callable[[nn.Module], Any]] = {
     "no communication": torch.compile,
     "ddp": lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True),
     BASELINE: lambda model: torch.compile(DistributedDataParallel(model, gradient_as_bucket_view=True)),
-    "fxdp-eager": lambda model: fxdp.compile(model, compute="eager"),
+    "fxdp-eager": lambda model: fxdp.compile(model, backend="eager"),
     "fxdp": fxdp.compile,
-    "fxdp-shard-eager": lambda model: fxdp.compile(model, strategy="shard", compute="eager"),
+    "fxdp-shard-eager": lambda model: fxdp.compile(model, strategy="shard", backend="eager"),
     "fxdp-shard": lambda model: fxdp.compile(model, strategy="shard"),
 }
 

@@ -34,7 +34,7 @@ from tests.hosts.machines import machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))
 _COLUMNS = ("rank", "step", "compute", "waiting", "wire", "overlapped", "idle", "wire ends", "predicted")
-_COLORS = {"compute": "tab:blue", "waiting": "tab:gray", "wire": "tab:orange", "predicted": "tab:green"}
+_COLORS = {"backend": "tab:blue", "waiting": "tab:gray", "wire": "tab:orange", "predicted": "tab:green"}
 Spans: TypeAlias = "list[tuple[float, float]]"
 """From when to when, ms; in order, and none within another."""
 
@@ -62,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", choices=tuple(CASES), default=["gpt"])
     parser.add_argument("--mbit", type=float, default=1000.0, help="of each host's link; 0: one host")
-    parser.add_argument("--compute", choices=("inductor", "eager"), default="inductor")
+    parser.add_argument("--backend", choices=("inductor", "eager"), default="inductor")
     parser.add_argument("--steps", type=int, default=12, help="steps of which the fastest is shown")
     return parser.parse_args()
 
@@ -71,7 +71,7 @@ def _measured(model: str, asked: argparse.Namespace) -> list[dict[str, Any]] | N
     """What each rank saw."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        question = {"model": model, "compute": asked.compute, "steps": asked.steps, "answers": folder}
+        question = {"model": model, "backend": asked.backend, "steps": asked.steps, "answers": folder}
         command = [sys.executable, "-m", "benchmarks.speed.overlap_rank", json.dumps(question)]
         own = {"OMP_NUM_THREADS": "1", "FXDP_SHARED_MEMORY": "0"}
         if asked.mbit:
@@ -88,7 +88,7 @@ def rows_of(rank: dict[str, Any]) -> dict[str, Spans]:
     waiting = process_mesh(rank["waits"].values())
     halves = process_mesh(rank["halves"])
     return {
-        "compute": without(halves, waiting), "waiting": waiting, "wire": process_mesh(rank["wire"]),
+        "backend": without(halves, waiting), "waiting": waiting, "wire": process_mesh(rank["wire"]),
         "predicted": predicted(rank),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ _HALVES = ("forward", "backward")
 def measure(asked: dict[str, Any]) -> dict[str, Any]:
     """The spans of the fastest of several steps, in ms from its start, and what the plan says of its sums."""
     case, rank, ranks = CASES[asked["model"]], dist.get_rank(), dist.get_world_size()
-    compiled = fxdp.compile(case.model(torch.device("cpu")), compute=asked["compute"])
+    compiled = fxdp.compile(case.model(torch.device("cpu")), backend=asked["backend"])
     own = slice(rank * case.local_batch, (rank + 1) * case.local_batch)
     batch = [part[own].clone() for part in case.batch(0, ranks)]
     steps = []

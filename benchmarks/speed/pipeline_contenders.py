@@ -119,19 +119,21 @@ def _make(name: Name, case: Case, stages: dict[tuple[str, int, int], list[nn.Mod
         parallel: Any = DistributedDataParallel(model)
         parallel = torch.compile(parallel, dynamic=False) if name.kind == "compiled" else parallel
         return Contender(name, model, partial(_train_part, parallel))
-    compute = "inductor" if name.kind == "compiled" else "eager"
+    backend = "inductor" if name.kind == "compiled" else "eager"
     if name.schedule == "dp":
-        compiled = fxdp.compile(model, compute=compute)
+        compiled = fxdp.compile(model, backend=backend)
         return Contender(name, model, partial(_train_part, compiled), compiled)
     ranks = dist.get_world_size()
     compiled = fxdp.compile(
         model,
         init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",)),
-        stages=[f"blocks.{cut}" for cut in cuts(case, ranks * each)],
-        microbatches=name.microbatches,
-        schedule=name.schedule,
-        compute=compute,
-        gradients="owner",  # as torch's pipelines, which leave each rank its own stages'
+        pipeline={
+            "stages": [f"blocks.{cut}" for cut in cuts(case, ranks * each)],
+            "microbatches": name.microbatches,
+            "schedule": name.schedule,
+            "gradients": "owner",  # as torch's pipelines, which leave each rank its own stages'
+        },
+        backend=backend,
     )
     return Contender(name, model, partial(_train, compiled), compiled)
 

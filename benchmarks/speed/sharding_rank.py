@@ -40,7 +40,9 @@ VARIANTS: dict[str, Any] = {
     "fsdp2": _fsdp2,
     BASELINE: lambda model, mesh: torch.compile(_fsdp2(model, mesh)),
     FULL: lambda model, mesh: fxdp.compile(model, mesh),
-    SHARDED: lambda model, mesh: fxdp.compile(model, mesh, strategy="shard", bucket_mb=BUCKET_MB),
+    SHARDED: lambda model, mesh: fxdp.compile(
+        model, mesh, strategy="shard", communication={"bucket_cap_mb": BUCKET_MB}
+    ),
 }
 
 

@@ -73,7 +73,7 @@ def _start(variant: str, layers: int, sizes: int) -> list[float]:
     if variant == "torch.compile":
         compiled = torch.compile(model)
     else:
-        compiled = fxdp.compile(model, compute="eager" if "eager" in variant else "inductor")
+        compiled = fxdp.compile(model, backend="eager" if "eager" in variant else "inductor")
     found = []
     for size in (4, 6)[:sizes]:
         tokens = torch.randint(256, (size, 33))

@@ -62,8 +62,8 @@ VARIANTS: dict[str, tuple[str, Callable[[nn.Module], Loss]]] = {
     "ddp": ("DDP", _ddp),
     "ddp-compile": ("DDP + torch.compile", lambda model: _compiled(_ddp(model))),
     "least": ("one device, torch.compile, and the least that sums its gradients", LeastSums),
-    "fxdp-eager": ("fxdp, compute=eager", lambda model: fxdp.compile(model, compute="eager")),
-    "fxdp": ("fxdp, compute=inductor", lambda model: fxdp.compile(model, compute="inductor")),
+    "fxdp-eager": ("fxdp, backend=eager", lambda model: fxdp.compile(model, backend="eager")),
+    "fxdp": ("fxdp, backend=inductor", lambda model: fxdp.compile(model, backend="inductor")),
     "fxdp-optimizer": ("fxdp, strategy=optimizer", lambda model: fxdp.compile(model, strategy="optimizer")),
     "fxdp-kept": (
         "fxdp, strategy=shard, reshard_after_forward=False",

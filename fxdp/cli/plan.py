@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ def run(asked: argparse.Namespace) -> int:
             check_file(path)
     other = None if asked.diff is None else _other(asked.diff)
     target = load_target(asked)
-    options = Options.named({**target.options, **_staging(asked)})
+    options = Options.named(target.options)
+    options = replace(options, pipeline=replace(options.pipeline, **_staging(asked)))
     mesh = mesh_asked(asked)
     try:
         with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
@@ -95,7 +96,7 @@ def _show_differences(found: PlanDiff, asked: argparse.Namespace) -> None:
 
 
 def _staging(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for stages and micro-batches on the command line, which override the factory's."""
+    """Return the fields of `fxdp.Pipeline` on the command line, which override the factory's."""
     names = ("microbatches", "schedule", "stages")
     found = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if "stages" in found:

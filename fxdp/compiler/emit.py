@@ -85,7 +85,7 @@ def lower_part(
     """
     mesh, options, part = program.mesh, program.options, wanted.part
     even = len(set(wanted.batches)) == 1 and not (generic and mesh.size > 1)
-    manager = PassManager(mesh, options.verify, level=Level.LOCAL)
+    manager = PassManager(mesh, options.debug.verify, level=Level.LOCAL)
     passes = emission(None if generic else wanted.sizes, even, wanted.place)
     gm = manager.run(copy_graph(part.gm), passes)
     _add_seconds(program, "emit-program", manager.seconds["emit-program"])
@@ -107,10 +107,11 @@ def _lowered(
     if start is None:
         return lower_eager(gm, wanted.zero, summed(part))
     values = signature_values(gm.graph, module, program.captured.constants)
-    single = mesh.size * (1 if program.step is None else options.microbatches) == 1
+    single = mesh.size * (1 if program.step is None else options.pipeline.microbatches) == 1
     how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
-        options.activation_memory_budget, hides=not mesh.shared_memory,  # no transfers to overlap
+        options.activation_checkpointing.memory_budget,
+        hides=not mesh.shared_memory,  # no transfers to overlap
         in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single)

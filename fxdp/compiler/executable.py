@@ -163,7 +163,7 @@ class CompiledVariants:
         self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool
     ) -> Executable:
         program = self.program
-        layout = MicrobatchSizes.of(sizes, program.options.microbatches)
+        layout = MicrobatchSizes.of(sizes, program.options.pipeline.microbatches)
         rank = program.mesh.pipeline.rank
         writer = program.writer(layout, rank)
         graph = writer.write()

@@ -81,7 +81,7 @@ class LoweredParts:
         for name, words in failed.items():
             _log.warning(
                 "Inductor cannot compile %s (%s): its ops run as they are on all ranks, as with "
-                'compute="eager", with the same results',
+                'backend="eager", with the same results',
                 name,
                 words,
             )
@@ -122,7 +122,7 @@ class LoweredParts:
     def _start(self) -> Start:
         """Return the compile plan: ranks share the work of an uncut program; each stage is compiled alone."""
         program, process_mesh = self._program, self._process_mesh
-        if program.options.compute == "eager":
+        if program.options.backend == "eager":
             return Start()
         if process_mesh.comms is None or program.step is not None:
             return start_of()
@@ -154,7 +154,7 @@ class LoweredParts:
         return ((wanted.name, own, _ANY), True) if for_any else (exact, False)
 
     def _lower(self, wanted: WantedPart, generic: bool, start: Start, as_it_is: bool) -> Lowered | _Failed:
-        compiled = not (as_it_is or wanted.once or self._program.options.compute == "eager")
+        compiled = not (as_it_is or wanted.once or self._program.options.backend == "eager")
         try:
             return lower_part(
                 wanted, self._program, self._module, generic=generic, compiled=compiled, start=start

@@ -68,7 +68,8 @@ class Order:
         `batch` is the number of samples of all ranks together in the first call; `kept` are the names of
         parameters that stay unsharded from the forward to the backward under `strategy="shard"`.
         """
-        several = stages is not None and options.microbatches > 1
+        microbatches = options.pipeline.microbatches
+        several = stages is not None and microbatches > 1
         # values that the model computes from its batch size concern all micro-batches, so they come first
         first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
@@ -76,7 +77,8 @@ class Order:
         once = stages is not None or options.keeps_unsharded or options.keeps_unsharded_for_backward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
-        again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()
+        modules = tuple(options.activation_checkpointing.modules)
+        again: tuple[Pass, ...] = (RecomputeModules(modules),) if modules else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         reduce = precision.reduce if precision else None
         # a batch in micro-batches would gather sufficient factors once per micro-batch
@@ -100,7 +102,7 @@ class Order:
                 *narrow,
                 InsertCollectives(options.single_device_rng, options.shards and once, kept),
             ),
-            local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
+            local=(localize,) if stages is None else (localize, AssignStages(stages, microbatches)),
             reductions=(
                 OverlapSums(),
                 *rows,

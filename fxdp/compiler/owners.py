@@ -1,4 +1,4 @@
-"""Track which ranks update each parameter under `gradients="owner"`.
+"""Track which ranks update each parameter under `Pipeline(gradients="owner")`.
 
 Gradients then stay on the stages that read the parameter.
 """
@@ -40,9 +40,9 @@ class Owners:
         stale = [spec.name for spec, ranks in trained.items() if not read[spec] <= ranks]
         if stale:
             raise StageError(
-                'gradients="owner": this call is cut into stages at other places than one before it, so '
-                f"{', '.join(stale)} would be read on ranks that do not train them. Name in stages= the "
-                "modules at which stages begin, so that all calls are cut alike, or use "
+                'fxdp.Pipeline(gradients="owner"): this call is cut into stages at other places than one '
+                f"before it, so {', '.join(stale)} would be read on ranks that do not train them. Name in "
+                "stages= the modules at which stages begin, so that all calls are cut alike, or use "
                 'gradients="everywhere"'
             )
         self._read, self._trained = read, trained

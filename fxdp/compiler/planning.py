@@ -91,7 +91,7 @@ class Planning:
 
     @property
     def _layout(self) -> MicrobatchSizes:
-        return MicrobatchSizes.of(self._local, self.program.options.microbatches)
+        return MicrobatchSizes.of(self._local, self.program.options.pipeline.microbatches)
 
     @property
     def _local(self) -> dict[str, int]:
@@ -181,14 +181,14 @@ class Planning:
             shared, shown = exchange_buffers(parts, mesh), partial(is_zero_copy, mesh=mesh)
             gather = next((part.gm for part in program.partition.gathers if part is not None), None)
             return (curve(parts[0], holders, self._local, shared=shared, gather=gather, shown=shown),)
-        each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
+        each = [self._layout.sizes[i] for i in range(program.options.pipeline.microbatches)]
         gradients: list[dict[Parameter, int]] = [{} for _ in parts]
         types = {spec: type_ for part in program.parts for spec, type_ in part.parameters.items()}
         for spec, _, stage in program.partition.results:
             if isinstance(spec, Gradient) and isinstance(spec.of, Parameter):
                 gradients[stage][spec.of] = type_bytes(types[spec.of], {})
         gathers = [None if part is None else part.gm for part in program.partition.gathers]
-        owned = program.options.gradients == "owner"
+        owned = program.options.pipeline.gradients == "owner"
         schedule = program.step.schedule
         return scheduled_curves(parts, holders, each, schedule, gradients, gathers, owned=owned)
 

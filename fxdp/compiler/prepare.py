@@ -35,7 +35,7 @@ _GROWTH = 2
 
 def is_cut(mesh: Mesh, options: Options) -> bool:
     """Return whether a program runs in stages or micro-batches, with the backward inside the call."""
-    return mesh.pipeline.size > 1 or options.microbatches > 1
+    return mesh.pipeline.size > 1 or options.pipeline.microbatches > 1
 
 
 _SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' or without"
@@ -68,10 +68,11 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
             f"reshard_after_forward={options.post_forward_size}, but parameters are sharded over {size} "
             f"ranks; expected a divisor of that, {divisors}: the size of groups that keep a full copy each"
         )
-    if mesh.pipeline.size > 1 and options.gradients == "owner":
+    if mesh.pipeline.size > 1 and options.pipeline.gradients == "owner":
         raise MeshError(
-            f"gradients='owner' with strategy={options.strategy!r}: each pipeline rank holds and steps rows "
-            "of all stages' parameters, so gradients go where their rows are; leave gradients= out"
+            f"fxdp.Pipeline(gradients='owner') with strategy={options.strategy!r}: each pipeline rank holds "
+            "and steps rows of all stages' parameters, so gradients go where their rows are; leave "
+            "gradients= out"
         )
 
 
@@ -111,9 +112,11 @@ def prepare(
     loss = loss_index(captured.gm.graph) if cut else None
     order = Order.of(captured, options, stage_count(options, mesh) if cut else None, batch, kept)
     # for the passes each micro-batch is one more rank: a sum over both is a sum over one axis
-    parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
-    dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
-    manager = PassManager(parts, options.verify, dump_dir)
+    several = cut and options.pipeline.microbatches > 1
+    parts = mesh.in_parts(options.pipeline.microbatches) if several else mesh
+    folder = options.debug.dump_dir
+    dump_dir = Path(folder) if folder is not None and mesh.rank == 0 else None
+    manager = PassManager(parts, options.debug.verify, dump_dir)
     if parts.size > 1:
         check_bags(captured.gm.graph, captured.origin)
     nodes = len(captured.gm.graph.nodes)
@@ -139,7 +142,7 @@ def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
         return Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ())
     partition = split_gathers(gm)
     for part in (*partition.parts, *partition.gathers):
-        if options.verify and part is not None:
+        if options.debug.verify and part is not None:
             verify(part.gm, Level.LOCAL, "the cut before gathers")
     return partition
 
@@ -149,9 +152,9 @@ def _cut(
 ) -> tuple[Partition, ScheduledStep]:
     stages = stage_count(options, mesh)
     count = stages if isinstance(stages, int) else len(stages) + 1
-    schedule = make(options.schedule, count, mesh.pipeline.size, options.microbatches)
-    partition = split(gm, recall_phases(gm.graph, options.microbatches), count)
-    if options.microbatches > 1:
+    schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, options.pipeline.microbatches)
+    partition = split(gm, recall_phases(gm.graph, options.pipeline.microbatches), count)
+    if options.pipeline.microbatches > 1:
         partition = partition.with_sums()
     epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)
     schedule = schedule if loss is not None else schedule.forward_only()
@@ -164,7 +167,7 @@ def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> P
     """Run the passes on reductions on a part that runs once per step, on the mesh without micro-batches."""
     if part is None:
         return None
-    gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, order.reductions)
+    gm = PassManager(mesh, options.debug.verify, level=Level.LOCAL).run(part.gm, order.reductions)
     output = gm.graph.output_node()
     # from here on all results are values that other parts or the step's results read
     results: tuple[OutputSpec, ...] = tuple(StageValue(name) for name in part.gives)
@@ -180,13 +183,13 @@ def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
     StageError : fewer stages than pipeline ranks.
     """
     ranks = mesh.pipeline.size
-    stages = options.stages
+    stages = options.pipeline.stages
     if stages is None:
-        return ranks * (2 if options.schedule == "interleaved" and ranks > 1 else 1)
+        return ranks * (2 if options.pipeline.schedule == "interleaved" and ranks > 1 else 1)
     count = stages if isinstance(stages, int) else len(stages) + 1
     if count < ranks:
         raise StageError(
-            f"stages={stages!r} makes {count} stages for {ranks} pipeline ranks; "
+            f"fxdp.Pipeline(stages={stages!r}) makes {count} stages for {ranks} pipeline ranks; "
             "expected at least one per rank"
         )
     return stages if isinstance(stages, int) else tuple(stages)
@@ -202,7 +205,8 @@ def check_options(options: Options) -> None:
     if options.single_device_rng:
         raise MeshError(
             'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
-            'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+            'and micro-batches do not keep; expected rng="sharded" with a pp axis or '
+            "fxdp.Pipeline(microbatches=...) above 1"
         )
 
 
@@ -219,7 +223,7 @@ def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
         raise MeshError(
             f"the forward changes parameters in place ({', '.join(names)}), which needs all of them on each "
             f"rank, and its samples at once; expected strategy='replicate' (got {options.strategy!r}), no pp "
-            "axis and microbatches=1. Or write into buffers (register_buffer)"
+            "axis and fxdp.Pipeline(microbatches=1). Or write into buffers (register_buffer)"
         )
 
 

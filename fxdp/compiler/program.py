@@ -93,8 +93,8 @@ class Program:
         """The schedule as ranks run it: gradients that a rank waits for come before gradients of weights.
 
         A stage sends the awaited gradient first; the last stage may postpone the weights of two
-        micro-batches. If a step recomputes activations (`checkpoint`), memory is scarce: no stage holds more
-        than necessary.
+        micro-batches. If a step recomputes activations (`activation_checkpointing`), memory is scarce: no
+        stage holds more than necessary.
         """
         schedule = self.scheduled().schedule
         placement = schedule.placement
@@ -103,7 +103,8 @@ class Program:
             if e.backward and not e.once and placement[e.source] != placement[e.target]
         }  # fmt: skip
         split = [s for s in awaited if backward_parts(self.partition, s)[1]]
-        return schedule.gradients_first(split, holds_more=self.options.checkpoint == "never")
+        keeps = self.options.activation_checkpointing.mode == "never"
+        return schedule.gradients_first(split, holds_more=keeps)
 
     @property
     def gathers_apart(self) -> bool:
@@ -122,8 +123,8 @@ class Program:
             self.run_schedule,
             layout.bounds,
             self.captured.batch,
-            self.options.gradients == "everywhere",
-            Recompute(self.options.checkpoint, self.options.microbatches),
+            self.options.pipeline.gradients == "everywhere",
+            Recompute(self.options.activation_checkpointing.mode, self.options.pipeline.microbatches),
             self.mesh.size,
             self.gathers_apart,
         )

@@ -42,7 +42,7 @@ def wanted_parts(
     program: Program, sizes: Mapping[int | None, Mapping[str, int]], batches: tuple[int, ...]
 ) -> list[WantedPart]:
     """Return the parts that this pipeline rank runs, for each micro-batch and once per step (index None)."""
-    cut, rank, count = program.partition, program.mesh.rank, program.options.microbatches
+    cut, rank, count = program.partition, program.mesh.rank, program.options.pipeline.microbatches
     found = []
     for stage in _own_stages(program):
         kinds, first = _kinds(program, stage), _first_results(program, stage)

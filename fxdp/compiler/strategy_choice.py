@@ -206,7 +206,8 @@ def _remedies(
     still = rank.peak.bytes - moving
     parts = ceil(moving / (limit - still)) if limit > still else 0
     if 0 < parts <= _MOST_PARTS and program.step is None:
-        yield f"microbatches={max(parts, 2)}, with which about {format_bytes(moving)} come in so many parts"
+        least = f"pipeline=fxdp.Pipeline(microbatches={max(parts, 2)})"
+        yield f"{least}, with which about {format_bytes(moving)} come in so many parts"
     elif limit <= still and program.options.shards and program.mesh.size > 1:
         sharded = still * program.mesh.size_along(program.mesh.shard_axis)
         yield f"some {ceil(sharded / limit)} ranks along which parameters are sharded"

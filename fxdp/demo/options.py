@@ -22,7 +22,7 @@ class DemoOptions:
     steps: int = 100
     batch: int = 16
     device: str = "cpu"
-    compute: str = "inductor"
+    backend: str = "inductor"
     dtype: torch.dtype = torch.float32
     model: str = "plain"
     out: Path = Path("fxdp-demo.png")
@@ -48,7 +48,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="sequences of all ranks together in a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one rank per GPU")
     parser.add_argument(
-        "--compute", choices=("inductor", "eager"), default="inductor", help="how a rank's graph runs"
+        "--backend", choices=("inductor", "eager"), default="inductor", help="how a rank's graph runs"
     )
     parser.add_argument(
         "--dtype", choices=tuple(DTYPES), default="float32", help="float64 shows exactness to 1e-9"
@@ -77,7 +77,7 @@ def demo_options(asked: argparse.Namespace) -> DemoOptions:
         steps=asked.steps,
         batch=asked.batch,
         device=asked.device,
-        compute=asked.compute,
+        backend=asked.backend,
         dtype=DTYPES[asked.dtype],
         model=asked.model,
         out=out,

@@ -127,7 +127,7 @@ def _all_ranks(
 ) -> tuple[Curve, Plan]:
     """Train the compiled model on all ranks, each on its part of the batches."""
     model = make_model(options, place.device)
-    compiled = fxdp.compile(model, mesh, compute=options.compute)
+    compiled = fxdp.compile(model, mesh, backend=options.backend)
     batches = (batch.part(place.rank, place.ranks) for batch in _batches(options, place.device))
     steps = train(partial(call, options, compiled), model.parameters(), batches)
     curve = watched(console, count_ranks(place.ranks), options, steps, first="capture and compile")

@@ -33,7 +33,7 @@ def announce(console: Console, options: DemoOptions, ranks: int) -> None:
     console.print(
         f"A GPT with 4 layers learns the text of pydoc_data.topics, {options.batch} passages of {LENGTH} "
         f"bytes a step:\nfirst on one device, then with fxdp on {count_ranks(ranks)} "
-        f"({options.device}, {dtype}, {options.compute}).",
+        f"({options.device}, {dtype}, {options.backend}).",
         highlight=False,
         soft_wrap=True,
     )

@@ -16,8 +16,6 @@ graph is a program of its own (`module/between_graphs.py`), and fxdp checks the 
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -32,6 +30,7 @@ from fxdp.capture.dynamo.dynamo_inputs import batch_dim
 from fxdp.capture.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
+from fxdp.options.option_values import OptionGroup
 from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
 
 # pip registers the backend by an entry point; this line is for fxdp used from a folder
@@ -98,19 +97,14 @@ def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
 
     Raises
     ------
-    InputError : unknown options, with similar names; options that need the model itself.
+    InputError : unknown options, with near names or today's spelling; options that need the model itself.
     """
-    named = dict(given or {})
-    known = [*list(inspect.signature(fxdp.compile).parameters)[1:], "graph_breaks"]
-    unknown = [_nearest(name, known) for name in named if name not in known]
-    if unknown:
-        raise fxdp.InputError(f'torch.compile(backend="fxdp", options=...): {"; ".join(unknown)}')
     if mode not in (None, "default"):
         raise fxdp.InputError(
             f'torch.compile(backend="fxdp", mode={mode!r}): modes are Inductor\'s; expected none, and '
-            'options of fxdp.compile in options={"compute": "inductor", ...}'
+            'options of fxdp.compile in options={"backend": "inductor", ...}'
         )
-    chosen = TracedOptions.named(named)
+    chosen = TracedOptions.named(given or {})
     if needs := chosen.needs_model:
         call = ", ".join(["model", *(f"{name}={_text(value)}" for name, value in (given or {}).items())])
         raise fxdp.InputError(
@@ -120,14 +114,9 @@ def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
     return chosen
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-
-
 def _text(value: Any) -> str:
     """Return a value as Python source; a name for values without such a text."""
-    plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict))
+    plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict, OptionGroup))
     return repr(value) if plain else getattr(value, "__name__", "...")
 
 

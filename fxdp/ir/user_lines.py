@@ -19,7 +19,7 @@ from fxdp.ir.metadata import Location, meta
 
 _GENERATED = "<eval_with_key>"
 _INDUCTOR = "torchinductor_"  # the folder to which Inductor writes its code
-_NO_LINE = 'raised by code that Inductor compiled: compute="eager" of fxdp.compile shows the model\'s line'
+_NO_LINE = 'raised by code that Inductor compiled: backend="eager" of fxdp.compile shows the model\'s line'
 
 
 def show_user_lines(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Partition an emitted joint graph into forward and backward, and run both op by op: `compute="eager"`.
+"""Partition an emitted joint graph into forward and backward, and run both op by op: `backend="eager"`.
 
 The forward saves all values that the backward reads, as in eager autograd; nothing is recomputed. Generated
 code drops each value after the last use.

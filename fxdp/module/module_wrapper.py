@@ -13,7 +13,7 @@ from fxdp.errors import StateError
 S = TypeVar("S", bound="ModuleWrapper")
 
 
-_GRADIENTS = "gradients are summed by the program itself, in buckets of bucket_mb= of fxdp.compile"
+_GRADIENTS = "gradients are summed by the program itself, in buckets of fxdp.Communication(bucket_cap_mb=...)"
 _OTHERS_HAVE = {
     "register_comm_hook": _GRADIENTS,
     "require_backward_grad_sync": _GRADIENTS + "; for accumulation there is compiled.no_sync()",

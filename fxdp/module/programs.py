@@ -228,7 +228,7 @@ class Programs:
             call.inputs,
             self._options,
             cut=self._cut,
-            couple=self._mesh.size * self._options.microbatches > 1,
+            couple=self._mesh.size * self._options.pipeline.microbatches > 1,
             dynamic=dynamic,
             hint=hint,
             branches=branches,
@@ -251,7 +251,7 @@ class Programs:
         largest = {**sizes.values(found), "b": max(sizes.batches), "offset": 0}
         program = self._same.make(found, largest, capture)
         with refusing(self._process_mesh):
-            if self._options.gradients == "owner" and self._cut:
+            if self._options.pipeline.gradients == "owner" and self._cut:
                 self._owners.add(program)
         program.seconds = {"capture": seconds, **program.seconds}
         return program

@@ -47,9 +47,9 @@ class Replicas:
     def __init__(self, module: nn.Module, process_mesh: ProcessMesh, options: Options) -> None:
         self._module, self._process_mesh = module, process_mesh
         self._agreement = Agreement(process_mesh)
-        self._every = options.check_replicas if process_mesh.mesh.world > 1 else 0
-        # with gradients="owner", only the owners of a parameter have the current value
-        self._full = options.gradients == "everywhere" or process_mesh.mesh.pipeline.size == 1
+        self._every = options.debug.check_replicas if process_mesh.mesh.world > 1 else 0
+        # with Pipeline(gradients="owner"), only the owners of a parameter have the current value
+        self._full = options.pipeline.gradients == "everywhere" or process_mesh.mesh.pipeline.size == 1
         self._names: dict[Parameter | Buffer, None] = {}
         self._last = 0
         self._asked = self._now = False

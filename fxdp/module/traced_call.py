@@ -9,7 +9,7 @@ a compiled module, which lives as long as the parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -51,12 +51,13 @@ class TracedOptions:
         mesh, graph_breaks = named.pop("mesh", None), named.pop("graph_breaks", False)
         if not isinstance(graph_breaks, bool):
             raise InputError(f"graph_breaks is {graph_breaks!r}, expected True or False")
-        return cls(mesh, Options.named(named), graph_breaks)
+        options = Options.named(named, 'torch.compile(backend="fxdp", options=...)', ("mesh", "graph_breaks"))
+        return cls(mesh, options, graph_breaks)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The key for caching programs."""
-        return id(self.mesh), *self.options.lines(), str(self.options.dump_dir)
+        return id(self.mesh), *self.options.lines(), str(self.options.debug.dump_dir)
 
     @property
     def needs_model(self) -> str:
@@ -69,8 +70,8 @@ class TracedOptions:
             )
         if options.loss_fn is not None:
             return "loss_fn= needs the call's target=, which is no argument of the compiled function"
-        if isinstance(options.stages, (list, tuple)):
-            return "stages= names modules, of which a graph has none"
+        if isinstance(options.pipeline.stages, (list, tuple)):
+            return "fxdp.Pipeline(stages=[...]) names modules, of which a graph has none"
         if any(isinstance(leaf, RowsPerSample) for leaf in tree_leaves(options.batch_dims)):
             return "batch_dims= counts rows per sample, for which the model's inputs are read in full"
         if options.pad is not None and not isinstance(options.pad, (int, float)):
@@ -86,14 +87,14 @@ class TracedOptions:
         """
         options = self.options
         alone = {
-            "microbatches=": options.microbatches > 1,
-            "stages=": options.stages not in (None, 1),
+            "fxdp.Pipeline(microbatches=...)": options.pipeline.microbatches > 1,
+            "fxdp.Pipeline(stages=...)": options.pipeline.stages not in (None, 1),
             "pad=": options.pad is not None,
         }
         if given := [name for name, is_given in alone.items() if is_given]:
             raise InputError(
-                f"torch breaks the call into several graphs, for which there is no {', '.join(given)}: it is "
-                "for entire calls, with their loss; expected fullgraph=True with it, or fxdp.compile(model)"
+                f"torch breaks the call into several graphs, for which there is no {' and no '.join(given)}: "
+                "an entire call has that, with its loss; expected fullgraph=True, or fxdp.compile(model)"
             )
 
     def check_losses(self, losses: int) -> None:
@@ -103,11 +104,12 @@ class TracedOptions:
         ------
         InputError : micro-batches or stages with several losses.
         """
-        cut = self.options.microbatches > 1 or self.options.stages not in (None, 1)
+        cut = self.options.pipeline.microbatches > 1 or self.options.pipeline.stages not in (None, 1)
         if cut and losses > 1:
             raise InputError(
                 f"the compiled function returns {losses} scalars with a gradient, of which a graph does not "
-                "say which is the loss; expected one with microbatches= or stages=: detach() the others"
+                "say which is the loss; expected one with fxdp.Pipeline(microbatches=...) or stages: "
+                "detach() the others"
             )
 
 
@@ -178,7 +180,7 @@ class TracedCall:
     def _made(self, tensors: Mapping[str, Tensor]) -> tuple[CompiledModule, TracedModel, Any]:
         model = type(self.title, (TracedModel,), {})(tensors)
         batch_dims = ((), dict(self.read.dims))
-        options = Options(**{**vars(self.chosen.options), "batch_dims": batch_dims})
+        options = replace(self.chosen.options, batch_dims=batch_dims)
         compiled = CompiledModule(model, self.chosen.mesh, options)
         if self.between is not None:
             self.between.prepare(compiled, tensors)

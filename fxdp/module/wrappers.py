@@ -67,7 +67,8 @@ class Bare(ModuleWrapper):
 
         Each backward sums its gradients over the ranks, inside of this context, too. So after each backward
         `grad` equals the gradient that one device has accumulated so far, and such a loop is exact. To
-        communicate once for several parts of a batch, pass all parts in one call with `microbatches=`.
+        communicate once for several parts of a batch, pass all parts in one call with
+        `pipeline=fxdp.Pipeline(microbatches=...)`.
         """
         return nullcontext()
 

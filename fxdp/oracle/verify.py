@@ -160,8 +160,9 @@ def _subject(
         local, reference = prepare_subject(module, found, mesh, options, batch)
     except VerifierError as error:
         invariants = str(error)
+        unchecked = replace(options, debug=replace(options.debug, verify=False))
         try:
-            local, reference = prepare_subject(module, found, mesh, replace(options, verify=False), batch)
+            local, reference = prepare_subject(module, found, mesh, unchecked, batch)
         except Exception:  # the graph is broken: any error of a later pass is a consequence
             return None, invariants
     allowed = tolerances(local.gm, own=own)
@@ -173,7 +174,7 @@ def _subject(
 def _compared(subject: Subject | None, mesh: Mesh, meta: str) -> str:
     if subject is None:
         return "nothing was run"
-    if mesh.world > mesh.size or subject.options.microbatches > 1:
+    if mesh.world > mesh.size or subject.options.pipeline.microbatches > 1:
         meta = f"{meta}; the data-parallel program, before it is cut into stages and micro-batches"
     if subject.draws_apart(mesh.size):
         return (
@@ -186,8 +187,9 @@ def _compared(subject: Subject | None, mesh: Mesh, meta: str) -> str:
 def _check_statistics(options: Options) -> None:
     if options.own_statistics:
         raise InputError(
-            'batch_stats="microbatch" normalizes each part of the batch by its own statistics, which one '
-            'device does not: there is nothing to verify it by. Verify the model with batch_stats="global"'
+            'fxdp.Pipeline(batch_stats="microbatch") normalizes each part of the batch by its own '
+            "statistics, which one device does not: there is nothing to verify it by. Verify the model with "
+            'batch_stats="global"'
         )
 
 

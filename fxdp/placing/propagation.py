@@ -276,7 +276,7 @@ def _choose(op: Op, one_rank: bool, location: Location) -> Choice:
         return Choice(choose(op, alternatives)[0], registered.name, seeded)
     if not alternatives:
         raise PlacementError(
-            f'{op.target} at {location}: batch_stats="microbatch" needs a batch in parts here, but no dim of '
-            f'{op.output.shape} splits with the batch. Use batch_stats="global"'
+            f'{op.target} at {location}: fxdp.Pipeline(batch_stats="microbatch") needs a batch in parts '
+            f'here, but no dim of {op.output.shape} splits with the batch. Use batch_stats="global"'
         )
     return Choice(cheapest(op, alternatives)[0], registered.name, seeded)

@@ -132,7 +132,7 @@ class Plan:
         if self.schedule is None:
             raise StateError(
                 "the plan has no schedule: the program has one stage and one micro-batch; give the mesh a pp "
-                "axis, or microbatches= above 1"
+                "axis, or use fxdp.Pipeline(microbatches=...) above 1"
             )
         return self.schedule
 

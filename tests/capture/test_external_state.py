@@ -149,7 +149,7 @@ def test_a_change_is_seen(
         monkeypatch.setattr(Base, name, value, raising=False)
     kind = type("Kind", (Base,), {"read": read, "__module__": __name__})
     model: Any = kind()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x = torch.randn(4, 3)
     torch.testing.assert_close(compiled(x), model(x))
     before = compiled(x).item()
@@ -170,7 +170,7 @@ class _Sum(nn.Module):
 
 def test_a_layer_that_is_added_runs() -> None:
     model = _Sum()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x = torch.randn(4, 3)
     compiled(x)
     model.layers.append(nn.Linear(3, 3))
@@ -179,7 +179,7 @@ def test_a_layer_that_is_added_runs() -> None:
 
 def test_tensors_of_a_loss_that_are_replaced_are_used() -> None:
     loss_fn, model = nn.CrossEntropyLoss(), nn.Linear(3, 4)
-    compiled = fxdp.compile(model, loss_fn=loss_fn, compute="eager")
+    compiled = fxdp.compile(model, loss_fn=loss_fn, backend="eager")
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
     compiled(x, target=y)
     loss_fn.weight = torch.arange(1.0, 5.0)
@@ -188,7 +188,7 @@ def test_tensors_of_a_loss_that_are_replaced_are_used() -> None:
 
 def test_a_hook_in_the_place_of_another_runs() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x = torch.randn(4, 3)
     for factor in (2, 3):
         handle = model[0].register_forward_hook(lambda _, __, y, factor=factor: y * factor)
@@ -213,7 +213,7 @@ class _Counting(nn.Module):
 def test_what_does_not_matter_compiles_nothing() -> None:
     """A list that no code of the forward names, and a count that the forward itself changes."""
     model = _Counting()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for size in (4, 4, 5, 6, 4, 5):
         compiled(torch.randn(size, 3))
         model.sequence_log.append(1.0)
@@ -231,7 +231,7 @@ def test_buffers_that_are_written_as_data_are_read_again() -> None:
             return self.fc(x).roll(int(self.by), 1)
 
     model = Rolled()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x = torch.randn(4, 3)
     compiled(x)
     model.by.data.add_(1)

@@ -71,20 +71,20 @@ def test_strides_that_depend_on_the_batch() -> None:
     fxdp.verify(model, (x,), splits=[[5, 0, 1, 0], [3, 3, 0, 0]]).raise_if_wrong()
 
 
-def _loss_and_gradient(compute: str) -> tuple[float, float, float]:
+def _loss_and_gradient(backend: str) -> tuple[float, float, float]:
     torch.manual_seed(0)
     model, x = Chunks().double(), torch.randn(6, 8, 4, dtype=torch.float64)
     full = model(x)
     full.backward()
     wanted = model.fc.weight.grad.clone()
     model.zero_grad()
-    loss = fxdp.compile(model, compute=compute)(x[5:] if dist.get_rank() else x[:5])
+    loss = fxdp.compile(model, backend=backend)(x[5:] if dist.get_rank() else x[:5])
     loss.backward()
     return loss.item(), full.item(), float((model.fc.weight.grad - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_strides_that_depend_on_the_batch_on_ranks(compute: str, ranks: RankPool) -> None:
-    for loss, full, error in ranks.run(2, _loss_and_gradient, compute):
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_strides_that_depend_on_the_batch_on_ranks(backend: str, ranks: RankPool) -> None:
+    for loss, full, error in ranks.run(2, _loss_and_gradient, backend):
         assert loss == pytest.approx(full, rel=1e-12)
         assert error < 1e-12

@@ -67,7 +67,7 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
     torch.set_default_dtype(torch.float64)
     rank, model = dist.get_rank(), _Mean()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="inductor")
+    compiled = fxdp.compile(model, backend="inductor")
     with effects() as texts, broken_inductor(name, rank in failing):
         return step_both(compiled, twin, ((torch.randn(sum(split), 3),), {}), None, split, rank), texts
 
@@ -79,11 +79,11 @@ def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPo
         assert error <= 1e-9
         (text,) = texts
         assert "Inductor cannot compile this program (rank 1: AssertionError: u4 -> u1)" in text
-        assert 'as with compute="eager"' in text
+        assert 'as with backend="eager"' in text
 
 
 def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
-    compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
+    compiled = fxdp.compile(torch.nn.Linear(2, 2), backend="inductor")
     with (
         broken_inductor("cut"), no_fallback(),
         pytest.raises(AssertionError, match="u4 -> u1"),

@@ -60,12 +60,12 @@ def _step(compiled: Any, model: nn.Module, batches: list[int], rank: int = 0) ->
 def test_micro_batches_run_without_inductor_where_it_fails() -> None:
     model = _net()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, microbatches=2, compute="inductor")
+    compiled = fxdp.compile(model, pipeline={"microbatches": 2}, backend="inductor")
     with effects() as texts, broken_inductor("cut"):
         assert _step(compiled, twin, [4]) <= 1e-12
     (text,) = texts
     assert text.startswith("Inductor cannot compile stage 0 (rank 0: AssertionError: u4 -> u1)")
-    assert 'as with compute="eager"' in text
+    assert 'as with backend="eager"' in text
 
 
 def _fallback(pp: int, failing: int, batches: list[int]) -> tuple[float, list[str]]:
@@ -73,8 +73,8 @@ def _fallback(pp: int, failing: int, batches: list[int]) -> tuple[float, list[st
     torch.set_default_dtype(torch.float64)
     model = _net()
     twin = counterpart_of(model)
-    stages = {"stages": ["b"]} if pp > 1 else {}
-    compiled = fxdp.compile(model, _mesh(pp), microbatches=2, compute="inductor", **stages)
+    stages = ["b"] if pp > 1 else None
+    compiled = fxdp.compile(model, _mesh(pp), pipeline={"microbatches": 2, "stages": stages})
     rank = dist.get_rank()
     place = rank % len(batches)
     with effects() as texts, broken_inductor("cut", rank == failing):
@@ -99,7 +99,7 @@ def _disordered(pp: int, at: int) -> tuple[str, float]:
     torch.set_default_dtype(torch.float64)
     model = _net(norm=True)
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(pp), stages=["b"], compute="eager")
+    compiled = fxdp.compile(model, _mesh(pp), pipeline={"stages": ["b"]}, backend="eager")
     rank = dist.get_rank()
     batches = [3, 2]
 
@@ -131,7 +131,7 @@ def _disordered_at_own_sizes() -> tuple[float, Counter[str]]:
     torch.set_default_dtype(torch.float64)
     model = _net(norm=True)
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(1), compute="eager")
+    compiled = fxdp.compile(model, _mesh(1), backend="eager")
     rank = dist.get_rank()
 
     def order_lines(pair: Any) -> list[str]:
@@ -162,11 +162,11 @@ def _counted() -> Iterator[Counter[str]]:
         yield found
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["full", "microbatches"])
+@pytest.mark.parametrize("options", [{}, {"pipeline": {"microbatches": 2}}], ids=["full", "microbatches"])
 def test_other_sizes_than_the_first_are_served_by_one_program(options: dict[str, Any]) -> None:
     model = _net()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     found = []
     with _counted() as counts:
         for batch in (4, 6, 10, 14, 4):
@@ -178,7 +178,7 @@ def test_other_sizes_than_the_first_are_served_by_one_program(options: dict[str,
 def test_a_part_that_fixes_its_sizes_is_lowered_for_each(caplog: pytest.LogCaptureFixture) -> None:
     model = _net()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager", microbatches=2)
+    compiled = fxdp.compile(model, backend="eager", pipeline={"microbatches": 2})
 
     def fixing(wanted: WantedPart, *args: Any, generic: bool, **rest: Any) -> Lowered:
         if generic and wanted.name == "stage 0":

@@ -29,7 +29,12 @@ _X, _Y = torch.randn(16, 32), torch.randint(8, (16,))
 
 
 def _plan(**options: Any) -> fxdp.Plan:
-    given = {"mesh": {"dp": 4}, "loss_fn": nn.functional.cross_entropy, "bucket_mb": 1 / 256, **options}
+    given = {
+        "mesh": {"dp": 4},
+        "loss_fn": nn.functional.cross_entropy,
+        "communication": {"bucket_cap_mb": 1 / 256},
+        **options,
+    }
     with captured_once(KNOWN.setdefault(__name__, {})):
         return fxdp.plan(Layers(), (_X,), {"target": _Y}, **given)
 
@@ -65,7 +70,7 @@ def test_what_is_kept_is_exact() -> None:
     limit = (_peak(strategy="shard", reshard_after_forward=False) + _peak(strategy="shard")) // 2
     options = {"strategy": "auto", "memory_limit": limit, "precision": "own", "tolerance": 1e-5}
     report = fxdp.verify(
-        Layers(), (_X,), {"target": _Y}, mesh={"dp": 4}, bucket_mb=1 / 256,
+        Layers(), (_X,), {"target": _Y}, mesh={"dp": 4}, communication={"bucket_cap_mb": 1 / 256},
         loss_fn=nn.functional.cross_entropy, **options,
     )  # fmt: skip
     assert report.ok, str(report)

@@ -14,7 +14,7 @@ from tests.rank_pool import RankPool
 
 
 def _options(mesh: str, out: Path, *options: str) -> list[str]:
-    return ["demo", "--compute", "eager", "--steps", "3", "--mesh", mesh, "--out", str(out), *options]
+    return ["demo", "--backend", "eager", "--steps", "3", "--mesh", mesh, "--out", str(out), *options]
 
 
 def _small(options: list[str]) -> int:

@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def _compiled(model: nn.Module | None = None, **options: Any) -> fxdp.CompiledModule:
-    return fxdp.compile(model or Net(), compute="eager", **options)
+    return fxdp.compile(model or Net(), backend="eager", **options)
 
 
 def _error(action: Callable[[], Any]) -> str:
@@ -210,7 +210,7 @@ def _meshes() -> dict[str, str]:
         "device": _error(lambda: _compiled(Net().to("meta"), mesh=good)),
         "kind": _error(lambda: _compiled(mesh=3)),
         "sizes": _error(lambda: _compiled(mesh={"dp": 0})),
-        "option": _error(lambda: _compiled(strategy="magic", bucket_mb=-1)),
+        "option": _error(lambda: _compiled(strategy="magic", communication={"bucket_cap_mb": -1})),
     }
     found["afterwards"] = str(_works(_compiled(mesh=good)))
     return found
@@ -223,7 +223,7 @@ def test_meshes_and_options(ranks: RankPool) -> None:
         "device": ["InputError", "meta", "strategy='shard'"],
         "kind": ["MeshError", "DeviceMesh"],
         "sizes": ["MeshError", "dp=0"],
-        "option": ["InputError", "magic", "replicate", "bucket_mb"],
+        "option": ["InputError", "magic", "replicate", "bucket_cap_mb"],
         "afterwards": ["True"],
     }
     for found in ranks.run(2, _meshes):
@@ -259,7 +259,7 @@ def _different_ranks() -> dict[str, str]:
         "model": call(Net(5 if one else 6)),
         "parameter dtype": call(other),
         "frozen": call(frozen),
-        "option": call(Net(), bucket_mb=1.0 if one else 2.0),
+        "option": call(Net(), communication={"bucket_cap_mb": 1.0 if one else 2.0}),
         "class": call(nn.Sequential(nn.Linear(6, 6)) if one else Net()),
         "constant": call(Doubled()),
         "program": call(Other()),
@@ -275,7 +275,7 @@ def test_ranks_that_are_given_different_things(ranks: RankPool) -> None:
         "model": ["AgreementError", "fc.weight", "[5, 6]", "[6, 6]", "rank 1"],
         "parameter dtype": ["AgreementError", "float64", "rank 1"],
         "frozen": ["AgreementError", "fc.bias", "frozen"],
-        "option": ["AgreementError", "bucket_mb=1.0", "bucket_mb=2.0"],
+        "option": ["AgreementError", "bucket_cap_mb=1.0", "bucket_cap_mb=2.0"],
         "class": ["AgreementError", "Sequential", "Net"],
         "constant": ["AgreementError", "rank 1"],
         "program": ["AgreementError", "exp", "sin", "rank 1"],

@@ -39,8 +39,8 @@ def _gan(split: list[int], **critic_options: Any) -> list[float]:
     torch.set_default_dtype(torch.float64)
     generator, critic = _Generator(), _Critic()
     twins = counterpart_of(generator), counterpart_of(critic)
-    judging = fxdp.compile(critic, compute="eager", **critic_options)
-    pairs = [(fxdp.compile(generator, compute="eager"), judging), twins]
+    judging = fxdp.compile(critic, backend="eager", **critic_options)
+    pairs = [(fxdp.compile(generator, backend="eager"), judging), twins]
     z, x = torch.randn(sum(split), 3), torch.randn(sum(split), 6)
 
     def mine(t: Tensor) -> Tensor:
@@ -61,5 +61,5 @@ def test_a_generator_and_its_critic(ranks: RankPool) -> None:
 
 
 def test_a_critic_in_microbatches(ranks: RankPool) -> None:
-    for errors in ranks.run(2, _gan, [4, 3], microbatches=2):
+    for errors in ranks.run(2, _gan, [4, 3], pipeline={"microbatches": 2}):
         assert max(errors) <= 1e-9

@@ -80,7 +80,7 @@ def _changed(name: str, split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     net = _Net()
     twin = counterpart_of(net)
-    compiled = fxdp.compile(net, compute="eager")
+    compiled = fxdp.compile(net, backend="eager")
     x, y = torch.randn(sum(split), 6), torch.randint(0, 4, (sum(split),))
     rank, errors = dist.get_rank(), []
     for step in range(3):
@@ -117,7 +117,7 @@ def test_changes_between_calls(ranks: RankPool, name: str) -> None:
 
 def test_values_that_return_have_their_program_still(caplog: pytest.LogCaptureFixture) -> None:
     net = _Net()
-    compiled = fxdp.compile(net, compute="eager")
+    compiled = fxdp.compile(net, backend="eager")
     x, y = torch.randn(5, 6), torch.randint(0, 4, (5,))
     losses = []
     with caplog.at_level(logging.WARNING, "fxdp"):

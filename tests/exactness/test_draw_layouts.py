@@ -81,7 +81,7 @@ def test_a_single_sample_is_drawn_for_as_it_lies(name: str, monkeypatch: pytest.
 def test_the_number_of_samples_decides_which_program_draws() -> None:
     torch.manual_seed(0)
     model = Model(ALONE["product"], nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64))
-    compiled = fxdp.compile(model, rng="single-device", compute="eager")
+    compiled = fxdp.compile(model, rng="single-device", backend="eager")
     for n in (1, 3, 1, 2):
         x = _wide(n, 3, 4, 4)
         torch.manual_seed(n)
@@ -198,7 +198,7 @@ def _noisy() -> nn.Module:
 def _call(parts: list[list[Tensor]]) -> list[Any]:
     """What each of several calls returned, or why not."""
     torch.manual_seed(0)
-    compiled, found = fxdp.compile(_noisy(), rng="single-device", compute="eager"), []
+    compiled, found = fxdp.compile(_noisy(), rng="single-device", backend="eager"), []
     for step in parts:
         torch.manual_seed(5)
         try:
@@ -238,7 +238,7 @@ def test_all_ranks_refuse_what_lies_otherwise_on_one(ranks: RankPool) -> None:
 
 def _call_promised_even(parts: list[list[Tensor]]) -> str:
     model = Model(lambda x: F.dropout(x).mean())
-    compiled = fxdp.compile(model, rng="single-device", compute="eager", uneven=False)
+    compiled = fxdp.compile(model, rng="single-device", backend="eager", uneven=False)
     compiled(parts[0][dist.get_rank()])
     dist.barrier()  # else one rank may fail in its second call while the other is in its first
     with pytest.raises(FxdpError) as caught:

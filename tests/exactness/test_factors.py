@@ -18,7 +18,7 @@ from tests.exactness.models import counterpart_of, gradient_errors, part
 from tests.lockstep import check
 from tests.rank_pool import RankPool
 
-_SLOW = {"link_gbit": 1e-3}
+_SLOW = {"communication": {"link_gbit": 1e-3}}
 _SPLITS = [3, 3, 3], [5, 0, 2], [1, 3, 3], [2, 2, 2]
 
 
@@ -83,7 +83,9 @@ def test_gradients_that_are_dealt_out(strategy: str) -> None:
 
 
 def test_layers_that_are_computed_again() -> None:
-    assert "wide.weight" in _gathered(check(Words(), _words(9), recompute=["wide", "narrow"], **_SLOW))
+    assert "wide.weight" in _gathered(
+        check(Words(), _words(9), activation_checkpointing=["wide", "narrow"], **_SLOW)
+    )
 
 
 @pytest.mark.parametrize("reduce", [None, torch.float32])
@@ -128,7 +130,7 @@ def _full(value: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"compute": "eager"}, {"strategy": "shard", "compute": "eager"}], ids=str
+    "options", [{}, {"backend": "eager"}, {"strategy": "shard", "backend": "eager"}], ids=str
 )
 def test_three_ranks_train_as_one_device(ranks: RankPool, options: dict[str, Any]) -> None:
     for errors in ranks.run(3, _train, options):
@@ -141,7 +143,7 @@ def _grow() -> list[tuple[float, bool, int]]:
     try:
         model, found = Turned(), []
         twin, rank = counterpart_of(model), dist.get_rank()
-        compiled = fxdp.compile(model, compute="eager", **_SLOW)
+        compiled = fxdp.compile(model, backend="eager", **_SLOW)
         for split in ([3, 3], [5, 5], [30, 31], [2, 4], [90, 1]):
             x, y = _turned(sum(split))
             dist.broadcast(x, 0)

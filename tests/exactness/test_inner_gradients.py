@@ -78,6 +78,6 @@ def test_through_batch_norm_and_convolutions() -> None:
 
 def test_without_gradients_around_it() -> None:
     model = Model(_forces, linear()).double().eval()
-    compiled, x = fxdp.compile(model, compute="eager"), rows().double()
+    compiled, x = fxdp.compile(model, backend="eager"), rows().double()
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))

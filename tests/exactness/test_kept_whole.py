@@ -111,7 +111,7 @@ def _run(axes: tuple[str, ...], split: list[int], **options: Any) -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=axes)
     full = _batch(0, sum(split))
     own = tuple(part(t, split, _data_rank(axes, len(split))) for t in full)
-    compiled = fxdp.compile(model, mesh, strategy="optimizer", compute="eager", **options)
+    compiled = fxdp.compile(model, mesh, strategy="optimizer", backend="eager", **options)
     nets = compiled, twin
     optimizers = [torch.optim.AdamW(net.parameters(), 1e-2) for net in nets]
     with _gathers() as gathers, captured_once(KNOWN.setdefault(__name__, {})):
@@ -143,10 +143,10 @@ def _run(axes: tuple[str, ...], split: list[int], **options: Any) -> None:
 
 
 def _runs() -> None:
-    _run(("dp",), [4, 2], bucket_mb=0.0005)
+    _run(("dp",), [4, 2], communication={"bucket_cap_mb": 0.0005})
     _run(("dp",), [3, 3], uneven=False)
-    _run(("dp",), [4, 2], microbatches=2)
-    _run(("pp",), [6], microbatches=2)
+    _run(("dp",), [4, 2], pipeline={"microbatches": 2})
+    _run(("pp",), [6], pipeline={"microbatches": 2})
     _bare()
 
 
@@ -159,7 +159,7 @@ def _alone() -> None:
         model, full = Words(), _batch(0, 6)
         twin = copy.deepcopy(model)
         with captured_once(KNOWN.setdefault(__name__, {})):
-            compiled = fxdp.compile(model, mesh, strategy=strategy, compute="eager")
+            compiled = fxdp.compile(model, mesh, strategy=strategy, backend="eager")
             for edit in EDITS:
                 for net in (compiled, twin):
                     edit(net)
@@ -182,7 +182,7 @@ def _bare() -> None:
     model = Bare()
     twin = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
-    compiled = fxdp.compile(model, mesh, strategy="optimizer", compute="eager", stages=["then"])
+    compiled = fxdp.compile(model, mesh, strategy="optimizer", backend="eager", pipeline={"stages": ["then"]})
     for size in (4, 3):
         x = torch.ones(size, 3)
         for net in (compiled, twin):

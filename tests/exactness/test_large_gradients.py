@@ -39,7 +39,7 @@ class _Pair:
     def __init__(self, **options: Any) -> None:
         model = Wide(frozen=options.pop("frozen", False))
         self.twin, self.rank, self.number = counterpart_of(model), dist.get_rank(), 0
-        self.compiled = fxdp.compile(model, bucket_mb=0.25, **options)
+        self.compiled = fxdp.compile(model, communication={"bucket_cap_mb": 0.25}, **options)
         self.held = list(self.compiled.parameters())
 
     def backward(self) -> None:
@@ -121,9 +121,9 @@ def _hooked(options: dict[str, Any]) -> list[bool]:
     return [*right, len(a) == len(b) > 9, sums[0] == pytest.approx(sums[1], rel=1e-10)]
 
 
-@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"microbatches": 2}])
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"pipeline": {"microbatches": 2}}])
 def test_kept_written_accumulated_and_taken_by_hooks(ranks: RankPool, options: dict[str, Any]) -> None:
-    options = {"compute": "eager", **options}
+    options = {"backend": "eager", **options}
     assert ranks.run(3, _kept_and_written, options) == [[True] * 9] * 3
     assert ranks.run(3, _accumulated, options) == [[True] * 6] * 3
     assert ranks.run(3, _hooked, options) == [[True] * 5] * 3

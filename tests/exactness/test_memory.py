@@ -86,10 +86,10 @@ def test_ops_of_planes_in_channels_last() -> None:
     exact(Model(body, nn.Linear(4, 4)), torch.randn(7, 8, 4, 4, requires_grad=True), splits=SPLITS)
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_one_sample_after_a_larger_batch(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_one_sample_after_a_larger_batch(backend: str) -> None:
     model = Turned(nn.GroupNorm(2, D))
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     for batch in (4, 1):
         x = torch.randn(batch, D, 3, 5)
         results = []

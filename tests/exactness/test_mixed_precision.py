@@ -80,11 +80,11 @@ def _train(split: list[int], **options: Any) -> tuple[float, float, set[str]]:
     ("split", "options"),
     [
         ([3, 3], {"strategy": "shard"}),  # compiled once for both ranks
-        ([4, 1], {"strategy": "replicate", "compute": "eager"}),
-        ([4, 1], {"strategy": "optimizer", "compute": "eager"}),
+        ([4, 1], {"strategy": "replicate", "backend": "eager"}),
+        ([4, 1], {"strategy": "optimizer", "backend": "eager"}),
         (
             [4, 1],
-            {"strategy": "auto", "memory_limit": 4300, "compute": "eager"},
+            {"strategy": "auto", "memory_limit": 4300, "backend": "eager"},
         ),  # too little for entire ones
     ],
 )
@@ -140,9 +140,11 @@ def test_policies_that_cannot_be_meant_are_refused() -> None:
         fxdp.compile(Scored(), mp_policy=policy)
     narrow = MixedPrecisionPolicy(param_dtype=F16)
     with pytest.raises(MeshError, match=r"expected .*\(\.\.\., reduce_dtype=torch\.float32\)"):
-        fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=narrow, microbatches=2)
+        fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=narrow, pipeline={"microbatches": 2})
     wide = MixedPrecisionPolicy(param_dtype=F16, reduce_dtype=F32)
-    assert fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=wide, microbatches=2).communication
+    assert fxdp.plan(
+        Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=wide, pipeline={"microbatches": 2}
+    ).communication
 
 
 class ValueSnapshot(nn.Module):
@@ -166,7 +168,7 @@ def test_under_autocast_nothing_is_cast_but_what_eager_casts() -> None:
     torch.manual_seed(0)
     model, x = ValueSnapshot(), torch.randn(5, 6, 8, dtype=F32)
     found = []
-    for run in (fxdp.compile(model, compute="eager"), model):
+    for run in (fxdp.compile(model, backend="eager"), model):
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16):
             loss = run(x)

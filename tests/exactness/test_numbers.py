@@ -68,7 +68,7 @@ def test_numbers_that_are_returned() -> None:
             return self.fc(x).mean(), n, 1 / n, n * 0.5, n // 2, n > 4
 
     model = Sizes()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for count in (8, 5):
         x = torch.randn(count, 10)
         got, expected = compiled(x)[1:], model(x)[1:]

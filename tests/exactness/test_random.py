@@ -90,11 +90,11 @@ class Noisy(nn.Module):
         }
 
 
-def _draw(seed: int, split: list[int], rng: str, compute: str = "eager") -> dict[str, Any]:
+def _draw(seed: int, split: list[int], rng: str, backend: str = "eager") -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model, x = Noisy(), torch.randn(sum(split), 4)
-    compiled = fxdp.compile(model, rng=rng, compute=compute)
+    compiled = fxdp.compile(model, rng=rng, backend=backend)
     torch.manual_seed(seed)
     own = x.split(split)[dist.get_rank()]
     outs = []
@@ -111,12 +111,12 @@ def _runs(ranks: RankPool, split: list[int], rng: str) -> list[list[dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("split", "compute"), [([3], "inductor"), ([2, 3], "inductor"), ([3, 0, 1, 1], "eager")], ids=str
+    ("split", "backend"), [([3], "inductor"), ([2, 3], "inductor"), ([3, 0, 1, 1], "eager")], ids=str
 )
 def test_single_device_numbers_are_eagers_bit_for_bit(
-    ranks: RankPool, split: list[int], compute: str
+    ranks: RankPool, split: list[int], backend: str
 ) -> None:
-    found = ranks.run(len(split), _draw, 5, split, "single-device", compute)
+    found = ranks.run(len(split), _draw, 5, split, "single-device", backend)
     torch.manual_seed(0)
     model, x = Noisy(), torch.randn(sum(split), 4)
     torch.manual_seed(5)
@@ -167,7 +167,7 @@ def _noise_of_gradients() -> list[Tensor]:
     """The gradients of one step: of this rank's samples, and of the bias."""
     torch.manual_seed(0)
     model, x = NoisyGradients(), torch.ones(3, 4, requires_grad=True)
-    fxdp.compile(model, compute="eager")(x).backward()
+    fxdp.compile(model, backend="eager")(x).backward()
     assert x.grad is not None
     assert model.fc.bias.grad is not None
     return [x.grad, model.fc.bias.grad]

@@ -1,4 +1,4 @@
-"""`recompute=`: the same bits from less memory, and no random number drawn or sum made twice."""
+"""`activation_checkpointing=[...]`: the same bits from less memory; nothing is drawn or summed twice."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _Blocks(nn.Module):
         return x.square().mean()
 
 
-def _trained(compute: str, names: list[str]) -> tuple[list[Tensor], int]:
+def _trained(backend: str, names: list[str]) -> tuple[list[Tensor], int]:
     torch.manual_seed(0)
     model, x = _Blocks().double(), torch.randn(32, 16, dtype=torch.float64)
     with no_fallback():
-        compiled = fxdp.compile(model, compute=compute, recompute=names)
+        compiled = fxdp.compile(model, backend=backend, activation_checkpointing=names)
         for _ in range(2):
             compiled(x).backward()
     values = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -45,9 +45,9 @@ def _trained(compute: str, names: list[str]) -> tuple[list[Tensor], int]:
     return [*values, *(b.double() for b in model.buffers())], peak_of(lambda: compiled(x).backward())
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_the_same_numbers_from_less_memory(compute: str) -> None:
-    (values, most), (again, less) = (_trained(compute, names) for names in ([], ["layers.*"]))
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_the_same_numbers_from_less_memory(backend: str) -> None:
+    (values, most), (again, less) = (_trained(backend, names) for names in ([], ["layers.*"]))
     assert len(values) == len(again) > 12
     assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
     assert less < 0.85 * most
@@ -55,7 +55,10 @@ def test_the_same_numbers_from_less_memory(compute: str) -> None:
 
 def test_nothing_travels_twice() -> None:
     x = (torch.randn(1536, 16),)
-    plain, again = (fxdp.plan(_Blocks(), x, mesh={"dp": 3}, recompute=names) for names in ([], ["layers.?"]))
+    plain, again = (
+        fxdp.plan(_Blocks(), x, mesh={"dp": 3}, activation_checkpointing=names)
+        for names in ([], ["layers.?"])
+    )
     assert again.communication == plain.communication
     assert again.memory()[0].at_peak["saved"] < plain.memory()[0].at_peak["saved"]
-    assert fxdp.verify(_Blocks(), (x[0][:12],), mesh={"dp": 3}, recompute=["layers.1"]).ok
+    assert fxdp.verify(_Blocks(), (x[0][:12],), mesh={"dp": 3}, activation_checkpointing=["layers.1"]).ok

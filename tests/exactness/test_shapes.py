@@ -220,7 +220,7 @@ SIZED = {
 def test_other_lengths_and_batches_at_later_calls(name: str, lengths: tuple[int, ...]) -> None:
     """A program serves only the sizes that it was captured for; the others are captured anew."""
     model = Model(SIZED[name], linear())
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for step, length in enumerate(lengths):
         x = torch.randn(4 - step % 2, length, D)
         loss, expected = compiled(x), model(x)
@@ -237,7 +237,7 @@ def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     """Sizes that were forgotten are served by the same program: two compilations all the same."""
     monkeypatch.setattr("fxdp.module.cache_entry._CALLS", 3)
     model = Model(SIZED["free"], linear())
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for length in (5, 6, 7, 8, 9, 5, 6, 7):
         x = torch.randn(4, length, D)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
@@ -268,7 +268,7 @@ def test_rows_that_are_one_sample() -> None:
 
 def test_rows_of_a_sample_are_not_divided() -> None:
     model = nn.Linear(3, 2)
-    compiled = fxdp.compile(model, compute="eager", batch_dims=fxdp.RowsPerSample(4, dim=-2))
+    compiled = fxdp.compile(model, backend="eager", batch_dims=fxdp.RowsPerSample(4, dim=-2))
     for batch in (8, 4):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(compiled(x), model(x))

@@ -127,28 +127,64 @@ def _train(
 @pytest.mark.parametrize(
     ("axes", "split", "options"),
     [
-        (("dp",), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
-        (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
-        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005}),
-        (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005, "reshard_after_forward": 2}),
-        (("dp_shard",), [2, 2, 2, 2], {"bucket_mb": 0.0005, "reshard_after_forward": 2}),
-        (("dp_shard",), [2, 3], {"bucket_mb": 0.0005, "activation_memory_budget": 0.2, "first": [2, 2]}),
-        (("dp",), [4, 4], {"microbatches": 2}),
-        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
-        (("dp",), [5, 2], {"compute": "eager", "recompute": ["inner", "norm"], "bucket_mb": 0.0005}),
-        (("pp", "dp_shard"), [4, 3], {"compute": "eager", "microbatches": 2}),
-        (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005, "optimizer": "Adafactor"}),
-        (("dp", "pp"), [2, 3], {"compute": "eager", "schedule": "interleaved", "microbatches": 2}),
-        (("pp",), [5], {"compute": "eager"}),
-        (("dp_replicate", "dp_shard"), [2, 2, 2, 2], {"bucket_mb": 0.0005}),
-        (("dp",), [2, 2], {"strategy": "optimizer", "bucket_mb": 0.0005}),
+        (("dp",), [4, 1], {"backend": "eager", "communication": {"bucket_cap_mb": 0.0005}}),
+        (("dp_shard",), [4, 0, 1, 2], {"backend": "eager", "reshard_after_forward": False}),
         (
             ("dp_replicate", "dp_shard"),
             [4, 0, 1, 2],
-            {"compute": "eager", "strategy": "optimizer", "bucket_mb": 0.0005},
+            {"backend": "eager", "communication": {"bucket_cap_mb": 0.0005}},
         ),
-        (("pp", "dp_shard"), [4, 3], {"compute": "eager", "strategy": "optimizer", "microbatches": 2}),
-        (("dp",), [5, 2], {"compute": "eager", "strategy": "optimizer", "optimizer": "Adafactor"}),
+        (
+            ("dp_shard",),
+            [4, 0, 1, 2],
+            {"backend": "eager", "communication": {"bucket_cap_mb": 0.0005}, "reshard_after_forward": 2},
+        ),
+        (
+            ("dp_shard",),
+            [2, 2, 2, 2],
+            {"communication": {"bucket_cap_mb": 0.0005}, "reshard_after_forward": 2},
+        ),
+        (
+            ("dp_shard",),
+            [2, 3],
+            {"communication": {"bucket_cap_mb": 0.0005}, "activation_checkpointing": 0.2, "first": [2, 2]},
+        ),
+        (("dp",), [4, 4], {"pipeline": {"microbatches": 2}}),
+        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"backend": "eager", "pipeline": {"microbatches": 3}}),
+        (
+            ("dp",),
+            [5, 2],
+            {
+                "backend": "eager",
+                "activation_checkpointing": ["inner", "norm"],
+                "communication": {"bucket_cap_mb": 0.0005},
+            },
+        ),
+        (("pp", "dp_shard"), [4, 3], {"backend": "eager", "pipeline": {"microbatches": 2}}),
+        (
+            ("pp", "dp"),
+            [4, 1],
+            {"backend": "eager", "communication": {"bucket_cap_mb": 0.0005}, "optimizer": "Adafactor"},
+        ),
+        (
+            ("dp", "pp"),
+            [2, 3],
+            {"backend": "eager", "pipeline": {"schedule": "interleaved", "microbatches": 2}},
+        ),
+        (("pp",), [5], {"backend": "eager"}),
+        (("dp_replicate", "dp_shard"), [2, 2, 2, 2], {"communication": {"bucket_cap_mb": 0.0005}}),
+        (("dp",), [2, 2], {"strategy": "optimizer", "communication": {"bucket_cap_mb": 0.0005}}),
+        (
+            ("dp_replicate", "dp_shard"),
+            [4, 0, 1, 2],
+            {"backend": "eager", "strategy": "optimizer", "communication": {"bucket_cap_mb": 0.0005}},
+        ),
+        (
+            ("pp", "dp_shard"),
+            [4, 3],
+            {"backend": "eager", "strategy": "optimizer", "pipeline": {"microbatches": 2}},
+        ),
+        (("dp",), [5, 2], {"backend": "eager", "strategy": "optimizer", "optimizer": "Adafactor"}),
     ],
 )
 def test_training_equals_one_device(
@@ -173,7 +209,7 @@ class Normed(nn.Module):
         return F.cross_entropy(self.body(x), target)
 
 
-def _normed_gradients(strategy: Any, compute: Any) -> float:
+def _normed_gradients(strategy: Any, backend: Any) -> float:
     """The worst error of a gradient; AdamW would step by nearly as much if it were twice as large.
 
     To the loss a penalty on the weights is added, computed before the ranks share the first values.
@@ -183,7 +219,7 @@ def _normed_gradients(strategy: Any, compute: Any) -> float:
     model, x, target = Normed(), torch.randn(8, 6), torch.randint(0, 4, (8,))
     twin = copy.deepcopy(model)
     with no_fallback():
-        compiled = fxdp.compile(model, _mesh(("dp",)), strategy=strategy, compute=compute)
+        compiled = fxdp.compile(model, _mesh(("dp",)), strategy=strategy, backend=backend)
         penalty = _squares(compiled)
         (compiled(*(part(t, [5, 3], dist.get_rank()) for t in (x, target))) / 2 + penalty).backward()
     (twin(x, target) / 2 + _squares(twin)).backward()
@@ -195,14 +231,14 @@ def _squares(model: nn.Module) -> Tensor:
     return sum((p.square().sum() for p in model.parameters()), torch.tensor(0.0))
 
 
-@pytest.mark.parametrize(("strategy", "compute"), [("shard", "inductor"), ("replicate", "eager")])
+@pytest.mark.parametrize(("strategy", "backend"), [("shard", "inductor"), ("replicate", "eager")])
 def test_what_a_backward_sums_for_itself_is_dealt_out_once(
-    ranks: RankPool, strategy: Any, compute: Any
+    ranks: RankPool, strategy: Any, backend: Any
 ) -> None:
-    assert max(ranks.run(2, _normed_gradients, strategy, compute)) < 1e-12
+    assert max(ranks.run(2, _normed_gradients, strategy, backend)) < 1e-12
 
 
-def _left(compute: str) -> list[int]:
+def _left(backend: str) -> list[int]:
     """Bytes beside rows that a forward leaves to its backward, by how full values go."""
     torch.set_default_dtype(torch.float32)
     found = []
@@ -210,7 +246,11 @@ def _left(compute: str) -> list[int]:
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(3)))
         compiled = fxdp.compile(
-            model, strategy="shard", reshard_after_forward=lifetime, compute=compute, bucket_mb=1e-3
+            model,
+            strategy="shard",
+            reshard_after_forward=lifetime,
+            backend=backend,
+            communication={"bucket_cap_mb": 1e-3},
         )
         result = compiled(torch.ones(2, 30))  # it is kept: torch 2.11 lets go of what it depends on, too
         function = result.grad_fn
@@ -220,10 +260,10 @@ def _left(compute: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, backend: str) -> None:
     full = 3 * 30 * 30 * 4
-    for nothing, parts, all_of_them in ranks.run(4, _left, compute):
+    for nothing, parts, all_of_them in ranks.run(4, _left, backend):
         part = 2 * 15 * 30 * 4  # the first layer's gradient reads no weight
         assert nothing + part <= parts <= nothing + part + full // 6
         assert all_of_them >= nothing + 2 * 30 * 30 * 4
@@ -232,7 +272,7 @@ def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, c
 def _state() -> None:
     model, twin = _same_start()
     twin_state = copy.deepcopy(twin.state_dict())
-    compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
+    compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", backend="eager")
     state = compiled.state_dict()
     assert list(state) == list(twin_state)
     assert all(difference(_full(state[name]), twin_state[name]) == 0 for name in state)
@@ -288,7 +328,7 @@ def _copied_with_gradients() -> float:
     full = _batch(0, 4)
     own = tuple(part(t, [3, 1], dist.get_rank()) for t in full)
     with captured_once(KNOWN.setdefault(__name__, {})):
-        compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
+        compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", backend="eager")
         compiled(*own).backward()
         copied = copy.deepcopy(compiled)
         torch.save([p.grad for p in compiled.parameters()], io.BytesIO())
@@ -318,7 +358,7 @@ def _given_before() -> None:
         parameter.no_decay = True  # type: ignore[attr-defined]
     handles = [p.register_hook(lambda g: 3 * g) for p in (weight, twin.weight)]
     weight.register_post_accumulate_grad_hook(seen.append)
-    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, compute="eager")
+    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, backend="eager")
     own = part(x, [1, 3], rank), part(target, [1, 3], rank)
     for steps in (1, 2):
         compiled(own[0], target=own[1]).backward()
@@ -352,14 +392,21 @@ def test_state_has_the_models_keys_and_takes_whole_tensors(ranks: RankPool) -> N
 )
 def test_verify_runs_the_sharded_program(mesh: dict[str, int], lifetime: dict[str, Any]) -> None:
     with captured_once(KNOWN.setdefault(__name__, {})):
-        report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, bucket_mb=0.0005, **lifetime)
+        report = fxdp.verify(
+            Words(), _batch(0, 9), mesh=mesh, communication={"bucket_cap_mb": 0.0005}, **lifetime
+        )
     assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 4}, {"dp_replicate": 2, "dp_shard": 4}])
 def test_verify_runs_what_neighbours_gather(mesh: dict[str, int]) -> None:
     report = fxdp.verify(
-        Words(), _batch(0, 9), mesh=mesh, bucket_mb=0.0005, strategy="shard", reshard_after_forward=2
+        Words(),
+        _batch(0, 9),
+        mesh=mesh,
+        communication={"bucket_cap_mb": 0.0005},
+        strategy="shard",
+        reshard_after_forward=2,
     )
     assert report.ok, str(report)
 
@@ -370,7 +417,11 @@ def test_verify_runs_what_neighbours_gather(mesh: dict[str, int]) -> None:
         ({"dp_shard": 2}, {}, "expected strategy='shard'"),
         ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
         ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are sharded along 'dp_shard'"),
-        ({"pp": 2, "dp_shard": 2}, {"strategy": "shard", "gradients": "owner"}, "leave gradients= out"),
+        (
+            {"pp": 2, "dp_shard": 2},
+            {"strategy": "shard", "pipeline": {"gradients": "owner"}},
+            "leave gradients= out",
+        ),
     ],
 )
 def test_illegal_combinations_list_the_legal_ones(

@@ -45,14 +45,14 @@ def test_batch_norm_in_training(kind: str) -> None:
     assert [r.phase for r in traffic(local)].count("forward") == 1
 
 
-def _running_statistics(compute: str, splits: list[list[int]]) -> list[list[list[float]]]:
+def _running_statistics(backend: str, splits: list[list[int]]) -> list[list[list[float]]]:
     """The buffers of this rank, to the last bit, after a step of each split; they are eager's."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
     twin = copy.deepcopy(model)
     # what is computed again in the backward is no collective
-    budget = 0.0 if compute == "inductor" else 1.0
-    compiled = fxdp.compile(model, compute=compute, activation_memory_budget=budget)
+    budget = 0.0 if backend == "inductor" else 1.0
+    compiled = fxdp.compile(model, backend=backend, activation_checkpointing=budget)
     found = []
     for split in splits:
         full = torch.randn(sum(split), 2, 5, 5) * 3 + 10
@@ -65,14 +65,14 @@ def _running_statistics(compute: str, splits: list[list[int]]) -> list[list[list
 
 
 @pytest.mark.parametrize(
-    ("compute", "splits"),
+    ("backend", "splits"),
     [("eager", [[5, 2, 0, 1], [1, 1, 1, 1], [0, 0, 3, 0]]), ("inductor", [[4, 1], [0, 3]])],
 )
 def test_running_statistics_are_the_same_on_all_ranks(
-    ranks: RankPool, compute: str, splits: list[list[int]]
+    ranks: RankPool, backend: str, splits: list[list[int]]
 ) -> None:
     """Bit for bit, also where the ranks' code differs because their batches do."""
-    found = ranks.run(len(splits[0]), _running_statistics, compute, splits)
+    found = ranks.run(len(splits[0]), _running_statistics, backend, splits)
     assert all(other == found[0] for other in found)
 
 
@@ -141,12 +141,12 @@ def test_weight_and_spectral_norm() -> None:
     exact(Model(body, nn.utils.parametrizations.spectral_norm(linear())), rows())
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_a_buffer_is_written_that_nobody_reads(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_buffer_is_written_that_nobody_reads(backend: str) -> None:
     """Spectral norm makes `u` anew from the weight and `v`."""
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
     twin = copy.deepcopy(model)
-    compiled, x = fxdp.compile(model, compute=compute), torch.randn(5, 4)
+    compiled, x = fxdp.compile(model, backend=backend), torch.randn(5, 4)
     torch.testing.assert_close(compiled(x), twin(x))
     for mine, one in zip(model.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(mine, one)

@@ -69,7 +69,7 @@ def _train(name: str, split: list[int]) -> float:
     model = BY_HAND[name][0]()
     twin = counterpart_of(model)
     with known(name):
-        compiled = fxdp.compile(model, compute="eager")
+        compiled = fxdp.compile(model, backend="eager")
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
         for step in range(3):
             torch.manual_seed(step)
@@ -100,7 +100,7 @@ def _accumulate(splits: list[list[int]]) -> list[float]:
     model = Tokens()
     twin = counterpart_of(model)
     with known("tokens"):
-        compiled = fxdp.compile(model, compute="eager")
+        compiled = fxdp.compile(model, backend="eager")
         for number, split in enumerate(splits):
             with one_seed():
                 torch.manual_seed(number)
@@ -125,7 +125,7 @@ def _several_losses_before_backward(split: list[int]) -> list[float]:
     model = Mlp()
     twin = counterpart_of(model)
     with known("mlp"):
-        compiled = fxdp.compile(model, compute="eager")
+        compiled = fxdp.compile(model, backend="eager")
         batches = [BY_HAND["mlp"][1](sum(split)) for _ in range(2)]
         sum(loss_of(compiled(*_cut(full, split))) for full in batches).backward()  # type: ignore[union-attr]
         sum(loss_of(twin(*full)) for full in batches).backward()  # type: ignore[union-attr]
@@ -161,7 +161,7 @@ def _switch(split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Moody()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     errors = []
 
     def step(train: bool, grad: bool) -> None:
@@ -212,7 +212,7 @@ def _many_sizes(batches: list[list[int]], lengths: list[int]) -> tuple[float, in
     model = Tokens()
     twin = counterpart_of(model)
     with known("tokens"):
-        compiled = fxdp.compile(model, compute="eager")
+        compiled = fxdp.compile(model, backend="eager")
         worst = 0.0
         for split, length in zip(batches, lengths, strict=True):
             with one_seed():
@@ -257,7 +257,7 @@ def _sometimes(split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Sometimes()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     errors = []
     for deep in (False, True, False):
         compiled.zero_grad()
@@ -288,7 +288,7 @@ def _loss_outside(split: list[int]) -> tuple[list[float], list[str]]:
     torch.set_default_dtype(torch.float64)
     model = nn.Linear(6, 5)
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x, y = torch.randn(sum(split), 6), torch.randint(0, 5, (sum(split),))
     records: list[str] = []
     handler = logging.Handler()
@@ -324,7 +324,7 @@ def _one_rank() -> list[str]:
         build, inputs, dims = BY_HAND[name]
         model = build()
         twin = counterpart_of(model)
-        compiled = fxdp.compile(model, batch_dims=dims, compute="eager")
+        compiled = fxdp.compile(model, batch_dims=dims, backend="eager")
         for size in (4, 5):
             full = inputs(size)
             assert step_both(compiled, twin, (full, {}), dims, [size], 0) == 0.0
@@ -348,7 +348,7 @@ def _state() -> None:
     model = Mlp()
     keys = list(model.state_dict())
     with known("mlp"):
-        compiled = fxdp.compile(model, compute="eager")
+        compiled = fxdp.compile(model, backend="eager")
         x, y = BY_HAND["mlp"][1](3)
         compiled(x, y)
         assert list(compiled.state_dict()) == keys
@@ -367,7 +367,7 @@ def _state() -> None:
         compiled.load_state_dict(own)
         again = loss_of(compiled(x, y))
         assert not torch.equal(changed, again)
-        twin_compiled = fxdp.compile(twin, compute="eager")
+        twin_compiled = fxdp.compile(twin, backend="eager")
         assert torch.equal(loss_of(twin_compiled(x, y)), again)
         assert sum(p.numel() for p in compiled.parameters()) == sum(p.numel() for p in model.parameters())
 
@@ -379,7 +379,7 @@ def test_state_is_the_models(ranks: RankPool) -> None:
 def _copied() -> None:
     torch.set_default_dtype(torch.float64)
     with known("mlp"):
-        compiled = fxdp.compile(Mlp(), compute="eager")
+        compiled = fxdp.compile(Mlp(), backend="eager")
         x, y = BY_HAND["mlp"][1](3)
         loss = loss_of(compiled(x, y))
         twin = copy.deepcopy(compiled)
@@ -399,7 +399,7 @@ def test_a_copy_is_a_model_of_its_own(ranks: RankPool) -> None:
 
 def _converted() -> None:
     model = Mlp()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x, y = BY_HAND["mlp"][1](3)
     assert loss_of(compiled(x, y)).dtype == torch.float32
     compiled.double()
@@ -443,7 +443,7 @@ def _all_traffic(cases: list[tuple[float, list[int]]]) -> None:
 def _traffic(bucket_mb: float, split: list[int]) -> None:
     torch.set_default_dtype(torch.float64)
     model = Wide()
-    compiled = fxdp.compile(model, compute="eager", bucket_mb=bucket_mb)
+    compiled = fxdp.compile(model, backend="eager", communication={"bucket_cap_mb": bucket_mb})
     ids = torch.randint(0, 50, (sum(split), 4))
     mine = part(ids, split, dist.get_rank())
     compiled(mine).backward()

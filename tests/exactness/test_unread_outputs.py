@@ -65,7 +65,7 @@ def _train(kind: type[_Heads], steps: Sequence[Sequence[str]], **options: Any) -
     """How far training is from one device; `steps` are what the losses of each rank read."""
     model = kind()
     twin, rank = copy.deepcopy(model), dist.get_rank()
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     optimizers = [torch.optim.AdamW(m.parameters(), 0.1, weight_decay=0.5) for m in (model, twin)]
     split = [3] * len(steps[0])
     own = rank if len(split) > 1 else 0
@@ -94,7 +94,7 @@ def _fed() -> float:
     models = _Pairs(), _Pairs()
     twins = copy.deepcopy(models)
     x = torch.randn(6, 4)
-    compiled = [fxdp.compile(m, compute="eager") for m in models]
+    compiled = [fxdp.compile(m, backend="eager") for m in models]
     for (first, second), rows in ((compiled, part(x, [3, 3], dist.get_rank())), (twins, x)):
         _loss(second(*first(rows, rows)), "out").backward()
     assert twins[0].other.weight.grad is None
@@ -103,7 +103,7 @@ def _fed() -> float:
 
 def _differ() -> str:
     """Ranks that read other outputs of the global batch than one another."""
-    model = fxdp.compile(_Scalars(), compute="eager")
+    model = fxdp.compile(_Scalars(), backend="eager")
     try:
         for read in ("out aux", ("out", "out aux")[dist.get_rank()], "out aux"):
             _loss(model(torch.randn(3, 4)), read).backward()
@@ -114,7 +114,7 @@ def _differ() -> str:
 
 def _undefined_gradients() -> str:
     """A rank that leaves out a backward in which the other asks it."""
-    model = fxdp.compile(_Heads(), compute="eager")
+    model = fxdp.compile(_Heads(), backend="eager")
     try:
         for step in range(3):
             loss = _loss(model(torch.randn(3, 4)), "out aux")
@@ -139,7 +139,7 @@ def _all() -> dict[str, Any]:
             found[strategy] = _train(_Heads, apart, strategy=strategy)
         found["scalars"] = _train(_Scalars, alike)
         stages = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
-        found["stages"] = _train(_Scalars, [("out",)] * 3, mesh=stages, microbatches=2)
+        found["stages"] = _train(_Scalars, [("out",)] * 3, mesh=stages, pipeline={"microbatches": 2})
         found["left out"] = _undefined_gradients()
     return found
 

@@ -95,11 +95,11 @@ def _train(split: list[int], options: dict[str, Any], elsewhere: bool = False) -
 @pytest.mark.parametrize(
     ("split", "options"),
     [
-        ([3, 5], {"compute": "eager"}),
-        ([3, 5], {"compute": "inductor"}),
-        ([4, 0, 3], {"compute": "eager", "reshard_after_forward": False}),
-        ([2, 1, 3], {"compute": "eager"}),
-        ([4, 4], {"compute": "eager", "microbatches": 2}),
+        ([3, 5], {"backend": "eager"}),
+        ([3, 5], {"backend": "inductor"}),
+        ([4, 0, 3], {"backend": "eager", "reshard_after_forward": False}),
+        ([2, 1, 3], {"backend": "eager"}),
+        ([4, 4], {"backend": "eager", "pipeline": {"microbatches": 2}}),
     ],
 )
 def test_training_equals_one_device(ranks: RankPool, split: list[int], options: dict[str, Any]) -> None:
@@ -109,5 +109,5 @@ def test_training_equals_one_device(ranks: RankPool, split: list[int], options: 
 
 
 def test_rows_that_a_user_has_put_elsewhere_are_read(ranks: RankPool) -> None:
-    for worst, apart, _ in ranks.run(2, _train, [3, 5], {"compute": "eager"}, True):
+    for worst, apart, _ in ranks.run(2, _train, [3, 5], {"backend": "eager"}, True):
         assert max(worst, apart) < 1e-12

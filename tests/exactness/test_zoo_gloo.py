@@ -52,7 +52,7 @@ def _inputs(name: str, batch: int) -> dict[str, Any]:
 
 
 def _run_transformers(
-    names: tuple[str, ...], compute: str, keep: bool, splits: list[list[int]]
+    names: tuple[str, ...], backend: str, keep: bool, splits: list[list[int]]
 ) -> dict[str, float]:
     rank = dist.get_rank()
     errors = {}
@@ -61,7 +61,7 @@ def _run_transformers(
         twin = counterpart_of(model)
         patches = zoo.keep_float64() if keep else contextlib.nullcontext()
         with no_fallback(), patches, captured_once(KNOWN.setdefault((name, keep), {})):
-            compiled = fxdp.compile(model, compute=compute)
+            compiled = fxdp.compile(model, backend=backend)
             errors[name] = 0.0
             for split in splits:
                 found = step_both(compiled, twin, ((), _inputs(name, sum(split))), None, split, rank)
@@ -69,7 +69,7 @@ def _run_transformers(
     return errors
 
 
-def _run_by_hand(names: tuple[str, ...], compute: str, splits: list[list[int]]) -> dict[str, float]:
+def _run_by_hand(names: tuple[str, ...], backend: str, splits: list[list[int]]) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)
     rank = dist.get_rank()
     errors = {}
@@ -77,7 +77,7 @@ def _run_by_hand(names: tuple[str, ...], compute: str, splits: list[list[int]]) 
         build, inputs, dims = BY_HAND[name]
         model = build()
         twin = counterpart_of(model)
-        compiled = fxdp.compile(model, batch_dims=dims, compute=compute)
+        compiled = fxdp.compile(model, batch_dims=dims, backend=backend)
         errors[name] = 0.0
         with no_fallback(), known(name):
             for split in splits:

@@ -25,12 +25,12 @@ def _gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_one_gpu_is_exact(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_one_gpu_is_exact(backend: str) -> None:
     """Loss and every gradient, three steps, at world size 1; no collective."""
     model, x, y = _gpt()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     for _ in range(3):
         loss, expected = compiled(x, y), twin(x, y)
         loss.backward()

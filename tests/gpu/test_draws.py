@@ -68,7 +68,7 @@ def _loss_of(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda layer, x: draw(layer(x)).double().square().mean()
 
 
-def _errors(kind: str, compute: Any) -> dict[str, float | str]:
+def _errors(kind: str, backend: Any) -> dict[str, float | str]:
     """By name: the worst error of loss and gradients in two steps of other uneven sizes, or what was said."""
     dtype = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}[kind]
     bodies = DRAWS if dtype == torch.float64 else ATTENTION
@@ -78,7 +78,7 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
         torch.manual_seed(0)
         model = Model(_loss_of(draw), nn.Linear(8, WIDTH)).cuda().to(dtype)
         twin = copy.deepcopy(model)
-        compiled = fxdp.compile(model, mesh, rng="single-device", compute=compute)
+        compiled = fxdp.compile(model, mesh, rng="single-device", backend=backend)
         errors = []
         for split in ([3, 2], [2, 4]):
             torch.manual_seed(1)
@@ -99,7 +99,7 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "compute", "most"),
+    ("kind", "backend", "most"),
     [
         ("float64", "eager", 1e-9),
         ("float64", "inductor", 1e-9),
@@ -109,7 +109,7 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
         ("bfloat16", "inductor", 3e-2),
     ],
 )
-def test_ranks_draw_as_one_gpu(kind: str, compute: str, most: float, tmp_path: Path) -> None:
+def test_ranks_draw_as_one_gpu(kind: str, backend: str, most: float, tmp_path: Path) -> None:
     """Dropout in float64; fused attention, which has kernels of its own for the narrower types."""
-    for found in run_ranks(2, tmp_path, _errors, kind, compute):
+    for found in run_ranks(2, tmp_path, _errors, kind, backend):
         assert {name: error for name, error in found.items() if not error <= most} == {}

@@ -26,7 +26,7 @@ def _train(how: str) -> str:
     torch.manual_seed(0)
     build, batch_of = CASES["gpt"]
     mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
-    compiled = fxdp.compile(build().cuda(), mesh, compute="eager")
+    compiled = fxdp.compile(build().cuda(), mesh, backend="eager")
     batch = tuple(t.cuda() for t in batch_of(4))
     for _ in range(2):
         compiled(*batch).backward()

@@ -12,8 +12,8 @@ from tests.gpu.training import train
 
 pytestmark = ON_GPUS
 
-EAGER: dict[str, Any] = {"compute": "eager"}
-SMALL: dict[str, Any] = {"bucket_mb": 0.0005}
+EAGER: dict[str, Any] = {"backend": "eager"}
+SMALL: dict[str, Any] = {"communication": {"bucket_cap_mb": 0.0005}}
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ SMALL: dict[str, Any] = {"bucket_mb": 0.0005}
     [
         ("gpt", ("dp",), [3, 1], SMALL),
         ("gpt", ("dp",), [3, 1], {**EAGER, **SMALL}),
-        ("gpt", ("dp",), [4, 2], {"microbatches": 2}),
-        ("gpt", ("pp",), [4], {"microbatches": 2, "schedule": "1f1b"}),
-        ("gpt", ("pp",), [4], {"microbatches": 4, "schedule": "zero-bubble", **EAGER}),
-        ("gpt", ("pp", "dp"), [3, 4], {"microbatches": 2, **EAGER}),
+        ("gpt", ("dp",), [4, 2], {"pipeline": {"microbatches": 2}}),
+        ("gpt", ("pp",), [4], {"pipeline": {"microbatches": 2, "schedule": "1f1b"}}),
+        ("gpt", ("pp",), [4], {"pipeline": {"microbatches": 4, "schedule": "zero-bubble"}, **EAGER}),
+        ("gpt", ("pp", "dp"), [3, 4], {"pipeline": {"microbatches": 2}, **EAGER}),
         ("gpt", ("dp_shard",), [3, 1], {"strategy": "shard", **SMALL}),
         ("convolutions", ("dp",), [3, 2], SMALL),
         ("convolutions", ("dp",), [3, 0, 1], EAGER),
@@ -34,7 +34,12 @@ SMALL: dict[str, Any] = {"bucket_mb": 0.0005}
         ("words", ("dp",), [3, 0, 2], {"strategy": "shard", **EAGER, **SMALL}),
         ("words", ("dp_replicate", "dp_shard"), [3, 0, 2, 1], {"strategy": "shard", **EAGER, **SMALL}),
         ("words", ("dp",), [3, 1], {"strategy": "optimizer", **SMALL}),
-        ("words", ("pp", "dp_shard"), [3, 2], {"strategy": "shard", "microbatches": 2, **EAGER}),
+        (
+            "words",
+            ("pp", "dp_shard"),
+            [3, 2],
+            {"strategy": "shard", "pipeline": {"microbatches": 2}, **EAGER},
+        ),
         ("dropping", ("dp",), [3, 2], {"rng": "single-device", **EAGER}),
         ("dropping", ("dp",), [3, 2], {"rng": "single-device"}),
     ],

@@ -45,7 +45,7 @@ def test_another_stream_reads_what_compute_has_made() -> None:
 def test_microbatches_on_one_gpu_are_exact(schedule: str) -> None:
     model, batch = _skips()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(model, microbatches=4, schedule=schedule, compute="eager")
+    compiled = fxdp.compile(model, pipeline={"microbatches": 4, "schedule": schedule}, backend="eager")
     _compare(compiled, twin, batch)
 
 
@@ -63,7 +63,9 @@ def _rank(rank: int, shape: tuple[int, int], store: str) -> None:
     for schedule in ("1f1b", "gpipe", "zero-bubble"):
         model, batch = _skips()
         twin = copy.deepcopy(model)
-        compiled = fxdp.compile(model, mesh, microbatches=4, schedule=schedule, compute="eager")
+        compiled = fxdp.compile(
+            model, mesh, pipeline={"microbatches": 4, "schedule": schedule}, backend="eager"
+        )
         _compare(compiled, twin, batch, compiled.mesh.rank, shape[1])
         streams = {str(n.kwargs["stream"]) for n in compiled.program.graph.nodes if n.kwargs}
         assert streams == ({"reduce"} if shape[0] == 1 else {"p2p_forward", "p2p_backward"})

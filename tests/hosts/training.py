@@ -98,7 +98,9 @@ def _train(path: str, *options: str) -> None:
     folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # over so quick a link all gradients are summed
     link = 1000.0 if "summed" in options else None
-    compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager", link_gbit=link)
+    compiled = fxdp.compile(
+        make(), loss_fn=F.cross_entropy, backend="eager", communication={"link_gbit": link}
+    )
     step = _steps_of(compiled, [part.tensor_split(world)[rank] for part in batch()])
     losses = [step() for _ in range(STEPS)]
     transports = sorted({row.by for row in compiled.plan.communication if row.gradient})
@@ -147,7 +149,7 @@ def _sharded_losses() -> dict[str, list[float]]:
     ):
         compiled = fxdp.compile(
             make(), mesh, strategy="shard", reshard_after_forward=regather, loss_fn=F.cross_entropy,
-            compute="eager",
+            backend="eager",
         )  # fmt: skip
         step = _steps_of(compiled, part)
         found[name] = [step() for _ in range(STEPS)]
@@ -169,7 +171,7 @@ def _memory_of_a_stage() -> bool:
     """Whether ranks share memory where those of a stage are on one host, and the stages on two."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-    staged = fxdp.compile(model, mesh, loss_fn=F.cross_entropy, microbatches=2, compute="eager")
+    staged = fxdp.compile(model, mesh, loss_fn=F.cross_entropy, pipeline={"microbatches": 2}, backend="eager")
     x, y = (part.tensor_split(2)[mesh.get_local_rank("dp")] for part in batch())
     staged(x, target=y).backward()
     return any(comms.memory is not None for comms in live_comms())

@@ -21,7 +21,7 @@ def _made(compiled: bool, **options: Any) -> Any:
     from fxdp.integrations.accelerate import compile_accelerator
 
     accelerator = Accelerator(cpu=True, **options)
-    return compile_accelerator(accelerator, compute="eager") if compiled else accelerator
+    return compile_accelerator(accelerator, backend="eager") if compiled else accelerator
 
 
 def _loader(split: bool = False) -> DataLoader[Any]:
@@ -106,7 +106,7 @@ def _refused() -> list[str]:
     said = []
     with launched():
         plain, ours = _made(False), _made(True)
-        compiled = fxdp.compile(TinyLM(), compute="eager")
+        compiled = fxdp.compile(TinyLM(), backend="eager")
         actions = [
             lambda: plain.prepare(compiled),
             lambda: ours.prepare(DataLoader(_Stream(), 2)),

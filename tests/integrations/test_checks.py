@@ -9,6 +9,6 @@ from fxdp.integrations.checks import check_replicated
 
 
 def test_parameters_stay_those_of_the_optimizer() -> None:
-    check_replicated({"compute": "eager"})
+    check_replicated({"backend": "eager"})
     with pytest.raises(fxdp.InputError, match="a trainer made its optimizer before"):
         check_replicated({"strategy": "shard"})

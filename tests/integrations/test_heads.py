@@ -19,7 +19,7 @@ def test_a_head_trains_and_evaluates_as_on_one_device(ranks: RankPool, tmp_path:
     (one,) = ranks.run(1, trained, head, str(tmp_path / "one"), torch.float64)
     assert sum("grad_norm" in row for row in one.rows) == 6
     assert sum("eval_loss" in row for row in one.rows) == 2
-    options = {"compute": "eager"}
+    options = {"backend": "eager"}
     for run in ranks.run(2, trained, head, str(tmp_path / "two"), torch.float64, options):
         assert max(compared(one, run).largest.values()) < 1e-9
         assert run.problem_type == one.problem_type == "single_label_classification"

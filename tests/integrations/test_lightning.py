@@ -45,7 +45,7 @@ def _trained(folder: str, compiled: bool) -> list[str]:
     with launched():
         for epochs, resume in ((2, None), (4, f"{folder}/after-2.ckpt")):
             torch.manual_seed(dist.get_rank())  # the first rank's order counts
-            strategy = FxdpStrategy(compute="eager") if compiled else "auto"
+            strategy = FxdpStrategy(backend="eager") if compiled else "auto"
             how = {"max_epochs": epochs, "accumulate_grad_batches": 2, "gradient_clip_val": 0.2}
             how["limit_val_batches"] = 1.0 if resume is None else 0  # once will do: it compiles a program
             trainer = _trainer(folder, strategy, callbacks=[_shows(shown)], **how)
@@ -70,13 +70,13 @@ def _refused(folder: str) -> list[str]:
     said = []
     with launched():
         for kind in ("counts", "steps", "manual"):
-            trainer = _trainer(folder, FxdpStrategy(compute="eager"), max_steps=3)
+            trainer = _trainer(folder, FxdpStrategy(backend="eager"), max_steps=3)
             try:
                 trainer.fit(lightning_module(kind), _loader())
             except fxdp.FxdpError as error:
                 said.append(str(error))
         module = lightning_module()
-        module.net = fxdp.compile(module.net, compute="eager")
+        module.net = fxdp.compile(module.net, backend="eager")
         try:
             _trainer(folder, "ddp", max_steps=1).fit(module, _loader())
         except fxdp.InputError as error:
@@ -104,7 +104,7 @@ def _fabric(folder: str, compiled: bool) -> list[str]:
     shown = []
     with launched():
         torch.manual_seed(dist.get_rank())  # the first rank's order counts
-        strategy = FxdpFabricStrategy(compute="eager") if compiled else "auto"
+        strategy = FxdpFabricStrategy(backend="eager") if compiled else "auto"
         fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
         fabric.launch()
         model = TinyLM().double()

@@ -50,7 +50,7 @@ def _recipe() -> str:
     page = (ROOT / "docs" / "trainers.md").read_text()
     (code,) = re.findall(r"<!-- ray -->\n```python\n(.*?)```", page, re.S)
     lines = {
-        "fxdp.compile(model)": 'fxdp.compile(model, compute="eager")',
+        "fxdp.compile(model)": 'fxdp.compile(model, backend="eager")',
         "    for batch in loader_of_parts(loader):\n": "    for batch in twice(loader_of_parts(loader)):\n",
         "        optimizer.step()\n": "        note(loss, model)\n        optimizer.step()\n",
         "ScalingConfig(num_workers=2)": "ScalingConfig(num_workers=2), run_config=run_config",
@@ -70,7 +70,7 @@ def _wrapped() -> str:
     from ray.train.torch import prepare_model
 
     try:
-        prepare_model(fxdp.compile(TinyLM(), compute="eager"))
+        prepare_model(fxdp.compile(TinyLM(), backend="eager"))
     except fxdp.InputError as error:
         return str(error)
     return "wrapped"

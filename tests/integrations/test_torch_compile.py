@@ -29,7 +29,7 @@ from fxdp.integrations.torch_compile import backend
 from tests.rank_pool import RankPool
 
 GROUP = "torch_dynamo_backends"
-EAGER = {"compute": "eager"}
+EAGER = {"backend": "eager"}
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_inductor_compiles_it(ranks: RankPool) -> None:
 
 
 def _inductor() -> tuple[float, int]:
-    return _apart(MLP, torch.optim.SGD, [(4, 4)], compute="inductor")
+    return _apart(MLP, torch.optim.SGD, [(4, 4)], backend="inductor")
 
 
 def test_torch_finds_it_by_its_name() -> None:
@@ -265,9 +265,9 @@ def test_a_loss_outside_is_the_mean_over_ranks_and_says_so(ranks: RankPool) -> N
     [
         ({"strategy": "shard"}, r"Use compiled = fxdp\.compile\(model, strategy='shard'\), which"),
         ({"loss_fn": F.mse_loss}, r"loss_fn= needs the call's target=.*loss_fn=mse_loss"),
-        ({"stages": ["fc"]}, "stages= names modules"),
-        ({"stategy": "shard"}, r"there is no option 'stategy'; did you mean 'strategy'\?"),
-        ({"microbatches": 0}, "microbatches is 0"),
+        ({"pipeline": {"stages": ["fc"]}}, r"fxdp.Pipeline\(stages=\[...\]\) names modules"),
+        ({"stategy": "shard"}, r"options=...\) has no options.*\n  stategy: did you mean strategy='shard'\?"),
+        ({"pipeline": {"microbatches": 0}}, "microbatches is 0"),
         ({"batch_dims": 2}, r"gives dim 2 for x, which has shape \(5, 4\)"),
         ({"batch_dims": (0, 0, 0)}, "no prefix of the arguments"),
     ],
@@ -424,7 +424,7 @@ def test_one_loss_in_micro_batches() -> None:
         return model(x).sum(), model(x).mean()
 
     with pytest.raises(InputError, match="returns 2 scalars with a gradient"):
-        _compiled(losses, microbatches=2)(nn.Linear(4, 3), torch.randn(6, 4))
+        _compiled(losses, pipeline={"microbatches": 2})(nn.Linear(4, 3), torch.randn(6, 4))
 
 
 def test_sizes_are_read_in_the_same_order_on_all_ranks() -> None:

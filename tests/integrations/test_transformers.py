@@ -67,7 +67,7 @@ def _trained(folder: str, compiled: bool, loss: Any) -> list[dict[str, str]]:
     with launched():
         trainer = _trainer(folder, loss)
         if compiled:
-            assert compile_trainer(trainer, compute="eager") is trainer
+            assert compile_trainer(trainer, backend="eager") is trainer
         for checkpoint in (None, f"{folder}/checkpoint-13"):
             trainer.train(resume_from_checkpoint=checkpoint)
             rows += trainer.state.log_history

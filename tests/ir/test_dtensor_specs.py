@@ -79,7 +79,7 @@ def test_the_users_mesh_is_taken_where_it_has_the_data_axes(mesh: DeviceMesh) ->
 
 
 def _trained(mesh: DeviceMesh) -> fxdp.CompiledModule:
-    compiled = fxdp.compile(nn.Linear(3, 2), mesh, compute="eager")
+    compiled = fxdp.compile(nn.Linear(3, 2), mesh, backend="eager")
     compiled(torch.ones(5, 3))
     return compiled
 

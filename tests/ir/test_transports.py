@@ -74,7 +74,7 @@ def test_gathers_go_by_the_group() -> None:
 def _handed_and_planned() -> tuple[int, int, set[str]]:
     """Bytes of a step by messages and memory, those that the plan says, and the forward's carriers."""
     model = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300))
-    compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, compute="eager")
+    compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, backend="eager")
     (comms,) = live_comms()
     for _ in range(2):  # the first call compiles
         before = comms.handed_bytes

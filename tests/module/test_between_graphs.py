@@ -20,7 +20,7 @@ from fxdp.errors import FxdpError
 from fxdp.integrations.torch_compile import backend
 from tests.rank_pool import RankPool
 
-OPTIONS = {"graph_breaks": True, "compute": "eager"}
+OPTIONS = {"graph_breaks": True, "backend": "eager"}
 
 
 @pytest.fixture(autouse=True)
@@ -294,10 +294,10 @@ def _compiled(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"microbatches": 2}, "there is no microbatches=: it is for entire calls"),
-        ({"pad": 0}, "there is no pad="),
+        ({"pipeline": {"microbatches": 2}}, r"no fxdp.Pipeline\(microbatches=...\): an entire call"),
+        ({"pad": 0}, "no pad="),
         ({"graph_breaks": 1}, "graph_breaks is 1, expected True or False"),
-        ({"graph_break": True}, "there is no option 'graph_break'; did you mean 'graph_breaks'"),
+        ({"graph_break": True}, "graph_break: did you mean graph_breaks=True"),
     ],
 )
 def test_options_that_no_part_of_a_call_can_have(options: Any, message: str) -> None:
@@ -307,7 +307,7 @@ def test_options_that_no_part_of_a_call_can_have(options: Any, message: str) -> 
 
 def test_without_the_option_the_refusal_names_it() -> None:
     with pytest.raises(FxdpError, match=r"(?s)expected fullgraph=True.*graph_breaks.*graph 1 of 2"):
-        torch.compile(Printed().double(), backend=backend, options={"compute": "eager"})(*_samples(5))
+        torch.compile(Printed().double(), backend=backend, options={"backend": "eager"})(*_samples(5))
 
 
 @torch._dynamo.disable

@@ -74,19 +74,19 @@ def _steps(compiled: nn.Module, model: nn.Module, rank: int, world: int) -> list
     return found
 
 
-def _trained(compute: str) -> tuple[list[tuple[float, float]], int]:
+def _trained(backend: str) -> tuple[list[tuple[float, float]], int]:
     torch.manual_seed(0)
     model, twin = Padded().double(), Padded().double()
     twin.load_state_dict(model.state_dict())
-    compiled = fxdp.compile(model, rng="single-device", compute=compute)
+    compiled = fxdp.compile(model, rng="single-device", backend=backend)
     losses = _steps(compiled, twin, dist.get_rank(), dist.get_world_size())
     return losses, compiled._programs.compiled
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_ranks_go_the_way_of_the_whole_batch(compute: str, ranks: RankPool) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_ranks_go_the_way_of_the_whole_batch(backend: str, ranks: RankPool) -> None:
     """Only the second rank has padding: both take the mask. What was begun the wrong way leaves nothing."""
-    for losses, compiled in ranks.run(2, _trained, compute):
+    for losses, compiled in ranks.run(2, _trained, backend):
         for own, wanted in losses:
             assert own == pytest.approx(wanted, rel=1e-12)
         assert compiled == 3, "a program for each way, none twice"
@@ -96,7 +96,9 @@ def test_a_step_in_micro_batches_has_no_ways() -> None:
     with pytest.raises(
         fxdp.CaptureError, match=r"test_branch_specialization.py:\d+ `if not padding.any\(\):`"
     ):
-        fxdp.plan(Padded(), (torch.randn(6, 4), _padding("some")), mesh={"dp": 2}, microbatches=2)
+        fxdp.plan(
+            Padded(), (torch.randn(6, 4), _padding("some")), mesh={"dp": 2}, pipeline={"microbatches": 2}
+        )
 
 
 class Scaled(nn.Module):
@@ -139,7 +141,7 @@ class Dropped(nn.Module):
 def test_what_is_as_good_as_sure_is_taken_for_sure() -> None:
     model, x = Dropped(), torch.randn(6, 4)
     assert fxdp.verify(model, (x,), splits=[[3, 2, 0, 1]]).ok
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     torch.testing.assert_close(compiled(x), (model.fc(x) + model.adapter(x)).square().mean())
     assert compiled._programs.compiled == 1
 
@@ -175,11 +177,11 @@ def _tokens(step: int, experts: tuple[int, ...]) -> Tensor:
 CHOSEN = ((0, 1, 2), (0, 2), (1,), (0, 2), (0, 1, 2))
 
 
-def _mixed(compute: str, chosen: Sequence[tuple[int, ...]]) -> tuple[list[tuple[float, float]], int]:
+def _mixed(backend: str, chosen: Sequence[tuple[int, ...]]) -> tuple[list[tuple[float, float]], int]:
     torch.manual_seed(0)
     model, twin = Mixture().double(), Mixture().double()
     twin.load_state_dict(model.state_dict())
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     part, found = (slice(4, 6) if dist.get_rank() else slice(0, 4)), []
     for step, experts in enumerate(chosen):
         x, losses = _tokens(step, experts), []
@@ -193,11 +195,11 @@ def _mixed(compute: str, chosen: Sequence[tuple[int, ...]]) -> tuple[list[tuple[
     return found, compiled._programs.compiled
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_experts_that_no_sample_of_the_batch_chose_do_not_run(compute: str, ranks: RankPool) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_experts_that_no_sample_of_the_batch_chose_do_not_run(backend: str, ranks: RankPool) -> None:
     """They get no gradient, not one of zeros, by which an optimizer would go on with its momentum."""
-    chosen = CHOSEN if compute == "eager" else CHOSEN[:2]
-    for losses, compiled in ranks.run(2, _mixed, compute, chosen):
+    chosen = CHOSEN if backend == "eager" else CHOSEN[:2]
+    for losses, compiled in ranks.run(2, _mixed, backend, chosen):
         for own, wanted in losses:
             assert own == pytest.approx(wanted, rel=1e-12)
         assert compiled == len(set(chosen)), "a program for each set of experts, none twice"
@@ -302,7 +304,7 @@ def test_averages_that_begin_with_the_first_batch() -> None:
     torch.manual_seed(0)
     model, twin = Averaged().double(), Averaged().double()
     twin.load_state_dict(model.state_dict())
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     for step in range(3):
         x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         torch.testing.assert_close(compiled(x), twin(x))

@@ -24,13 +24,13 @@ class Net(nn.Module):
         return self.fc(x).pow(power).mean()
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["full", "staged"])
+@pytest.mark.parametrize("options", [{}, {"pipeline": {"microbatches": 2}}], ids=["full", "staged"])
 def test_programs_of_the_kinds_called_last_are_kept(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("fxdp.module.cache._KINDS", 2)
     model = Net()
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     x = torch.randn(4, 3)
     graphs = []
     for power in (1, 2, 2, 3, 1):
@@ -42,7 +42,7 @@ def test_programs_of_the_kinds_called_last_are_kept(
 
 
 def test_values_that_change_at_each_call_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    compiled = fxdp.compile(Net(), compute="eager")
+    compiled = fxdp.compile(Net(), backend="eager")
     with caplog.at_level(logging.WARNING, "fxdp"):
         for batch, style in ((2, "a"), (3, "a"), (2, "b"), (4, "b"), (2, object())):
             assert not caplog.text

@@ -149,7 +149,7 @@ class Reads(nn.Linear):
 @pytest.mark.parametrize("kind", [Frozen, Plain, Changeable])
 def test_tensors_inside_of_objects_are_inputs(kind: Callable[[Tensor, Tensor], Any]) -> None:
     model = Reads(3, 2)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for _ in range(2):
         value = kind(torch.randn(4, 3), torch.randn(4, 1))
         torch.testing.assert_close(compiled(value), model(value))

@@ -20,7 +20,7 @@ def _net() -> nn.Sequential:
 
 def test_without_a_target_evaluation_gives_the_models_output() -> None:
     model = _net()
-    compiled = fxdp.compile(model, compute="eager", loss_fn=F.cross_entropy)
+    compiled = fxdp.compile(model, backend="eager", loss_fn=F.cross_entropy)
     x, y = torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0])
     with pytest.raises(fxdp.InputError, match=r"in training.*target=.*eval\(\)"):
         compiled(x)
@@ -44,12 +44,12 @@ def _steps(compiled: Any, parts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def _accumulated(parts: list[list[tuple[Tensor, Tensor]]]) -> list[Tensor]:
-    compiled = fxdp.compile(_net(), compute="eager", loss_fn=F.cross_entropy)
+    compiled = fxdp.compile(_net(), backend="eager", loss_fn=F.cross_entropy)
     return _steps(compiled, parts[torch.distributed.get_rank()])
 
 
 def _evaluated(parts: list[Tensor]) -> Tensor:
-    compiled = fxdp.compile(_net(), compute="eager", loss_fn=F.cross_entropy)
+    compiled = fxdp.compile(_net(), backend="eager", loss_fn=F.cross_entropy)
     compiled.eval()
     with torch.no_grad():
         return compiled(parts[torch.distributed.get_rank()])

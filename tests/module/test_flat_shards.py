@@ -49,7 +49,7 @@ def _plain() -> nn.Module:
 
 
 def _sharded() -> nn.Module:
-    return fxdp.compile(_plain(), strategy="shard", compute="eager")
+    return fxdp.compile(_plain(), strategy="shard", backend="eager")
 
 
 def _give(model: nn.Module, seed: int, *, without: tuple[str, ...] = (), apart: bool = False) -> None:
@@ -269,7 +269,7 @@ def test_neighbours_that_are_not_joined() -> None:
         nn.Parameter(torch.randn(4, 16, dtype=dtype))
         for dtype in (torch.complex128, torch.complex128, torch.float32, torch.float64, torch.float32)
     )
-    nets = fxdp.compile(copy.deepcopy(model), strategy="shard", compute="eager"), model
+    nets = fxdp.compile(copy.deepcopy(model), strategy="shard", backend="eager"), model
     optimizers = [optim.AdamW(net.parameters()) for net in nets]
     for net, optimizer in zip(nets, optimizers, strict=True):
         for p in net.parameters():

@@ -74,7 +74,7 @@ def _equal_to_one_device(make: Callable[[], nn.Module]) -> None:
         model = make()
     torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",)) if dist.is_initialized() else None
-    compiled = fxdp.compile(model, mesh, strategy="shard", compute="eager")
+    compiled = fxdp.compile(model, mesh, strategy="shard", backend="eager")
     if mesh is None:
         assert torch.equal(torch.rand(()), drawn)
     found = {**dict(compiled.named_parameters()), **dict(compiled.named_buffers())}
@@ -123,7 +123,7 @@ def test_what_nobody_draws_must_be_loaded() -> None:
         model = Bare()
     with pytest.raises(InputError, match="on the meta device and has no values"):
         fxdp.compile(model)
-    compiled = fxdp.compile(model, strategy="shard", compute="eager")
+    compiled = fxdp.compile(model, strategy="shard", backend="eager")
     x = torch.randn(2, 3)
     with pytest.raises(StateError, match=r"nothing gave values to scale; expected .*reset_parameters"):
         compiled(x)

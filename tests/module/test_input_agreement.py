@@ -40,8 +40,8 @@ def _inputs() -> dict[str, Any]:
     rank = dist.get_rank()
     scale = torch.ones(())
     pipeline = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
-    staged = fxdp.compile(Net(), pipeline, compute="eager")
-    compiled = fxdp.compile(Net(), compute="eager")
+    staged = fxdp.compile(Net(), pipeline, backend="eager")
+    compiled = fxdp.compile(Net(), backend="eager")
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -53,7 +53,7 @@ def _inputs() -> dict[str, Any]:
         "parts": _error(lambda: compiled(_x(rank), scale)),
         "warned": list(records),
     }
-    fxdp.compile(Net(), compute="eager")(_x(0), scale)
+    fxdp.compile(Net(), backend="eager")(_x(0), scale)
     found["copies"] = records
     logging.getLogger("fxdp").removeHandler(handler)
     return found

@@ -139,7 +139,7 @@ def test_a_compiled_module_has_one_hook_and_takes_it_along(module: nn.Module) ->
     hooks = optimizer._global_optimizer_pre_hooks
     gc.collect()  # hooks of modules that other tests have left in cycles
     before = len(hooks)
-    compiled = fxdp.compile(module, compute="eager")
+    compiled = fxdp.compile(module, backend="eager")
     for dtype in (torch.float32, torch.float64):
         compiled.to(dtype)(torch.ones(2, 3, dtype=dtype))
         assert len(hooks) == before + 1
@@ -152,7 +152,7 @@ def test_a_compiled_module_has_one_hook_and_takes_it_along(module: nn.Module) ->
 
 
 def test_a_tensor_in_the_place_of_a_parameter_is_refused() -> None:
-    compiled = fxdp.compile(nn.Sequential(nn.Linear(2, 2)), compute="eager")
+    compiled = fxdp.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
     given = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
     with pytest.raises(StateError, match=r"^0.weight, 0.bias of the model .* torch.func.functional_call"):
         torch.func.functional_call(compiled, given, torch.ones(3, 2))

@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 def _compiled() -> tuple[Net, fxdp.CompiledModule]:
     model = Net()
-    return model, fxdp.compile(model, compute="eager")
+    return model, fxdp.compile(model, backend="eager")
 
 
 def test_what_is_set_on_it_is_set_on_the_model() -> None:
@@ -47,7 +47,7 @@ def test_what_is_set_on_it_is_set_on_the_model() -> None:
 
 def test_its_mode_is_the_models() -> None:
     model = Net().eval()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     assert not compiled.training
     assert compiled.train() is compiled
     assert model.training
@@ -87,11 +87,11 @@ def test_module_is_the_users_model() -> None:
 
 def test_a_sequence_of_layers_stays_one() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     assert compiled[1] is model[1]
     assert len(compiled) == 2
     assert list(compiled) == list(model)
-    assert bool(fxdp.compile(nn.ModuleList(), compute="eager"))
+    assert bool(fxdp.compile(nn.ModuleList(), backend="eager"))
     _, other = _compiled()
     for read in (lambda: other[0], lambda: len(other), lambda: iter(other)):
         with pytest.raises(TypeError, match="Net"):
@@ -121,4 +121,4 @@ def test_an_error_inside_of_a_models_property_stays() -> None:
             return self.missing
 
     with pytest.raises(AttributeError, match="'Odd' object has no attribute 'width'"):
-        fxdp.compile(Odd(), compute="eager").width  # noqa: B018
+        fxdp.compile(Odd(), backend="eager").width  # noqa: B018

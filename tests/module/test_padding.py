@@ -51,7 +51,7 @@ def _steps(sizes: list[list[tuple[int, int]]]) -> tuple[float, int]:
     torch.manual_seed(0)
     model, twin = Tokens().double(), Tokens().double()
     twin.load_state_dict(model.state_dict())
-    compiled = fxdp.compile(model, pad=PAD, compute="eager")
+    compiled = fxdp.compile(model, pad=PAD, backend="eager")
     worst = 0.0
     for step, own in enumerate(sizes):
         parts = _batch(step, own)
@@ -83,7 +83,7 @@ def _refused() -> dict[str, str]:
     torch.manual_seed(0)
     found = {}
     for name, pad in (("none", None), ("ids", ((0, None), {})), ("misfit", (0, 1, 2))):
-        compiled = fxdp.compile(Tokens(), pad=pad, compute="eager")
+        compiled = fxdp.compile(Tokens(), pad=pad, backend="eager")
         parts = _batch(0, [(2, 3), (2, 5)])
         try:
             compiled(*parts[rank])

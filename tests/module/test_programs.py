@@ -41,7 +41,7 @@ def _model() -> nn.Module:
 
 def _steps(splits: list[list[int]]) -> tuple[list[list[float]], int]:
     model = _model()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     rank, found = dist.get_rank(), []
     for i, sizes in enumerate(splits):
         x = _batch(i, sum(sizes)).split(sizes)[rank]
@@ -81,7 +81,7 @@ def test_threads_may_compile_models_at_the_same_time() -> None:
     """What is changed in torch and Python while a model is compiled is the same for all threads."""
     patched = [(nn.Module, "_apply"), (F, "ctc_loss"), (_BatchNorm, "forward"), (warnings, "showwarning")]
     before = [getattr(owner, name) for owner, name in patched]
-    models = [fxdp.compile(_model(), compute="eager") for _ in range(4)]
+    models = [fxdp.compile(_model(), backend="eager") for _ in range(4)]
     expected = _model()(_batch(0, 5))[0].item()
     with ThreadPoolExecutor(4) as threads:
         for loss, _ in threads.map(lambda model: model(_batch(0, 5)), models):
@@ -90,7 +90,7 @@ def test_threads_may_compile_models_at_the_same_time() -> None:
 
 
 def test_a_model_is_called_while_another_thread_captures_one() -> None:
-    compiled = fxdp.compile(_model(), compute="eager")
+    compiled = fxdp.compile(_model(), backend="eager")
     loss, _ = compiled(_batch(0, 5))
     inside, over = threading.Event(), threading.Event()
 
@@ -121,6 +121,6 @@ def test_nothing_is_collected_between_the_capture_and_the_code(monkeypatch: pyte
 
     monkeypatch.setattr(Programs, "_serve", noted)
     assert gc.isenabled()
-    fxdp.compile(nn.Linear(2, 2), compute="eager")(torch.ones(4, 2))
+    fxdp.compile(nn.Linear(2, 2), backend="eager")(torch.ones(4, 2))
     assert gc.isenabled()
     assert enabled == [False]

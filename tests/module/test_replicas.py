@@ -39,8 +39,8 @@ class _Loop:
     """A training loop whose rank 1 may do otherwise."""
 
     def __init__(self, kind: type[nn.Module] = Net, **options: Any) -> None:
-        options = {"check_replicas": 3, **options}
-        self.model = fxdp.compile(kind(), compute="eager", **options)
+        options = {"debug": {"check_replicas": 3}, **options}
+        self.model = fxdp.compile(kind(), backend="eager", **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.calls = 0
 
@@ -96,7 +96,7 @@ def _in_a_pipeline() -> list[str]:
     found = []
     rank = dist.get_rank()
     for x, scale in ((1.0 * rank, 1.0), (0.0, 1.0 + rank), (0.0, 1.0)):
-        loop = _Loop(Plain, mesh=mesh, microbatches=2)
+        loop = _Loop(Plain, mesh=mesh, pipeline={"microbatches": 2})
         loop.step()
         loop.step()
         try:
@@ -118,7 +118,7 @@ def _faults() -> dict[str, Any]:
             "another rate": _said(_other_rate, 7),
             "statistics": _said(_statistics),
             "without exchange": _said(_loaded, uneven=False),
-            "never": _said(_loaded, check_replicas=0),
+            "never": _said(_loaded, debug={"check_replicas": 0}),
             "nothing": _said(lambda _: None, 7),
             "rank 0's checkpoint": _said(_checkpoint_of_rank_0, 24),
             "rounding": (_said(_rounding, 7), [r for r in records if "rounding" in r]),
@@ -131,7 +131,7 @@ def _faults() -> dict[str, Any]:
 
 def _at_eval() -> tuple[int, str]:
     """The first call in evaluation compares, long before its turn."""
-    loop = _Loop(check_replicas=1000)
+    loop = _Loop(debug={"check_replicas": 1000})
     try:
         for _ in range(21):
             loop.step()

@@ -50,7 +50,7 @@ def _train(options: dict[str, Any], drop: float) -> float | str:
     return max(errors)
 
 
-@pytest.mark.parametrize("options", [{}, {"strategy": "shard", "compute": "eager"}])
+@pytest.mark.parametrize("options", [{}, {"strategy": "shard", "backend": "eager"}])
 def test_ranks_of_other_orders_equal_one_device(ranks: RankPool, options: dict[str, Any]) -> None:
     """Parameters' and buffers' values are rank 0's by their names."""
     for worst in ranks.run(2, _train, options, 0.0):
@@ -58,5 +58,5 @@ def test_ranks_of_other_orders_equal_one_device(ranks: RankPool, options: dict[s
 
 
 def test_orders_that_make_other_draws_are_refused(ranks: RankPool) -> None:
-    for said in ranks.run(2, _train, {"compute": "eager", "rng": "single-device"}, 0.5):
+    for said in ranks.run(2, _train, {"backend": "eager", "rng": "single-device"}, 0.5):
         assert "ranks were given different models" in said

@@ -108,7 +108,7 @@ def _model() -> Net:
 
 
 def _shard(model: nn.Module, strategy: str = "shard") -> fxdp.CompiledModule:
-    return fxdp.compile(model, _mesh(), strategy=strategy, compute="eager")
+    return fxdp.compile(model, _mesh(), strategy=strategy, backend="eager")
 
 
 def _give_gradients(compiled: nn.Module, twin: nn.Module, step: int, *, all_of_them: bool = False) -> None:

@@ -60,8 +60,10 @@ def local_of(compiled: fxdp.CompiledModule) -> dict[str, Any]:
 def soaked(stages: bool, steps: int) -> list[dict[str, Any]]:
     """What this rank holds after a quarter of the steps, a half, and all."""
     mesh: Any = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp")) if stages else None
-    options: dict[str, Any] = {"microbatches": 4} if stages else {"check_replicas": 20}
-    compiled = fxdp.compile(Net(), mesh, compute="eager", **options)
+    options: dict[str, Any] = (
+        {"pipeline": {"microbatches": 4}} if stages else {"debug": {"check_replicas": 20}}
+    )
+    compiled = fxdp.compile(Net(), mesh, backend="eager", **options)
     optimizer = torch.optim.Adam(compiled.parameters(), lr=1e-3)
     own = 0 if stages else dist.get_rank()
     found = []

@@ -22,7 +22,12 @@ from tests.rank_pool import RankPool
 def _compiled(model: nn.Module, strategy: str, limit: int | None) -> fxdp.CompiledModule:
     loss_fn = nn.functional.cross_entropy
     return fxdp.compile(
-        model, strategy=strategy, memory_limit=limit, loss_fn=loss_fn, compute="eager", bucket_mb=1 / 256
+        model,
+        strategy=strategy,
+        memory_limit=limit,
+        loss_fn=loss_fn,
+        backend="eager",
+        communication={"bucket_cap_mb": 1 / 256},
     )
 
 
@@ -57,7 +62,7 @@ def _refused(strategy: str, limit: int) -> str:
 def _peaks() -> dict[str, int]:
     x, y = torch.randn(3, 32), torch.randint(8, (3,))
     loss_fn = nn.functional.cross_entropy
-    given = {"mesh": {"dp": 2}, "loss_fn": loss_fn, "bucket_mb": 1 / 256}
+    given = {"mesh": {"dp": 2}, "loss_fn": loss_fn, "communication": {"bucket_cap_mb": 1 / 256}}
     strategies = {s: {"strategy": s} for s in ("replicate", "optimizer", "shard")}
     strategies |= {"kept": {"strategy": "shard", "reshard_after_forward": False}}
     plans = {n: fxdp.plan(Layers(), (x,), {"target": y}, **s, **given) for n, s in strategies.items()}

@@ -44,7 +44,7 @@ def _model() -> nn.Linear:
 
 
 def _sharded(model: nn.Module) -> fxdp.CompiledModule:
-    return fxdp.compile(model, strategy="shard", compute="eager")
+    return fxdp.compile(model, strategy="shard", backend="eager")
 
 
 def _backward(*models: nn.Module) -> None:

@@ -37,7 +37,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_is_refused_at_once(name: str) -> None:
     model = nn.Linear(3, 3)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     with pytest.raises(fxdp.InputError, match="call the compiled module itself") as caught:
         WRAPPERS[name](compiled)
     assert name in str(caught.value)
@@ -58,21 +58,21 @@ class Around(nn.Module):
 
 
 def test_ddp_around_a_part_is_refused_at_the_call() -> None:
-    compiled = fxdp.compile(nn.Linear(3, 3), compute="eager")
+    compiled = fxdp.compile(nn.Linear(3, 3), backend="eager")
     wrapped = DistributedDataParallel(Around(compiled))
     with pytest.raises(fxdp.InputError, match=r"DistributedDataParallel\(Around\)"):
         wrapped(torch.randn(2, 3))
 
 
 def test_ddp_may_run_beside_what_it_does_not_reduce() -> None:
-    teacher = fxdp.compile(nn.Linear(3, 3).requires_grad_(False), compute="eager")
+    teacher = fxdp.compile(nn.Linear(3, 3).requires_grad_(False), backend="eager")
     wrapped = DistributedDataParallel(Around(teacher))
     assert wrapped(torch.randn(2, 3)).shape == (2, 1)
 
 
 def test_hooks_of_users_are_welcome() -> None:
     seen: list[Any] = []
-    compiled = fxdp.compile(nn.Linear(3, 3), compute="eager")
+    compiled = fxdp.compile(nn.Linear(3, 3), backend="eager")
     compiled.register_forward_pre_hook(lambda module, args: seen.append(args))
     compiled(torch.ones(2, 3))
     assert seen[0][0].sum() == 6

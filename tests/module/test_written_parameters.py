@@ -40,12 +40,12 @@ def _data(step: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 6, (6,), generator=generator)
 
 
-def _trained(compute: str) -> float:
+def _trained(backend: str) -> float:
     """The largest difference of any parameter after steps on two ranks and on one device."""
     torch.manual_seed(0)
     twin, model = Follower().double(), Follower().double()
     model.load_state_dict(twin.state_dict())
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     part = slice(5, 6) if dist.get_rank() else slice(0, 5)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (compiled, twin)]
     for step in range(3):
@@ -58,9 +58,9 @@ def _trained(compute: str) -> float:
     return max(float((own - wanted).detach().abs().max()) for own, wanted in pairs)
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_training_is_one_devices(compute: str, ranks: RankPool) -> None:
-    assert max(ranks.run(2, _trained, compute)) < 1e-12
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_training_is_one_devices(backend: str, ranks: RankPool) -> None:
+    assert max(ranks.run(2, _trained, backend)) < 1e-12
 
 
 def test_verify_compares_what_was_written() -> None:
@@ -68,7 +68,7 @@ def test_verify_compares_what_was_written() -> None:
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 2}, {"strategy": "shard"}])
+@pytest.mark.parametrize("options", [{"pipeline": {"microbatches": 2}}, {"strategy": "shard"}])
 def test_a_part_of_a_parameter_is_not_written(options: dict[str, object]) -> None:
     with pytest.raises(fxdp.MeshError, match=r"changes parameters in place \(.*slow.weight.*register_buffer"):
         fxdp.plan(Follower().double(), _data(0), mesh={"dp": 2}, **options)
@@ -79,7 +79,7 @@ def _read_and_written(rows: int) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, rows, bias=False).double()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, compute="eager")
+    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, backend="eager")
     own = slice(2, 4) if dist.get_rank() else slice(0, 2)
     x, y = torch.randn(4, 3).double(), torch.randn(4, rows).double()
     compiled(x[own], target=y[own]).backward()

@@ -306,7 +306,7 @@ class Oracle:
 
     def __init__(self, model: Model) -> None:
         module, self.args, self.kwargs = model.build(), model.args(), model.kwargs
-        options = Options(bucket_mb=1e-4, **model.options)
+        options = Options(communication={"bucket_cap_mb": 1e-4}, **model.options)
         found = capture_for(module, self.args, self.kwargs, options)
         self.local, self.subject = lockstep.subject(module, found, len(SPLIT), options)
 

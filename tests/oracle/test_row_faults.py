@@ -53,7 +53,9 @@ def test_the_fault_is_seen(
     faults.after(BucketParameters, fault)(monkeypatch)
     mesh = {"dp_replicate": 2, "dp_shard": 2}
     with captured_once(KNOWN.setdefault("tests.exactness.test_sharded", {})):
-        report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, strategy=strategy, bucket_mb=0.0005)
+        report = fxdp.verify(
+            Words(), _batch(0, 9), mesh=mesh, strategy=strategy, communication={"bucket_cap_mb": 0.0005}
+        )
     assert not report.ok
 
 
@@ -100,4 +102,11 @@ def test_what_gives_the_same_numbers_is_seen_by_the_verifier(
     faults.after(step, fault)(monkeypatch)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     with pytest.raises(VerifierError, match=words):
-        fxdp.plan(Words(), _batch(0, 8), mesh={"dp": 2}, strategy="shard", bucket_mb=0.0001, mp_policy=policy)
+        fxdp.plan(
+            Words(),
+            _batch(0, 8),
+            mesh={"dp": 2},
+            strategy="shard",
+            communication={"bucket_cap_mb": 0.0001},
+            mp_policy=policy,
+        )

@@ -281,7 +281,9 @@ def test_arguments_that_are_no_tuple(ask: Any) -> None:
 @pytest.mark.parametrize(("mesh", "microbatches"), [({"pp": 2, "dp": 2}, 1), ({"dp": 2}, 2)])
 def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: int) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    report = fxdp.verify(model, (X,), {"target": Y}, mesh, loss_fn=F.cross_entropy, microbatches=microbatches)
+    report = fxdp.verify(
+        model, (X,), {"target": Y}, mesh, loss_fn=F.cross_entropy, pipeline={"microbatches": microbatches}
+    )
     assert report.ok
     assert [len(run.split) for run in report.splits] == [2, 2, 2]
     assert report.mesh == f"mesh({', '.join(f'{name}={size}' for name, size in mesh.items())})"

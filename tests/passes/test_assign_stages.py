@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
 
 def test_a_tied_gradient_is_summed_after_the_last_micro_batch() -> None:
-    gm = staged(Tied(), torch.randn(4, 4), stages=("b",), microbatches=2)
+    gm = staged(Tied(), torch.randn(4, 4), pipeline={"stages": ("b",), "microbatches": 2})
 
     late = [n for n in gm.graph.nodes if meta(n).once and n.target is aten.add.Tensor]
     assert len(late) == 1  # the two halves of a.weight's gradient, one from each stage
@@ -58,11 +58,11 @@ def test_a_tied_gradient_is_summed_after_the_last_micro_batch() -> None:
 
 def test_more_stages_than_places_to_cut() -> None:
     with pytest.raises(StageError, match="stages=50"):
-        staged(Tied(), torch.randn(4, 4), stages=50)
+        staged(Tied(), torch.randn(4, 4), pipeline={"stages": 50})
 
 
 def test_no_cut_between_an_op_and_its_several_results() -> None:
-    gm = staged(UNet(), *unet_inputs(3).values(), stages=4)
+    gm = staged(UNet(), *unet_inputs(3).values(), pipeline={"stages": 4})
     norms = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
     assert len(norms) == 3  # beside skips that are open
     for node in norms:
@@ -71,9 +71,9 @@ def test_no_cut_between_an_op_and_its_several_results() -> None:
 
 def test_unknown_names_have_near_matches() -> None:
     with pytest.raises(StageError, match="'bb'; did you mean 'b'"):
-        staged(Tied(), torch.randn(4, 4), stages=("bb",))
+        staged(Tied(), torch.randn(4, 4), pipeline={"stages": ("bb",)})
 
 
 def test_names_must_be_in_order() -> None:
     with pytest.raises(StageError, match="expected each after the one before"):
-        staged(Tied(), torch.randn(4, 4), stages=("b", "a"))
+        staged(Tied(), torch.randn(4, 4), pipeline={"stages": ("b", "a")})

@@ -26,18 +26,24 @@ BATCH = 8
 Case = tuple[int, int, dict[str, Any]]
 """Pipeline ranks, data ranks, options."""
 
+
+
+def _recomputing(mode: str) -> dict[str, Any]:
+    return {"activation_checkpointing": mode}
+
+
 CASES: tuple[Case, ...] = (
-    (1, 2, {"microbatches": 2}),
-    (2, 1, {"microbatches": 1}),
-    (2, 2, {"microbatches": 4, "schedule": "gpipe"}),
-    (2, 2, {"microbatches": 8}),
-    (2, 2, {"microbatches": 4, "gradients": "owner"}),
-    (2, 2, {"microbatches": 3, "schedule": "interleaved", "stages": 4}),
-    (2, 1, {"microbatches": 4, "schedule": "zero-bubble", "checkpoint": "always"}),
-    (3, 2, {"microbatches": 5, "schedule": "zero-bubble"}),
-    (3, 1, {"microbatches": 4, "schedule": "interleaved", "stages": 6, "gradients": "owner"}),
-    (4, 2, {"microbatches": 8, "schedule": "gpipe", "checkpoint": "except_last"}),
-    (4, 1, {"microbatches": 8, "stages": ["b", "c", "d"]}),
+    (1, 2, {"pipeline": {"microbatches": 2}}),
+    (2, 1, {"pipeline": {"microbatches": 1}}),
+    (2, 2, {"pipeline": {"microbatches": 4, "schedule": "gpipe"}}),
+    (2, 2, {"pipeline": {"microbatches": 8}}),
+    (2, 2, {"pipeline": {"microbatches": 4, "gradients": "owner"}}),
+    (2, 2, {"pipeline": {"microbatches": 3, "schedule": "interleaved", "stages": 4}}),
+    (2, 1, {"pipeline": {"microbatches": 4, "schedule": "zero-bubble"}, **_recomputing("always")}),
+    (3, 2, {"pipeline": {"microbatches": 5, "schedule": "zero-bubble"}}),
+    (3, 1, {"pipeline": {"microbatches": 4, "schedule": "interleaved", "stages": 6, "gradients": "owner"}}),
+    (4, 2, {"pipeline": {"microbatches": 8, "schedule": "gpipe"}, **_recomputing("except_last")}),
+    (4, 1, {"pipeline": {"microbatches": 8, "stages": ["b", "c", "d"]}}),
 )
 
 
@@ -48,11 +54,13 @@ def random_cases(count: int) -> Iterator[Case]:
         schedule, ranks = rng.choice(sorted(SCHEDULES)), rng.choice((1, 2, 3, 4))
         stages = ranks * rng.choice((2, 3)) if schedule == "interleaved" else rng.choice((ranks, ranks + 1))
         options = {
-            "schedule": schedule,
-            "stages": stages,
-            "microbatches": rng.choice((2, 3, 5, 9)),
-            "checkpoint": rng.choice(("never", "always")),
-            "gradients": rng.choice(("everywhere", "owner")),
+            "pipeline": {
+                "schedule": schedule,
+                "stages": stages,
+                "microbatches": rng.choice((2, 3, 5, 9)),
+                "gradients": rng.choice(("everywhere", "owner")),
+            },
+            "activation_checkpointing": rng.choice(("never", "always")),
         }
         yield ranks, rng.choice((1, 2)), options
 
@@ -71,6 +79,6 @@ def graphs(
     mesh = mesh_of({"pp": ranks, "dp": data_ranks}, "cpu")
     local = prepare(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options), 64)
     sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
-    layout = MicrobatchSizes.of(sizes, options["microbatches"])
+    layout = MicrobatchSizes.of(sizes, options["pipeline"]["microbatches"])
     for rank in range(ranks):
         yield local.writer(layout, rank).write()

@@ -99,10 +99,10 @@ def error_of(run: Run) -> float:
         torch.manual_seed(0)
         model = Net(run.momentum).double()
     twin = counterpart_of(model)
+    pipeline = {"batch_stats": "microbatch", "microbatches": run.microbatches, "schedule": run.schedule}
     compiled = fxdp.compile(
-        model, mesh, batch_stats="microbatch", microbatches=run.microbatches, schedule=run.schedule,
-        checkpoint=run.checkpoint, compute="eager",
-    )  # fmt: skip
+        model, mesh, pipeline=pipeline, activation_checkpointing=run.checkpoint, backend="eager"
+    )
     worst = 0.0
     for split in run.batches:
         set_parts(twin, parts_of(split, run.microbatches))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class Run:
     stages: Any = None
     batches: tuple[tuple[int, ...], ...] = ((8,),)
     """The local batch of each data rank, call by call."""
-    compute: str = "eager"
+    backend: str = "eager"
     checkpoint: str = "never"
 
 
@@ -46,7 +46,9 @@ def know(names: tuple[str, ...]) -> None:
     for name in names:
         with _patches(name):
             inputs = models.inputs(name, 8)
-            capture_ahead(_name(name), models.build(name), (), inputs, {"pp": 2}, microbatches=2)
+            capture_ahead(
+                _name(name), models.build(name), (), inputs, {"pp": 2}, pipeline={"microbatches": 2}
+            )
 
 
 def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
@@ -55,10 +57,12 @@ def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
         mesh = init_device_mesh("cpu", (run.pp, run.dp), mesh_dim_names=("pp", "dp"))
     model = models.build(run.model)
     twin = counterpart_of(model)
-    options = {k: v for k, v in asdict(run).items() if k not in ("model", "pp", "dp", "batches")}
+    pipeline = {"schedule": run.schedule, "microbatches": run.microbatches, "stages": run.stages}
     worst = 0.0
     with _patches(run.model):
-        compiled = fxdp.compile(model, mesh, **options)
+        compiled = fxdp.compile(
+            model, mesh, pipeline=pipeline, activation_checkpointing=run.checkpoint, backend=run.backend
+        )
         place = compiled.mesh.rank
         for split in run.batches:
             full = models.inputs(run.model, sum(split))

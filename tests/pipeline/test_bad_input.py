@@ -50,19 +50,19 @@ class Scales(Skips):
 def test_inputs_that_the_model_changes(microbatches: int) -> None:
     """The step would leave the caller's tensor as it was."""
     with pytest.raises(fxdp.StageError, match=r"changes its input x in place(.|\n)*x = x.clone\(\)"):
-        _plan(Scales(), microbatches=microbatches)
+        _plan(Scales(), pipeline={"microbatches": microbatches})
 
 
 # ---- stages ----
 
 _STAGES: dict[str, tuple[Any, str]] = {
-    "more than places to cut": (500, r"stages=500: .* expected 1 to 14 stages; take fewer"),
+    "more than places to cut": (500, r"stages=500\): .* expected 1 to 14 stages; take fewer"),
     "no such module": (["bb"], r"no op of the forward is in a module 'bb'; did you mean 'b'"),
     "two wrong names": (["bb", "dd"], r"(?s)module 'bb'.*module 'dd'"),
     "not in order": (["c", "b"], "expected each after the one before"),
     "twice": (["b", "b"], "expected each after the one before"),
     "the beginning": (["a"], "stage 0 begins by itself"),
-    "fewer than ranks": (1, r"stages=1 makes 1 stages for 2 pipeline ranks; expected at least one per rank"),
+    "fewer than ranks": (1, r"stages=1\) makes 1 stages for 2 pipeline ranks; expected at least one"),
     "no names": ([], r"makes 1 stages for 2 pipeline ranks"),
 }
 
@@ -71,13 +71,13 @@ _STAGES: dict[str, tuple[Any, str]] = {
 def test_stages_that_do_not_fit(name: str) -> None:
     stages, message = _STAGES[name]
     with pytest.raises(fxdp.StageError, match=message):
-        _plan(stages=stages)
+        _plan(pipeline={"stages": stages})
 
 
 @pytest.mark.parametrize("stages", ["b", 0, -1, 2.5, True, ["b", 3], [None]])
 def test_stages_that_are_none(stages: Any) -> None:
     with pytest.raises(fxdp.InputError, match=r"stages is .*, expected"):
-        _plan(stages=stages)
+        _plan(pipeline={"stages": stages})
 
 
 # ---- micro-batches and schedules ----
@@ -86,12 +86,12 @@ def test_stages_that_are_none(stages: Any) -> None:
 @pytest.mark.parametrize("microbatches", [0, -1, 2.0, "2", None, True])
 def test_numbers_of_micro_batches(microbatches: Any) -> None:
     with pytest.raises(fxdp.InputError, match=r"microbatches is .*, expected an integer of at least 1"):
-        _plan(microbatches=microbatches)
+        _plan(pipeline={"microbatches": microbatches})
 
 
 def test_unknown_schedules_have_near_matches() -> None:
     with pytest.raises(fxdp.ScheduleError, match=r"no schedule `1f1c`.*`1f1b`"):
-        _plan(schedule="1f1c")
+        _plan(pipeline={"schedule": "1f1c"})
 
 
 _FILES: dict[str, tuple[str, str]] = {
@@ -110,16 +110,16 @@ def test_schedules_from_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     path.write_text(text)
     with pytest.raises(fxdp.ScheduleError, match=message):
-        _plan(schedule=str(path), microbatches=2)
+        _plan(pipeline={"schedule": str(path), "microbatches": 2})
 
 
 def test_a_schedule_file_that_is_not_there() -> None:
     with pytest.raises(fxdp.ScheduleError, match=r"nowhere.csv cannot be read: .*No such file"):
-        _plan(schedule="nowhere.csv")
+        _plan(pipeline={"schedule": "nowhere.csv"})
 
 
 def test_single_device_random_numbers() -> None:
-    for options in ({"mesh": {"pp": 2}}, {"mesh": {"dp": 2}, "microbatches": 2}):
+    for options in ({"mesh": {"pp": 2}}, {"mesh": {"dp": 2}, "pipeline": {"microbatches": 2}}):
         with pytest.raises(fxdp.MeshError, match=r"rng=.single-device.* expected rng=.sharded."):
             fxdp.plan(Skips(), (), skips(4), rng="single-device", **options)
 

@@ -1,4 +1,4 @@
-"""`batch_stats="microbatch"`: each micro-batch by its own, running statistics by the global batch."""
+"""`Pipeline(batch_stats="microbatch")`: each micro-batch by its own, running ones by the global batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_compiled_by_inductor() -> None:
     norm, x = nn.BatchNorm1d(3).double(), torch.randn(4, 3, dtype=torch.float64)
     twin = counterpart_of(norm)
     set_parts(twin, [2, 2])
-    compiled = fxdp.compile(norm, loss_fn=_cubes, microbatches=2, batch_stats="microbatch")
+    compiled = fxdp.compile(norm, loss_fn=_cubes, pipeline={"microbatches": 2, "batch_stats": "microbatch"})
     loss, expected = compiled(x, target=x), _cubes(twin(x), x)
     loss.backward()
     expected.backward()
@@ -54,21 +54,25 @@ def test_ranks(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
 def test_statistics_differ_from_those_of_the_whole_batch() -> None:
     """So that the tests above do not pass by comparing one with the other."""
     model, batch = Net().double(), inputs(8)
-    own = fxdp.compile(model, microbatches=2, batch_stats="microbatch", compute="eager")(**batch)["loss"]
+    own = fxdp.compile(model, pipeline={"microbatches": 2, "batch_stats": "microbatch"}, backend="eager")(
+        **batch
+    )["loss"]
     assert abs(own - model(**batch)["loss"]) > 1e-3
 
 
 def test_evaluation_uses_the_running_statistics() -> None:
     model, batch = Net().double().eval(), inputs(7)
     model.last = nn.Identity()  # without running statistics it would need those of the batch
-    compiled = fxdp.compile(model, microbatches=3, batch_stats="microbatch", compute="eager").eval()
+    compiled = fxdp.compile(
+        model, pipeline={"microbatches": 3, "batch_stats": "microbatch"}, backend="eager"
+    ).eval()
     with torch.no_grad():
         assert torch.allclose(compiled(**batch)["logits"], model(**batch)["logits"], rtol=1e-12)
 
 
 def test_refused_by_default_with_the_way_out() -> None:
-    compiled = fxdp.compile(Net().double(), microbatches=2, compute="eager")
-    words = r"in images: all_reduce for (.|\n)*or batch_stats=\"microbatch\": "
+    compiled = fxdp.compile(Net().double(), pipeline={"microbatches": 2}, backend="eager")
+    words = r"in images: all_reduce for (.|\n)*or fxdp.Pipeline\(batch_stats=\"microbatch\"\): "
     with pytest.raises(fxdp.StageError, match=words) as raised:
         compiled(**inputs(4))
     places = [line.partition(": ")[0] for line in str(raised.value).splitlines() if line.startswith("  at ")]
@@ -79,14 +83,14 @@ def test_refused_by_default_with_the_way_out() -> None:
 def test_running_statistics_cost_one_reduction_each() -> None:
     """Nothing in the midst of forward or backward: the loss, its count, moments of the two tracked norms."""
     model, batch = Net().double(), inputs(4)
-    plan = fxdp.plan(model, (), batch, {"dp": 2}, batch_stats="microbatch", microbatches=2)
+    plan = fxdp.plan(model, (), batch, {"dp": 2}, pipeline={"batch_stats": "microbatch", "microbatches": 2})
     rows = [row for row in plan.communication if not row.gradient]
     assert sorted(row.bytes for row in rows) == [8, 8, 3 * 4 * 8, 3 * 6 * 8]
 
 
 def test_verify_refuses_what_is_not_one_device() -> None:
     with pytest.raises(fxdp.InputError, match="batch_stats"):
-        fxdp.verify(Net(), (), inputs(4), {"dp": 2}, batch_stats="microbatch")
+        fxdp.verify(Net(), (), inputs(4), {"dp": 2}, pipeline={"batch_stats": "microbatch"})
 
 
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
@@ -99,4 +103,4 @@ def test_a_batch_that_cannot_be_split_is_refused() -> None:
             return self.norm(x[1:] - x[:-1]).square().mean()
 
     with pytest.raises(fxdp.PlacementError, match=r"return self\.norm.* needs a batch in parts"):
-        fxdp.plan(Differences(), (torch.randn(4, 3),), mesh={"dp": 2}, batch_stats="microbatch")
+        fxdp.plan(Differences(), (torch.randn(4, 3),), mesh={"dp": 2}, pipeline={"batch_stats": "microbatch"})

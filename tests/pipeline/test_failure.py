@@ -40,7 +40,7 @@ def _mesh(pp: int) -> Any:
 
 def _train(how: str, kind: str, guilty: int) -> None:
     """The guilty rank fails inside its third forward or second half of a backward, others under way."""
-    compiled = fxdp.compile(Skips(), _mesh(3), microbatches=4, compute="eager")
+    compiled = fxdp.compile(Skips(), _mesh(3), pipeline={"microbatches": 4}, backend="eager")
     compiled(**skips(8))["loss"].backward()
     if dist.get_rank() == guilty:
         step: Any = compiled.program.graph.owning_module
@@ -115,14 +115,17 @@ def _own_schedule(order: str) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("order.csv").write_text(order)
         compiled = fxdp.compile(
-            TwoLosses(), _mesh(2), microbatches=2, schedule="order.csv", stages=2, compute="eager"
+            TwoLosses(),
+            _mesh(2),
+            pipeline={"microbatches": 2, "schedule": "order.csv", "stages": 2},
+            backend="eager",
         )
         return _say(lambda: compiled(**_batch(4))[0].backward())
 
 
 def _refused() -> dict[str, str]:
     rank = dist.get_rank()
-    compiled = fxdp.compile(TwoLosses(), _mesh(2), microbatches=2, compute="eager")
+    compiled = fxdp.compile(TwoLosses(), _mesh(2), pipeline={"microbatches": 2}, backend="eager")
     column = 2 if rank == 3 else 4
     orders = ["0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "0F1,0F0,0B1,0B0\n1F1,1B1,1F0,1B0\n"]
     found = {
@@ -134,7 +137,7 @@ def _refused() -> dict[str, str]:
         "twice": _say(lambda: _backward_twice(compiled)),
         "other models": _say(lambda: fxdp.compile(TwoLosses(8 + rank // 3), _mesh(2))(**_batch(4))),
         "other options": _say(
-            lambda: fxdp.compile(TwoLosses(), _mesh(2), microbatches=2 + rank // 3)(**_batch(4))
+            lambda: fxdp.compile(TwoLosses(), _mesh(2), pipeline={"microbatches": 2 + rank // 3})(**_batch(4))
         ),
     }
     compiled.zero_grad()
@@ -180,7 +183,11 @@ def _noisy() -> list[tuple[float, list[Any]]]:
         torch.manual_seed(0)
         model = Noisy()
         compiled = fxdp.compile(
-            model, _mesh(2), stages=["b"], microbatches=3, checkpoint=checkpoint, compute="eager"
+            model,
+            _mesh(2),
+            pipeline={"stages": ["b"], "microbatches": 3},
+            activation_checkpointing=checkpoint,
+            backend="eager",
         )
         torch.manual_seed(seed)
         with captured_once(KNOWN.setdefault(__name__, {})):

@@ -53,15 +53,15 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_schedules_from_files(ranks: RankPool, tmp_path: Path, compute: str) -> None:
-    names = list(FILES) if compute == "eager" else ["entire and halved backwards of one stage"]
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_schedules_from_files(ranks: RankPool, tmp_path: Path, backend: str) -> None:
+    names = list(FILES) if backend == "eager" else ["entire and halved backwards of one stage"]
     runs = []
     for name in names:
         stages, order = FILES[name]
         path = tmp_path / f"{name}.csv"
         path.write_text(order)
-        runs.append(Run("skips", 2, 1, str(path), 2, stages, ((5,),), compute))
+        runs.append(Run("skips", 2, 1, str(path), 2, stages, ((5,),), backend))
     _check(ranks, 2, tuple(runs))
 
 
@@ -84,4 +84,4 @@ def test_four_ranks(ranks: RankPool) -> None:
 
 def test_compiled_by_inductor(ranks: RankPool) -> None:
     """Halves of backwards, and micro-batches of several sizes: the schedules from files."""
-    _check(ranks, 2, (Run("unet", 2, compute="inductor", microbatches=2, batches=((8,),)),))
+    _check(ranks, 2, (Run("unet", 2, backend="inductor", microbatches=2, batches=((8,),)),))

@@ -32,10 +32,10 @@ CALLS = ("forward_", "backward_", "input_gradient_", "weight_gradient_")
 
 def _compiled(microbatches: int, schedule: str, checkpoint: str) -> fxdp.CompiledModule:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("pp",))
+    pipeline = {"stages": STAGES, "microbatches": microbatches, "schedule": schedule}
     return fxdp.compile(
-        Quiet(), mesh, stages=STAGES, microbatches=microbatches, schedule=schedule, checkpoint=checkpoint,
-        compute="eager",
-    )  # fmt: skip
+        Quiet(), mesh, pipeline=pipeline, activation_checkpointing=checkpoint, backend="eager"
+    )
 
 
 # ---- what travels ----

@@ -100,7 +100,8 @@ def _inputs(batch: int) -> tuple[Tensor, Tensor]:
 
 def _error(model: nn.Module, batches: tuple[int, ...], microbatches: int, **options: Any) -> float:
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, microbatches=microbatches, compute="eager", **options)
+    pipeline = {"microbatches": microbatches, **options.pop("pipeline", {})}
+    compiled = fxdp.compile(model, pipeline=pipeline, backend="eager", **options)
     return max(step_both(compiled, twin, (_inputs(n), {}), None, [n], 0) for n in batches)
 
 
@@ -131,7 +132,7 @@ def test_metrics_beside_the_loss() -> None:
 def test_refused_or_exact(name: str) -> None:
     """Such a loss needs the global batch in the midst of the graph; a sum of it at the end is fine."""
     model = Model(REFUSED[name]).double()
-    with pytest.raises(fxdp.StageError, match=r"microbatches=3: .*\n(.|\n)*test_microbatches.py"):
+    with pytest.raises(fxdp.StageError, match=r"microbatches=3\): .*\n(.|\n)*test_microbatches.py"):
         _error(model, (7,), 3)
 
 
@@ -179,19 +180,21 @@ def test_outputs_of_the_whole_batch() -> None:
     model = Shown(EXACT["mse"]).double()
     with captured_once():
         for schedule in ("1f1b", "zero-bubble"):
-            assert _error(model, (7, 8, 2), 3, stages=["last"], schedule=schedule) <= 1e-12
+            assert _error(model, (7, 8, 2), 3, pipeline={"stages": ["last"], "schedule": schedule}) <= 1e-12
 
 
 def test_evaluation_of_a_loss_over_all_pairs() -> None:
     """Without a backward nobody waits for it; a layer after it would run at the end, and is refused."""
     contrastive, centred = Model(REFUSED["contrastive"]).double(), Model(REFUSED["centred"]).double()
     for model in (contrastive, centred):
-        compiled = fxdp.compile(model, microbatches=3, stages=3, compute="eager")
+        compiled = fxdp.compile(model, pipeline={"microbatches": 3, "stages": 3}, backend="eager")
         for batch in (7, 4):
             inputs = _inputs(batch)
             with torch.no_grad():
                 assert torch.allclose(compiled(*inputs), model(*inputs), rtol=1e-12)
-    compiled = fxdp.compile(nn.Sequential(Centred(), nn.Linear(3, 2)), microbatches=3, compute="eager")
+    compiled = fxdp.compile(
+        nn.Sequential(Centred(), nn.Linear(3, 2)), pipeline={"microbatches": 3}, backend="eager"
+    )
     with torch.no_grad(), pytest.raises(fxdp.StageError, match=r"return x - x\.mean\(0\)"):
         compiled(torch.randn(4, 3))
 
@@ -205,7 +208,9 @@ def test_fewer_samples_than_micro_batches() -> None:
 def test_recomputation() -> None:
     with captured_once():
         for checkpoint in ("always", "except_last"):
-            assert _error(Model(EXACT["huber"]).double(), (7,), 4, checkpoint=checkpoint) <= 1e-12
+            assert (
+                _error(Model(EXACT["huber"]).double(), (7,), 4, activation_checkpointing=checkpoint) <= 1e-12
+            )
 
 
 class Noisy(Model):
@@ -218,7 +223,9 @@ class Noisy(Model):
 def test_a_mask_is_the_same_when_it_is_recomputed(checkpoint: str) -> None:
     """The gradient of the bias of the last layer's input tells which elements were dropped."""
     model = Noisy(EXACT["mse"]).double()
-    compiled = fxdp.compile(model, microbatches=2, compute="eager", checkpoint=checkpoint)
+    compiled = fxdp.compile(
+        model, pipeline={"microbatches": 2}, backend="eager", activation_checkpointing=checkpoint
+    )
     torch.manual_seed(3)
     loss = compiled(*_inputs(6))
     loss.backward()
@@ -241,7 +248,7 @@ def test_masks_differ_between_micro_batches() -> None:
             dropped = F.dropout(x * self.scale, 0.5)
             return dropped.sum(), dropped
 
-    compiled = fxdp.compile(Mask(), microbatches=2, compute="eager")
+    compiled = fxdp.compile(Mask(), pipeline={"microbatches": 2}, backend="eager")
     _, dropped = compiled(torch.ones(2, 64))
     assert (dropped[0] != dropped[1]).any()
     torch.manual_seed(1)
@@ -262,7 +269,7 @@ def test_a_mask_of_all_samples_is_one_for_all_micro_batches() -> None:
             return gated.sum(), gated, gates
 
     model = Gated()
-    loss, gated, gates = fxdp.compile(model, microbatches=3, compute="eager")(torch.ones(5, 64))
+    loss, gated, gates = fxdp.compile(model, pipeline={"microbatches": 3}, backend="eager")(torch.ones(5, 64))
     loss.backward()
     torch.testing.assert_close(gated, gates.expand(5, -1))
     torch.testing.assert_close(model.bias.grad, 5 * gates)
@@ -284,7 +291,7 @@ class LateMasks(nn.Module):
 
 
 def test_masks_after_the_last_micro_batch_differ_between_stages() -> None:
-    compiled = fxdp.compile(LateMasks(), microbatches=2, stages=["b"], compute="eager")
+    compiled = fxdp.compile(LateMasks(), pipeline={"microbatches": 2, "stages": ["b"]}, backend="eager")
     _, first, second = compiled(torch.randn(4, 4))
     assert 0 < first.sum() < first.numel()
     assert (first != second).any()
@@ -305,7 +312,7 @@ class Shared(nn.Module):
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_scaled_loss(microbatches: int) -> None:
     model, x = Shared(), torch.randn(4, 5)
-    compiled = fxdp.compile(model, microbatches=microbatches, compute="eager", stages=1)
+    compiled = fxdp.compile(model, pipeline={"microbatches": microbatches, "stages": 1}, backend="eager")
     for _ in range(2):
         (compiled(x) * 0.25).backward()
     assert torch.allclose(model.a.grad, 0.5 * x.mean(0))  # type: ignore[arg-type]
@@ -330,12 +337,14 @@ class Weighted(Model):
 def test_learned_weights_of_losses() -> None:
     with captured_once():
         for schedule in ("1f1b", "zero-bubble"):
-            assert _error(Weighted().double(), (7, 2), 3, stages=2, schedule=schedule) <= 1e-12
+            assert (
+                _error(Weighted().double(), (7, 2), 3, pipeline={"stages": 2, "schedule": schedule}) <= 1e-12
+            )
 
 
 def test_a_second_derivative_is_refused() -> None:
     model = Model(EXACT["mse"]).double()
-    loss = fxdp.compile(model, microbatches=2, compute="eager")(*_inputs(4))
+    loss = fxdp.compile(model, pipeline={"microbatches": 2}, backend="eager")(*_inputs(4))
     (gradient,) = torch.autograd.grad(loss, [model.first.weight], create_graph=True)
     with pytest.raises(fxdp.StateError, match="a compiled module has first derivatives only"):
         (loss + gradient.square().sum()).backward()
@@ -352,7 +361,7 @@ def test_many_sizes_are_lowered_twice_at_most(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("fxdp.compiler.lowered_parts.lower_part", counted)
     model = Model(EXACT["mse"]).double()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, microbatches=2, compute="eager")
+    compiled = fxdp.compile(model, pipeline={"microbatches": 2}, backend="eager")
     for batch in (8, 7, 5, 4, 3, 9, 11):
         assert step_both(compiled, twin, (_inputs(batch), {}), None, [batch], 0) <= 1e-12
     assert max(Counter(names).values()) == 2

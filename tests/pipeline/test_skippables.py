@@ -126,7 +126,10 @@ def test_skippables(name: str, schedule: str) -> None:
     model = Net(_MODELS[name]()).double()
     twin = counterpart_of(model)
     compiled = fxdp.compile(
-        model, stages=3, microbatches=3, schedule=schedule, compute="eager", checkpoint="except_last"
+        model,
+        pipeline={"stages": 3, "microbatches": 3, "schedule": schedule},
+        backend="eager",
+        activation_checkpointing="except_last",
     )
     for size in (5, 2):
         full = torch.randn(size, 6, dtype=torch.float64), torch.randint(0, 5, (size,))

@@ -77,9 +77,12 @@ def _own(full: dict[str, Any], split: tuple[int, ...], rank: int) -> dict[str, A
 # ---- several steps of one loop ----
 
 _LOOPS: dict[str, dict[str, Any]] = {
-    "1f1b": {"microbatches": 4},
-    "zero bubble, recomputed": {"schedule": "zero-bubble", "microbatches": 2, "checkpoint": "always"},
-    "interleaved": {"schedule": "interleaved", "stages": 4, "microbatches": 3},
+    "1f1b": {"pipeline": {"microbatches": 4}},
+    "zero bubble, recomputed": {
+        "pipeline": {"schedule": "zero-bubble", "microbatches": 2},
+        "activation_checkpointing": "always",
+    },
+    "interleaved": {"pipeline": {"schedule": "interleaved", "stages": 4, "microbatches": 3}},
 }
 _TWO = ("zero bubble, recomputed", "interleaved")
 
@@ -89,7 +92,7 @@ def _loop(options: dict[str, Any], batches: tuple[tuple[int, ...], ...]) -> tupl
     torch.set_default_dtype(torch.float64)
     model = Everything()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(2), compute="eager", batch_dims=((), _DIMS), **options)
+    compiled = fxdp.compile(model, _mesh(2), backend="eager", batch_dims=((), _DIMS), **options)
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
     rank, errors = compiled.mesh.rank, []
     for step, split in enumerate(batches):
@@ -134,7 +137,7 @@ def _know() -> None:
     torch.set_default_dtype(torch.float64)
     for trains in (True, False):
         with torch.set_grad_enabled(trains):
-            options = {"microbatches": 2, "batch_dims": ((), _DIMS)}
+            options = {"pipeline": {"microbatches": 2}, "batch_dims": ((), _DIMS)}
             model = Everything().train(trains)
             capture_ahead(__name__, model, (), {**_batch(8), **_shared()}, {"pp": 2}, **options)
 
@@ -178,8 +181,8 @@ def _input_gradients() -> float:
     model, x, w = Sums(), torch.randn(5, 5), torch.randn(5)
     twin = counterpart_of(model)
     compiled = fxdp.compile(
-        model, _mesh(2), microbatches=3, schedule="zero-bubble", compute="eager", stages=["last"],
-        batch_dims=((0, None), {}),
+        model, _mesh(2), pipeline={"microbatches": 3, "schedule": "zero-bubble", "stages": ["last"]},
+        backend="eager", batch_dims=((0, None), {}),
     )  # fmt: skip
     inputs = [(x.clone().requires_grad_(), w.clone().requires_grad_()) for _ in range(2)]
     for net, given in zip((compiled, twin), inputs, strict=True):
@@ -214,7 +217,9 @@ class Gates(nn.Module):
 def _shared_gates() -> float:
     model, x = Gates().double(), torch.randn(4, 5, dtype=torch.float64)
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(2), microbatches=2, stages=["last"], compute="eager")
+    compiled = fxdp.compile(
+        model, _mesh(2), pipeline={"microbatches": 2, "stages": ["last"]}, backend="eager"
+    )
     torch.manual_seed(dist.get_rank())  # as of ranks that drew other numbers before
     loss, gates = compiled(x)
     expected, _ = twin(x, gates)

@@ -50,10 +50,9 @@ def _counting(sent: list[int]) -> Iterator[None]:
 def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, int]:
     """Bytes that this rank sends, those of all ranks in the plan, how often one value is sent at most."""
     sent: list[int] = []
-    options: dict[str, Any] = {"stages": 6} if schedule == "interleaved" else {}
-    compiled = fxdp.compile(
-        Skips(), _mesh(3), microbatches=4, schedule=schedule, gradients=gradients, compute="eager", **options
-    )
+    stages = 6 if schedule == "interleaved" else None
+    pipeline = {"microbatches": 4, "schedule": schedule, "stages": stages, "gradients": gradients}
+    compiled = fxdp.compile(Skips(), _mesh(3), pipeline=pipeline, backend="eager")
     with _counting(sent):
         compiled(**skips(batch))["loss"].backward()
     planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
@@ -105,8 +104,8 @@ def _once() -> list[tuple[float, dict[str, int], int, int]]:
         model, x = Biased(), torch.randn(7, 6)
         twin = counterpart_of(model)
         compiled = fxdp.compile(
-            model, _mesh(3), stages=["b", "c"], microbatches=4, schedule=schedule, compute="eager",
-            checkpoint=checkpoint,
+            model, _mesh(3), pipeline={"stages": ["b", "c"], "microbatches": 4, "schedule": schedule},
+            backend="eager", activation_checkpointing=checkpoint,
         )  # fmt: skip
         sent: list[int] = []
         with captured_once(KNOWN.setdefault(__name__, {})):
@@ -158,7 +157,10 @@ def _types() -> float:
         model, x = Types(), torch.randn(5, 4)
         twin = counterpart_of(model)
         compiled = fxdp.compile(
-            model, _mesh(3), stages=["b", "c"], microbatches=2, schedule=schedule, compute="eager"
+            model,
+            _mesh(3),
+            pipeline={"stages": ["b", "c"], "microbatches": 2, "schedule": schedule},
+            backend="eager",
         )
         with captured_once(KNOWN.setdefault(__name__, {})):
             errors.append(step_both(compiled, twin, ((x,), {}), None, [5], 0))
@@ -180,7 +182,9 @@ def _owned() -> tuple[list[str], float]:
     torch.manual_seed(0)
     model = Skips().double()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
+    compiled = fxdp.compile(
+        model, _mesh(2), pipeline={"gradients": "owner", "microbatches": 2}, backend="eager"
+    )
     full = {k: v.double() if v.is_floating_point() else v for k, v in skips(6).items()}
     own = {k: v[3 * compiled.mesh.rank :][:3] for k, v in full.items()}
     (compiled(**own)["loss"] * 2).backward()
@@ -208,7 +212,9 @@ def _tied() -> float:
     torch.manual_seed(0)
     model = Tokens().double()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
+    compiled = fxdp.compile(
+        model, _mesh(2), pipeline={"gradients": "owner", "microbatches": 2}, backend="eager"
+    )
     optimizers = [torch.optim.SGD(net.parameters(), 1.0) for net in (compiled, twin)]
     errors = []
     for _ in range(3):
@@ -244,7 +250,9 @@ class HeavyEnd(nn.Module):
 def _trained_elsewhere(stages: Any) -> str:
     """The error, if any, of evaluation after a step of training."""
     torch.manual_seed(0)
-    compiled = fxdp.compile(HeavyEnd(), _mesh(2), gradients="owner", stages=stages, compute="eager")
+    compiled = fxdp.compile(
+        HeavyEnd(), _mesh(2), pipeline={"gradients": "owner", "stages": stages}, backend="eager"
+    )
     compiled(torch.randn(4, 6)).backward()
     try:
         with torch.no_grad():
@@ -267,7 +275,7 @@ def _meshes() -> list[float]:
             torch.manual_seed(0)
             model = Skips().double()
             twin = counterpart_of(model)
-            compiled = fxdp.compile(model, _mesh(2, names), microbatches=2, compute="eager")
+            compiled = fxdp.compile(model, _mesh(2, names), pipeline={"microbatches": 2}, backend="eager")
             full = {k: v.double() if v.is_floating_point() else v for k, v in skips(7).items()}
             errors.append(step_both(compiled, twin, ((), full), None, [5, 2], compiled.mesh.rank))
     return errors
@@ -296,7 +304,7 @@ def _accumulated() -> float:
     model = Net()
     twin = counterpart_of(model)
     loss = nn.functional.cross_entropy
-    compiled = fxdp.compile(model, _mesh(2), loss_fn=loss, microbatches=3, compute="eager")
+    compiled = fxdp.compile(model, _mesh(2), loss_fn=loss, pipeline={"microbatches": 3}, backend="eager")
     for number, batch in enumerate((5, 4)):
         torch.manual_seed(number)
         x, y = torch.randn(batch, 6), torch.randint(0, 5, (batch,))

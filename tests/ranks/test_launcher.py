@@ -39,7 +39,7 @@ def test_a_model_trains_as_on_one_device() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
 
     def trained() -> tuple[torch.Tensor, torch.Tensor]:
-        compiled = fxdp.compile(model, loss_fn=F.cross_entropy, compute="eager")
+        compiled = fxdp.compile(model, loss_fn=F.cross_entropy, backend="eager")
         mine = slice(0, 4) if compiled.mesh.rank == 0 else slice(4, 5)
         loss = compiled(x[mine], target=y[mine])
         loss.backward()
@@ -57,7 +57,7 @@ def _plans_and_launches() -> list[float]:
     fxdp.plan(model, (x,), mesh={"dp": 2})
 
     def gradient() -> float:
-        loss = fxdp.compile(model, compute="eager")(x[2 * dist.get_rank() :][:2]).sum()
+        loss = fxdp.compile(model, backend="eager")(x[2 * dist.get_rank() :][:2]).sum()
         loss.backward()
         return loss.item()
 

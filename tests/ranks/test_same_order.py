@@ -42,7 +42,7 @@ class Wide(Net):
 
 
 def _compiled(kind: type[Net] = Net, **options: Any) -> fxdp.CompiledModule:
-    return fxdp.compile(kind(), loss_fn=F.mse_loss, compute="eager", **options)
+    return fxdp.compile(kind(), loss_fn=F.mse_loss, backend="eager", **options)
 
 
 def _loss(model: fxdp.CompiledModule) -> Tensor:
@@ -95,7 +95,7 @@ def _undefined_gradients(rank: int, **options: Any) -> None:
 
 def _left_out_in_stages(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
-    _undefined_gradients(rank, mesh=mesh, microbatches=2)
+    _undefined_gradients(rank, mesh=mesh, pipeline={"microbatches": 2})
 
 
 def _meant(_: int) -> None:

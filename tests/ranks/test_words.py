@@ -42,7 +42,7 @@ def _said(action: Callable[[], Any]) -> str:
 
 
 def _compiled(**options: Any) -> fxdp.CompiledModule:
-    compiled = fxdp.compile(Net(), compute="eager", **options)
+    compiled = fxdp.compile(Net(), backend="eager", **options)
     compiled(torch.ones(4, 4), torch.zeros(4, dtype=torch.long)).backward()
     return compiled
 
@@ -104,7 +104,7 @@ def _faults() -> dict[str, Any]:
             "two threads": _two_threads(),
             "check": _check(),
             "label": _label(),
-            "label in stages": _label(mesh=mesh, microbatches=2),
+            "label in stages": _label(mesh=mesh, pipeline={"microbatches": 2}),
             "between": _between(),
         }
 

@@ -133,7 +133,7 @@ def test_the_report_is_read_by_people_and_programs() -> None:
 
 
 def test_a_compiled_module_has_it_too() -> None:
-    compiled = fxdp.compile(Sorted(), compute="eager")
+    compiled = fxdp.compile(Sorted(), backend="eager")
     compiled(X)
     assert not compiled.plan.coverage(), "one rank splits nothing"
 

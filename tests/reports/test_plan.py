@@ -51,7 +51,7 @@ def _pipeline() -> fxdp.Plan:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     return fxdp.plan(
         model, (torch.randn(4, 4),), {"target": torch.randint(3, (4,))}, {"pp": 2},
-        loss_fn=nn.functional.cross_entropy, microbatches=2, stages=["2"],
+        loss_fn=nn.functional.cross_entropy, pipeline={"microbatches": 2, "stages": ["2"]},
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ rank 1: .  F0 B0 B0 F1 B1 B1""",
 def test_a_plan_without_stages_has_no_schedule() -> None:
     plan = fxdp.plan(nn.Linear(2, 2), (torch.randn(3, 2),), mesh={"dp": 1})
     assert plan.stages == ()
-    with pytest.raises(fxdp.StateError, match="give the mesh a pp axis, or microbatches= above 1"):
+    with pytest.raises(fxdp.StateError, match=r"a pp axis, or use fxdp.Pipeline\(microbatches"):
         plan.timetable()
 
 
@@ -115,7 +115,7 @@ def test_each_placed_tensor_has_a_spec_without_a_process_group() -> None:
 
 
 def test_the_graph_is_a_copy_that_shows_whole_shapes_and_the_models_code() -> None:
-    plan, nodes = _graph(mesh={"pp": 2, "dp": 3}, microbatches=2)
+    plan, nodes = _graph(mesh={"pp": 2, "dp": 3}, pipeline={"microbatches": 2})
     assert plan.graph is not plan.graph
     assert list(nodes) == [node.name for node in plan.graph.graph.nodes]
     assert nodes["input_1"].meta["spec"].mesh.mesh_dim_names == ("dp",)  # not micro-batches

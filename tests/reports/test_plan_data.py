@@ -37,7 +37,7 @@ def pairs() -> fxdp.Plan:
 
 @pytest.fixture(scope="module")
 def pipeline() -> fxdp.Plan:
-    return _plan("tagger", {"pp": 2}, microbatches=2)
+    return _plan("tagger", {"pp": 2}, pipeline={"microbatches": 2})
 
 
 def test_a_plan_is_read_by_line_in_a_narrow_terminal(
@@ -72,7 +72,7 @@ gradients: 100 B per step""",
 
 
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
-    compiled = fxdp.compile(normed(), compute="eager")
+    compiled = fxdp.compile(normed(), backend="eager")
     compiled(*_inputs("normed", 4)[0])
     shown: list[Any] = [
         compiled.graph, compiled.program,
@@ -119,13 +119,13 @@ def test_json_that_is_no_plan_of_this_version(pairs: fxdp.Plan) -> None:
 
 
 def test_what_differs_between_plans(pairs: fxdp.Plan) -> None:
-    other = _plan("pairs", {"dp": 2}, bucket_mb=1.0)
+    other = _plan("pairs", {"dp": 2}, communication={"bucket_cap_mb": 1.0})
     assert not pairs.diff(pairs)
     with pytest.raises(fxdp.InputError, match=r"diff: got a str, expected a plan"):
         pairs.diff(pairs.to_json())  # type: ignore[arg-type]
     rows = {row.what: (row.here, row.there) for row in pairs.diff(other).rows}
     assert rows["mesh"] == ("dp=4", "dp=2")
-    assert rows["bucket_mb"][1] == "1.0"
+    assert rows["communication.bucket_cap_mb"][1] == "1.0"
     assert rows["forward all_gather: aten.mm in `scores = self.fc(x) @ self.fc(2 * x).t()`"] == (
         "2x 1.1 KiB", "2x 576 B",
     )  # fmt: skip

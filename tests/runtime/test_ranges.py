@@ -44,10 +44,10 @@ class Net(nn.Module):
 def _profiles() -> tuple[list[str], list[str], list[str], list[str]]:
     torch.manual_seed(0)
     x = torch.randn(4, 4)
-    full = fxdp.compile(Net(norm=True), compute="eager")
+    full = fxdp.compile(Net(norm=True), backend="eager")
     first = _recorded(full, x)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp"))
-    staged = fxdp.compile(Net(norm=False), mesh, compute="eager", microbatches=2)
+    staged = fxdp.compile(Net(norm=False), mesh, backend="eager", pipeline={"microbatches": 2})
     second = _recorded(staged, x)
     assert dist.group.WORLD is not None
     group, value = dist.group.WORLD.group_name, torch.ones(2)

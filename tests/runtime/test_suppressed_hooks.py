@@ -40,6 +40,6 @@ def test_hooks_hear_of_gradients_as_on_one_device() -> None:
         return said
 
     model, alone = _Heads(), _Heads()
-    found, expected = effects(model, fxdp.compile(model, compute="eager")), effects(alone, alone)
+    found, expected = effects(model, fxdp.compile(model, backend="eager")), effects(alone, alone)
     assert sorted(map(str, found)) == sorted(map(str, expected)), "in whichever order within a backward"
     assert len(found) == 26

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _train() -> None:
-    compiled = fxdp.compile(nn.Linear(4, 4), loss_fn=F.mse_loss, compute="inductor")
+    compiled = fxdp.compile(nn.Linear(4, 4), loss_fn=F.mse_loss, backend="inductor")
     compiled(torch.ones(2, 4), target=torch.ones(2, 4)).backward()
 
 

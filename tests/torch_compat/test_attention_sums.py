@@ -34,7 +34,7 @@ def test_the_gradient_reads_sums_of_the_dtype_that_they_have() -> None:
     torch.manual_seed(0)
     model = _Heads().double()
     twin = copy.deepcopy(model)
-    compiled: CompiledModule = fxdp.compile(model, compute="inductor")
+    compiled: CompiledModule = fxdp.compile(model, backend="inductor")
     for batch in (2, 3):
         x = torch.randn(batch, 6, 16, dtype=torch.float64)
         with no_fallback():

@@ -33,7 +33,7 @@ def test_images_that_a_mask_takes() -> None:
     torch.manual_seed(0)
     model = _Patches().double()
     twin = copy.deepcopy(model)
-    compiled: CompiledModule = fxdp.compile(model, compute="inductor")
+    compiled: CompiledModule = fxdp.compile(model, backend="inductor")
     for taken in (3, 1, 0):
         images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
         images[taken:] = 0.0

@@ -39,7 +39,7 @@ def test_equal_masks(kind: Tensor | None) -> None:
     torch.manual_seed(0)
     model, x = _Adapters().double(), torch.randn(5, 4, dtype=torch.float64)
     twin = copy.deepcopy(model)
-    compiled: CompiledModule = fxdp.compile(model, compute="inductor")
+    compiled: CompiledModule = fxdp.compile(model, backend="inductor")
     with no_fallback():
         loss = compiled(x, kind)
     expected = twin(x, kind)

@@ -47,16 +47,16 @@ def _batch() -> tuple[Tensor, Tensor]:
     return torch.randn(5, 6), torch.tensor([[2, 0, -1, 1]]).repeat(5, 1)
 
 
-def _step(compute: Any) -> None:
+def _step(backend: Any) -> None:
     """A model is captured, compiled, and run."""
     with inductor_config.patch(force_disable_caches=True):
-        fxdp.compile(_Net(), compute=compute)(*_batch()).backward()
+        fxdp.compile(_Net(), backend=backend)(*_batch()).backward()
 
 
-def _torchs(compute: Any) -> None:
+def _torchs(backend: Any) -> None:
     """The same by torch alone, which replaces some functions and flags for all threads, too."""
     torch.export.export(_Net(), _batch(), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},) * 2, strict=False)
-    backend = {"eager": "aot_eager", "inductor": "inductor"}[compute]
+    backend = {"eager": "aot_eager", "inductor": "inductor"}[backend]
     torch._dynamo.reset()
     with inductor_config.patch(force_disable_caches=True):
         torch.compile(_Net(), backend=backend, dynamic=True)(*_batch()).backward()
@@ -95,21 +95,21 @@ def _looking(monkeypatch: pytest.MonkeyPatch, each: int) -> Iterator[dict[Change
         assert calls > each, "nothing was looked at"
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_all_that_is_replaced_is_a_guard(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _step(compute)  # what is imported and replaced for good at first: test_permanent.py
-    _torchs(compute)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_all_that_is_replaced_is_a_guard(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _step(backend)  # what is imported and replaced for good at first: test_permanent.py
+    _torchs(backend)
     with _looking(monkeypatch, _OFTEN) as by_torch:
-        _torchs(compute)
+        _torchs(backend)
     with _looking(monkeypatch, _EACH) as found:
-        _step(compute)
+        _step(backend)
     open_ = {change: new for change, new in found.items() if not is_guard(new) and change not in by_torch}
     guarded = [change for change, new in found.items() if is_guard(new)]
     assert open_ == {}, f"seen by all threads, beside {len(guarded)} that are not"
     assert len(guarded) > 100
     assert ("torch.fx.graph_module.GraphModule", "recompile") in found
     assert ("torch.utils._pytree", "tree_flatten") in found
-    if compute == "inductor":
+    if backend == "inductor":
         assert ("torch._inductor.async_compile", "AsyncCompile") in found
         assert ("torch.fx.experimental.symbolic_shapes.ShapeEnv", "_rename_unbacked_to") in found
 
@@ -156,8 +156,8 @@ def test_another_thread_traces_and_compiles_meanwhile(monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(other.run)
         try:
-            for compute in ("eager", "inductor", "eager"):
-                _step(compute)
+            for backend in ("eager", "inductor", "eager"):
+                _step(backend)
         finally:
             other.over.set()
         running.result(_WAIT)

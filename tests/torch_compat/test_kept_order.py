@@ -35,7 +35,7 @@ def test_gradients_of_images_that_are_enlarged_twice() -> None:
     torch.manual_seed(0)
     model = _Loss(_enlarging()).double()
     twin, images = copy.deepcopy(model), torch.randn(4, 8, 8, 8, dtype=torch.float64)
-    compiled = fxdp.compile(model, compute="inductor")
+    compiled = fxdp.compile(model, backend="inductor")
     with no_fallback():
         compiled(images).backward()
     twin(images).backward()

@@ -32,7 +32,7 @@ def test_the_last_row_of_those_that_a_mask_takes() -> None:
     torch.manual_seed(0)
     model = _LastOfTheMasked().double()
     twin = copy.deepcopy(model)
-    compiled: CompiledModule = fxdp.compile(model, compute="inductor")
+    compiled: CompiledModule = fxdp.compile(model, backend="inductor")
     mask = torch.tensor([False, True, False, True, True])
     for batch in (4, 3):  # the second by the program of any size
         given = torch.randn(batch, 5, 4, dtype=torch.float64), mask.expand(batch, 5).clone()

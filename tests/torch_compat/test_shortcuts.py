@@ -82,7 +82,7 @@ def _numbers(model: nn.Module) -> list[Tensor]:
 def _eager() -> tuple[str, list[Tensor]]:
     """The text of a program, and what one computes."""
     sharded = fxdp.plan(_model(9), (_tokens(),), mesh={"dp": 2}, strategy="shard").text
-    return sharded, _numbers(fxdp.compile(_model(9), compute="eager"))
+    return sharded, _numbers(fxdp.compile(_model(9), backend="eager"))
 
 
 @pytest.fixture(scope="module")

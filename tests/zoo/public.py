@@ -39,7 +39,7 @@ class WithLoss(nn.Module):
         return scalars[0] if scalars else torch.stack([v.square().mean() for v in values[:3]]).sum()
 
 
-def public_error(entry: Entry, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS) -> float:
+def public_error(entry: Entry, backend: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS) -> float:
     """The largest relative error of loss, gradients and buffers of this rank, beside one eager device.
 
     Dropout draws one device's numbers. Runs on each rank of a process group.
@@ -48,7 +48,7 @@ def public_error(entry: Entry, compute: str = "inductor", splits: Sequence[Seque
     torch.manual_seed(0)
     model = WithLoss(entry.build().double()).train()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(model, batch_dims=entry.batch_dims, rng="single-device", compute=compute)
+    compiled = fxdp.compile(model, batch_dims=entry.batch_dims, rng="single-device", backend=backend)
     with no_fallback():
         return max(_step(compiled, twin, inputs_of(entry, sum(split)), split) for split in splits)
 

@@ -35,7 +35,7 @@ class Way:
     @property
     def in_parts(self) -> bool:
         """Whether a step runs part by part: no rank draws what one device draws then, or has statistics."""
-        return "pp" in self.axes or "microbatches" in self.options
+        return "pp" in self.axes or "pipeline" in self.options
 
     @property
     def ranks(self) -> int:
@@ -51,12 +51,12 @@ WAYS: dict[str, Way] = {
     "3 ranks": Way({"dp_shard": 3}, ((4, 0, 2), (1, 3, 2))),
     "4 ranks": Way({"dp_shard": 4}, ((2, 1, 2, 1), (3, 0, 1, 2))),
     "hybrid": Way({"dp_replicate": 2, "dp_shard": 2}, ((4, 0, 1, 2), (2, 2, 1, 1))),
-    "micro-batches": Way({"dp": 2}, ((4, 3), (2, 5)), {"microbatches": 2}),
-    "pipeline": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4)), {"microbatches": 2}),
+    "micro-batches": Way({"dp": 2}, ((4, 3), (2, 5)), {"pipeline": {"microbatches": 2}}),
+    "pipeline": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4)), {"pipeline": {"microbatches": 2}}),
     "stages": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4))),
     "optimizer": Way({"dp": 2}, ((3, 2), (4, 0)), {"strategy": "optimizer"}),
     "neighbours": Way({"dp_shard": 4}, ((2, 1, 2, 1), (3, 0, 1, 2)), {"reshard_after_forward": 2}),
-    "inductor": Way({"dp": 2}, ((3, 2),), {"compute": "inductor"}),
+    "inductor": Way({"dp": 2}, ((3, 2),), {"backend": "inductor"}),
     "kept": Way({"dp": 2}, ((3, 2), (0, 5)), {"reshard_after_forward": False}),
 }
 
@@ -84,7 +84,12 @@ def train(name: str, way: str, steps: int = STEPS) -> Trained:
     rng = "sharded" if chosen.in_parts else "single-device"
     twin = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", tuple(chosen.axes.values()), mesh_dim_names=tuple(chosen.axes))
-    options = {"strategy": "shard", "bucket_mb": 0.004, "compute": "eager", **chosen.options}
+    options = {
+        "strategy": "shard",
+        "communication": {"bucket_cap_mb": 0.004},
+        "backend": "eager",
+        **chosen.options,
+    }
     with _wide(name, twin), captured_once(KNOWN.setdefault(name, {})), no_fallback():
         compiled = fxdp.compile(model, mesh, batch_dims=entry.batch_dims, rng=rng, **options)
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-3) for m in (compiled, twin)]

@@ -3,7 +3,7 @@
 The two sums of the backward are exactly the gradients of bias and weight, so that one reduction serves the
 parameters' gradients and the gradient of the input.
 
-With `batch_stats="microbatch"` outputs and gradients do not depend on other parts of the batch
+With `Pipeline(batch_stats="microbatch")` outputs and gradients do not depend on other parts of the batch
 (`fxdp.ir.ops.standardize`); only the running statistics use the moments of the global batch.
 """
 

@@ -48,7 +48,7 @@ def _compiler() -> str:
     asked = compiler_asked()
     path = shutil.which(asked)
     if path is None:
-        return f'no {asked}: install g++, or set CXX; without one compute="eager" is used'
+        return f'no {asked}: install g++, or set CXX; without one backend="eager" is used'
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_COMPILER_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -77,21 +77,21 @@ def _verified() -> float:
     return report.worst
 
 
-def _on_ranks(compute: str, strategy: str) -> float:
-    found = fxdp.launch(_one_rank, compute, strategy, nproc=len(_SPLIT), timeout=_RANKS_S)
+def _on_ranks(backend: str, strategy: str) -> float:
+    found = fxdp.launch(_one_rank, backend, strategy, nproc=len(_SPLIT), timeout=_RANKS_S)
     error = max(found)
     if not error <= _TOLERANCE:
         raise ExactnessError(f"a loss or gradient differs from one device's by {error:.1e}")
     return float(error)
 
 
-def _one_rank(compute: str, strategy: str) -> float:
+def _one_rank(backend: str, strategy: str) -> float:
     """Return the difference of loss and gradients of one step from one device, on this rank."""
     logging.getLogger("torch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     model, x, y = _subject(sum(_SPLIT))
     single = copy.deepcopy(model)
-    compiled = fxdp.compile(model, compute=compute, strategy=strategy)
+    compiled = fxdp.compile(model, backend=backend, strategy=strategy)
     begin = sum(_SPLIT[: dist.get_rank()])
     part = slice(begin, begin + _SPLIT[dist.get_rank()])
     said = _Warned()

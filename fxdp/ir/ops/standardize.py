@@ -1,4 +1,4 @@
-"""Normalization by the statistics of the local part of the batch: `batch_stats="microbatch"`.
+"""Normalization by the statistics of the local part of the batch: `Pipeline(batch_stats="microbatch")`.
 
     standardize(x, dims, eps)                  (x - mean) / sqrt(var + eps), mean and var over `dims`
     standardize_backward(grad, x, dims, eps)   the gradient of x for `grad` of the result

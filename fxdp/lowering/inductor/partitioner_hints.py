@@ -24,8 +24,9 @@ Values that the forward computes for the backward alone are computed next to the
 loss. So each layer contains the computation of its saved values, and large values of which only a smaller one
 is saved are freed early.
 
-`recompute=`. A backward reads copies of forward ops (`passes/recompute_modules.py`). The partitioner merges
-equal ops, so without marks it would replace the copies by the forward's values, and save these values:
+`activation_checkpointing=[...]`. A backward reads copies of forward ops (`passes/recompute_modules.py`). The
+partitioner merges equal ops, so without marks it would replace the copies by the forward's values, and save
+these values:
 
     emitted   %h = gelu(%x)  computed     %x = mm(..)  saved      %h_1 = gelu(%x)  computed
     traced    erf, mul, add  recompute    mm           save       the same nodes as of %h

@@ -87,10 +87,10 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
 
 def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
     """Return the reason why the state cannot be stored in a safetensors file; None if there is no reason."""
-    if compiled._options.gradients == "owner" and compiled._mesh.pipeline.size > 1:
+    if compiled._options.pipeline.gradients == "owner" and compiled._mesh.pipeline.size > 1:
         return (
-            "gradients='owner': each pipeline rank has the new values of its own stages alone; expected "
-            "gradients='everywhere' or strategy='shard'"
+            "fxdp.Pipeline(gradients='owner'): each pipeline rank has the new values of its own stages "
+            "alone; expected gradients='everywhere' or strategy='shard'"
         )
     lines = [
         f"{name}: {a_kind(value) if not isinstance(value, Tensor) else value.dtype}"

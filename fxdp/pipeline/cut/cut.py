@@ -54,7 +54,7 @@ def _starts(
     try:
         return list(balance(costs(graph, forward, phases), _crossing(forward), stages))
     except StageError as error:
-        raise StageError(f"stages={stages}: {error}") from error
+        raise StageError(f"fxdp.Pipeline(stages={stages}): {error}") from error
 
 
 def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
@@ -145,7 +145,8 @@ def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
             "the first after the model's own beginning (stage 0 begins by itself)"
         )
     if faults:
-        raise StageError("stages= names modules at which stages begin:\n  " + "\n  ".join(faults))
+        listing = "\n  ".join(faults)
+        raise StageError(f"fxdp.Pipeline(stages=[...]) names modules at which stages begin:\n  {listing}")
     return starts
 
 

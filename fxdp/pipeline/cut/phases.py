@@ -156,8 +156,8 @@ def _dims(node: fx.Node) -> int:
 
 
 _OWN_STATISTICS = (
-    ', or batch_stats="microbatch": BatchNorm then normalizes each micro-batch by its own statistics, and '
-    "only the running statistics follow the global batch"
+    ', or fxdp.Pipeline(batch_stats="microbatch"): BatchNorm then normalizes each micro-batch by its own '
+    "statistics, and only the running statistics follow the global batch"
 )
 
 
@@ -170,9 +170,10 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
         listing = "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
         own = any(n.args[1:] == ("moments",) for n in stuck)
         raise StageError(
-            f"microbatches={microbatches}: the model needs values of the global batch in the midst of a "
-            f"micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
-            "Use microbatches=1 for this model, or layers that treat samples alone (GroupNorm, LayerNorm)"
+            f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
+            f"midst of a micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
+            "Use fxdp.Pipeline(microbatches=1) for this model, or layers that treat samples alone "
+            "(GroupNorm, LayerNorm)"
             + (_OWN_STATISTICS if own else "")
         )
 
@@ -194,8 +195,8 @@ def _refuse_noisy_backward(graph: fx.Graph) -> None:
         raise StageError(
             f"at {meta(drawn).location}: the backward draws random numbers (a hook adds noise to "
             "gradients?), "
-            "which stages and micro-batches would share. Draw them in the forward, or use microbatches=1 "
-            "without stages"
+            "which stages and micro-batches would share. Draw them in the forward, or use "
+            "fxdp.Pipeline(microbatches=1) without stages"
         )
 
 

@@ -58,7 +58,7 @@ class SharedBuffer:
             raise StateError(
                 f"no room for {size} bytes of memory that ranks share ({error.strerror}); expected as much "
                 "as the largest sum of gradients, three times per rank: give the machine or container more "
-                "memory, lower bucket_mb of fxdp.compile, or set FXDP_SHARED_MEMORY=0"
+                "memory, lower bucket_cap_mb of fxdp.Communication, or set FXDP_SHARED_MEMORY=0"
             ) from error
 
     @property

@@ -6,7 +6,7 @@ r"""Predict the memory of a rank over a step: parameters, gradients, and values 
        ______/  \/                \__    parameters, buffers and inputs, held all the time
        forward           backward
 
-Ops are counted one by one in program order, as `compute="eager"` runs them; Inductor, which fuses ops and
+Ops are counted one by one in program order, as `backend="eager"` runs them; Inductor, which fuses ops and
 recomputes some values, needs less. Optimizer state is held all the time, too: by default two values per
 element, as for Adam.
 """

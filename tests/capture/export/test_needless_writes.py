@@ -39,4 +39,4 @@ class CountsInMemory(nn.Module):
 
 def test_where_memory_is_counted_in_it_stays() -> None:
     model, x = CountsInMemory(), torch.arange(36.0).view(6, 6).requires_grad_()
-    assert fxdp.compile(model, compute="eager")(x) == model(x)
+    assert fxdp.compile(model, backend="eager")(x) == model(x)

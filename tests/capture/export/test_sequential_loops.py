@@ -89,10 +89,10 @@ def test_sizes_that_only_the_data_says(name: str) -> None:
     assert not any("all_gather" in kind for kind in kinds)
 
 
-@pytest.mark.parametrize(("compute", "loop"), [("eager", _read), ("inductor", _matched)])
-def test_a_step(compute: Any, loop: Callable[[Tensor, Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(("backend", "loop"), [("eager", _read), ("inductor", _matched)])
+def test_a_step(backend: Any, loop: Callable[[Tensor, Tensor], Tensor]) -> None:
     model, inputs = Loop(loop), _inputs()
-    compiled = fxdp.compile(model, {"dp": 1}, compute=compute)
+    compiled = fxdp.compile(model, {"dp": 1}, backend=backend)
     wanted, found = model(*inputs), compiled(*inputs)
     torch.testing.assert_close(found, wanted)
     gradients = torch.autograd.grad(wanted, list(model.parameters()))
@@ -129,7 +129,7 @@ def test_draws_and_checks_of_each_turn_are_one() -> None:
 
 
 def test_a_turn_that_raises() -> None:
-    compiled = fxdp.compile(Checked(), {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(Checked(), {"dp": 1}, backend="eager")
     x, boxes = _inputs()
     compiled(x, boxes)
     boxes[3, 0, 2] = -1

@@ -98,7 +98,7 @@ def test_averages_of_all_batches() -> None:
 def test_three_steps() -> None:
     model = Net(_several).double()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for _ in range(3):
         x = torch.randn(7, 6).double()
         compiled(x).backward()

@@ -177,7 +177,7 @@ def test_ranks_equal_one_device() -> None:
 
 def test_a_buffer_with_another_value_is_captured_anew() -> None:
     model = Padded()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for switches in ([1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 5.0]):
         model.switches.copy_(torch.tensor(switches))  # type: ignore[operator]
         x = _x()
@@ -188,7 +188,7 @@ def test_a_buffer_with_another_value_is_captured_anew() -> None:
 def test_a_buffer_that_the_forward_writes_is_no_number() -> None:
     said = r"test_module_state.py:\d+ `return .*self.steps > 1.*data-dependent"
     with pytest.raises(CaptureError, match=said):
-        fxdp.compile(Counted(), compute="eager")(torch.randn(4, 2))
+        fxdp.compile(Counted(), backend="eager")(torch.randn(4, 2))
 
 
 class Places(nn.Module):

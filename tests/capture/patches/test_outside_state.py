@@ -95,7 +95,7 @@ def _gradient_alone(model: Any, y: Tensor) -> Tensor:
     ],
 )
 def test_what_later_calls_depend_on_is_refused(body: Callable[[Any, Tensor], Tensor], named: str) -> None:
-    compiled = fxdp.compile(_Model(body), compute="eager")
+    compiled = fxdp.compile(_Model(body), backend="eager")
     for _ in range(2):
         with pytest.raises(CaptureError, match=named):
             compiled(torch.randn(4, 3))
@@ -122,7 +122,7 @@ def test_what_does_not_matter_is_named_and_put_back(caplog: pytest.LogCaptureFix
     """A count that only decides what is logged, a hook that keeps what it sees, tables made once."""
     model = _Model(lambda model, y: _logs(model, y) @ _table(4))
     model.fc.register_forward_hook(_hook)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     with caplog.at_level(logging.WARNING, "fxdp"):
         for size in (4, 5):
             x = torch.randn(size, 3)
@@ -166,7 +166,7 @@ class _Classifier(nn.Module):
 def test_a_word_that_each_call_sets_is_there_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     model = _Classifier()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     with caplog.at_level(logging.WARNING, "fxdp"):
         for rows in (4, 4, 3):

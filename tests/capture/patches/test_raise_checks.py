@@ -56,7 +56,7 @@ def test_each_check_is_a_result_of_the_global_batch() -> None:
 )
 def test_the_call_raises_where_the_model_would(broken: Any, line: str) -> None:
     model, inputs = Guarded(), _inputs()
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-12, atol=0)
     with pytest.raises((ValueError, AssertionError)):
         model(*broken(*inputs))
@@ -102,7 +102,7 @@ class Asserted(nn.Module):
 def test_an_assertion_of_the_device_raises() -> None:
     model, x = Asserted(), torch.rand(7, 3)
     check(model, (x,), splits=((4, 3), (5, 2, 0, 0)))
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     torch.testing.assert_close(compiled(x), model(x))
     with pytest.raises(RuntimeError):
         model(x - 1)
@@ -131,7 +131,7 @@ def test_a_branch_on_values_that_are_not_finite_is_a_check() -> None:
     model, x = Clamped().double(), torch.rand(7, 3, dtype=torch.float64)
     captured = check(model, (x,), splits=((4, 3), (5, 2, 0, 0))).captured
     assert [(c.passes, c.otherwise) for c in captured.checks] == [(True, "not finite"), (False, "not finite")]
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
     with pytest.raises(InputError, match=r"not finite.*\n.*test_raise_checks.py:\d+ `if not torch.isfinite"):
         compiled(x / 0)

@@ -59,7 +59,7 @@ def test_a_number_that_each_sample_has() -> None:
 
 def test_a_batch_with_another_number_is_refused() -> None:
     model = Sized().double()
-    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    compiled = fxdp.compile(model, {"dp": 1}, backend="eager")
     x, sizes = _images(4, (3, 2))
     torch.testing.assert_close(compiled(x, sizes), model(x, sizes))
     with pytest.raises(fxdp.InputError, match=r"another one in this batch.*\n.*size.tolist\(\)"):

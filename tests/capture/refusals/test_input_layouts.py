@@ -74,7 +74,7 @@ def test_what_the_code_reads_alike_is_taken(name: str) -> None:
 
 
 def test_each_call_is_looked_at() -> None:
-    strided = fxdp.compile(_Model(REFUSED["stride"][0]), compute="eager")
+    strided = fxdp.compile(_Model(REFUSED["stride"][0]), backend="eager")
     strided(ROWS)
     with pytest.raises(InputError, match=r"reads how its inputs lie in memory \(stride\), and these"):
         strided(ROWS.view(10, 8)[:, :4])
@@ -86,7 +86,7 @@ def _viewed(output: Tensor, target: Tensor) -> Tensor:
 
 
 def test_of_several_inputs_the_one_that_is_viewed_counts() -> None:
-    model = fxdp.compile(_Model(lambda fc, x: fc(x)), loss_fn=_viewed, compute="eager")
+    model = fxdp.compile(_Model(lambda fc, x: fc(x)), loss_fn=_viewed, backend="eager")
     model(ROWS.view(10, 8)[:, :4], target=ROWS[:10])
     with pytest.raises(InputError, match=r"memory: target \(strides \[8, 1\], offset 0\)\. Pass"):
         model(ROWS[:10], target=ROWS.view(10, 8)[:, :4])

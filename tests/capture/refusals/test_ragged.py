@@ -31,7 +31,7 @@ OFFSETS = torch.arange(6, dtype=torch.int32)[:, None]
 def test_offsets_of_each_part_are_refused(ranks: int, microbatches: int) -> None:
     words = r"offsets has the offsets.*test_ragged.py.*ragged.*_idx.*cumsum"
     with pytest.raises(InputError, match=words):
-        fxdp.plan(Bags(), (X, OFFSETS), mesh={"dp": ranks}, microbatches=microbatches)
+        fxdp.plan(Bags(), (X, OFFSETS), mesh={"dp": ranks}, pipeline={"microbatches": microbatches})
 
 
 def test_offsets_of_the_whole_batch_are_not() -> None:
@@ -43,6 +43,6 @@ def test_offsets_of_the_whole_batch_are_not() -> None:
 def test_a_single_rank_has_all_offsets() -> None:
     torch.manual_seed(0)
     model = Bags()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     offsets = torch.tensor([0, 0, 2, 5, 5, 6])[:, None]
     torch.testing.assert_close(compiled(X, offsets), model(X, offsets))

@@ -143,7 +143,7 @@ def test_recurrent_layers_list_their_weights(caplog: pytest.LogCaptureFixture) -
     """They make the lists anew while they are traced, which is no memory of a model's."""
     model = nn.Sequential(nn.GRU(4, 3))
     model.forward = lambda x: model[0](x)[0].sum()  # type: ignore[method-assign]
-    fxdp.compile(model, compute="eager", batch_dims=1)(torch.randn(5, 2, 4)).backward()
+    fxdp.compile(model, backend="eager", batch_dims=1)(torch.randn(5, 2, 4)).backward()
     assert not caplog.messages
 
 

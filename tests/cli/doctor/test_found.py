@@ -22,7 +22,7 @@ def test_a_compiler_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     rows = {row.name: row.text for row in found.versions().rows}
     assert rows["C++"] == (
-        'no /nonexistent/g++: install g++, or set CXX; without one compute="eager" is used'
+        'no /nonexistent/g++: install g++, or set CXX; without one backend="eager" is used'
     )
 
 

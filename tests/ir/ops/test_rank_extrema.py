@@ -68,7 +68,7 @@ class Extremes(nn.Module):
         return loss, at, (x - y).argmin(0), (x / y).amax(0), (y > 0).any(0)
 
 
-def _run(split: list[int], compute: str) -> list[Tensor]:
+def _run(split: list[int], backend: str) -> list[Tensor]:
     rank = dist.get_rank() if dist.is_initialized() else None
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def _run(split: list[int], compute: str) -> list[Tensor]:
     x[-1, 0] = y[-1, 0] = 0.0  # 0 / 0 on the last rank
     if rank is not None:
         x, y = x.split(split)[rank], y.split(split)[rank]
-    step = model if rank is None else fxdp.compile(model, compute=compute)
+    step = model if rank is None else fxdp.compile(model, backend=backend)
     with no_fallback():
         loss, *others = step(x, y)
         loss.backward()

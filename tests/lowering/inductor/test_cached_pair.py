@@ -41,10 +41,10 @@ class _Net(nn.Module):
 
 
 def _steps(
-    model: nn.Module, batches: tuple[int, ...], *, second: bool = True, compute: str = "inductor"
+    model: nn.Module, batches: tuple[int, ...], *, second: bool = True, backend: str = "inductor"
 ) -> list[Tensor]:
     """Results and gradients of some steps; `second`: of both results, not of the first alone."""
-    compiled, found = fxdp.compile(copy.deepcopy(model), compute=compute), []
+    compiled, found = fxdp.compile(copy.deepcopy(model), backend=backend), []
     for batch in batches:
         one, two = compiled(torch.arange(3 * batch).double().reshape(batch, 3).sin())
         (one.square().sum() + (two.cos().sum() if second else 0.0)).backward()
@@ -64,7 +64,7 @@ def test_a_hit_equals_a_miss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """For the first sizes, for any, and a backward that was not compiled when the halves were kept."""
     model = _Net()
     made = _steps(model, (4, 5))
-    alone = _steps(model, (4,), second=False, compute="eager")
+    alone = _steps(model, (4,), second=False, backend="eager")
     # the joint graph, the halves for batch 4 and for any, and where the kernels of each half lie
     assert len(list(folder.iterdir())) == 7
     with monkeypatch.context() as patch:

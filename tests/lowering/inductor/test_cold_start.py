@@ -179,7 +179,7 @@ def _trained(
 
     original = _Compiler.training
     monkeypatch.setattr(_Compiler, "training", training)
-    loss = fxdp.compile(model, compute="inductor")(x).square().sum()
+    loss = fxdp.compile(model, backend="inductor")(x).square().sum()
     loss.backward()
     (pair,) = seen
     assert pair.backward_graph is not None

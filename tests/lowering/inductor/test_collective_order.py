@@ -51,7 +51,9 @@ def _order_of_a_backward() -> tuple[list[str], bool]:
     layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]
     try:
         # over a link so quick that of two samples gradients are summed nevertheless
-        compiled = fxdp.compile(nn.Sequential(*layers), bucket_mb=64 * 65 * 4 / 2**20, link_gbit=1000.0)
+        compiled = fxdp.compile(
+            nn.Sequential(*layers), communication={"bucket_cap_mb": 64 * 65 * 4 / 2**20, "link_gbit": 1000.0}
+        )
         x = torch.ones(2, 64)
         compiled(x).square().sum().backward()
         loss = compiled(x).square().sum()

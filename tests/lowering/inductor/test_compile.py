@@ -48,13 +48,13 @@ def _step(model: Any, x: Tensor) -> dict[str, Tensor | None]:
     return found | {n: b.clone() for n, b in model.named_buffers()}
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_steps_are_eager_s_own(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_steps_are_eager_s_own(backend: str) -> None:
     """The first sizes get a program, the second make it generic, further ones compile nothing."""
     torch.manual_seed(0)
     model = Everything().double()
     twin = copy.deepcopy(model)
-    compiled: CompiledModule = fxdp.compile(model, compute=compute)
+    compiled: CompiledModule = fxdp.compile(model, backend=backend)
     for step, batch in enumerate((4, 7, 2, 4)):
         x = torch.randn(batch, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         with no_fallback():
@@ -64,10 +64,10 @@ def test_steps_are_eager_s_own(compute: str) -> None:
     assert model.frozen.grad is None
 
 
-@pytest.mark.parametrize("compute", ["eager", "inductor"])
-def test_inference(compute: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_inference(backend: str) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).eval()
-    compiled = fxdp.compile(model, compute=compute)
+    compiled = fxdp.compile(model, backend=backend)
     x = torch.randn(5, 3)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
@@ -93,7 +93,7 @@ def test_convolutions() -> None:
     torch.manual_seed(0)
     model = _Images().double()
     twin = copy.deepcopy(model)
-    compiled = fxdp.compile(model, compute="inductor")
+    compiled = fxdp.compile(model, backend="inductor")
     x = torch.randn(3, 2, 11, 11, dtype=torch.float64)
     for image in (x, x.transpose(2, 3), x.contiguous(memory_format=torch.channels_last)):
         torch.testing.assert_close(_step(compiled, image), _step(twin, image))

@@ -216,7 +216,7 @@ def test_a_smaller_budget_saves_less_and_gives_the_same_gradients() -> None:
     saved, gradients = [], []
     for budget in (1.0, 0.3):
         compiled = fxdp.compile(
-            model, loss_fn=lambda y, _: y.square().mean(), activation_memory_budget=budget
+            model, loss_fn=lambda y, _: y.square().mean(), activation_checkpointing=budget
         )
         torch.manual_seed(0)
         loss = compiled(x, target=x)

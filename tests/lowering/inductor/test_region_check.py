@@ -42,7 +42,7 @@ def _plans(
     monkeypatch.setattr(module, "check_regions", noted)
     monkeypatch.setattr(module, "compile_with_inductor", lambda *_, **__: (None, []))
     monkeypatch.setenv("FXDP_CACHE", "0")
-    options = Options(strategy=strategy, bucket_mb=bucket_mb)
+    options = Options(strategy=strategy, communication={"bucket_cap_mb": bucket_mb})
     with captured_once(KNOWN.setdefault((__name__, str(model)), {})):
         local, _ = local_program(model, sentences(2), {}, mesh, options)
     ranks = local.mesh.size

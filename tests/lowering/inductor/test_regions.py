@@ -203,7 +203,10 @@ def _on_ranks(strategy: str, bucket_mb: float | None, sizes: tuple[int, ...]) ->
     model = model.double()
     single = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard" if shards else "dp",))
-    compiled, apart = fxdp.compile(model, mesh, strategy=strategy, bucket_mb=bucket_mb), [0.0]
+    compiled, apart = (
+        fxdp.compile(model, mesh, strategy=strategy, communication={"bucket_cap_mb": bucket_mb}),
+        [0.0],
+    )
     for size in sizes:
         x, y = batch(size)
         part = slice(0, 4) if dist.get_rank() == 0 else slice(4, size)  # of 8: one code for both ranks

@@ -24,7 +24,7 @@ from tests.rank_pool import RankPool
 Started = tuple[str, int | None]
 """A collective: its op, and how many numbers it gives; None where that is open."""
 WAYS: Mapping[str, dict[str, Any]] = {
-    "replicate": {"bucket_mb": 1e-3, "link_gbit": 1000.0},
+    "replicate": {"communication": {"bucket_cap_mb": 1e-3, "link_gbit": 1000.0}},
     "shard": {"strategy": "shard"},
 }
 

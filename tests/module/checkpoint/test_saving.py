@@ -60,7 +60,7 @@ def _made(
     world = dist.get_world_size()
     sizes = (world,) if len(axes) == 1 else (2, world // 2)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
-    compiled = fxdp.compile(Net(), mesh, strategy=strategy, compute="eager")
+    compiled = fxdp.compile(Net(), mesh, strategy=strategy, backend="eager")
     return compiled, torch.optim.AdamW(compiled.parameters(), 1e-2)
 
 
@@ -295,7 +295,7 @@ def test_a_kill_leaves_a_checkpoint(ranks: RankPool, tmp_path: Path, world: int)
 
 
 def _save_while_one_hangs(folder: Path, late: int) -> str:
-    compiled = fxdp.compile(nn.Linear(3, 2), compute="eager")
+    compiled = fxdp.compile(nn.Linear(3, 2), backend="eager")
 
     def hang(*_: Any) -> None:
         while compiled._process_mesh.comms.departure is None:

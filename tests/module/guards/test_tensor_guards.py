@@ -58,14 +58,16 @@ def _worst(compiled: fxdp.CompiledModule, twin: nn.Module) -> float:
     return max(difference(*(loss.detach() for loss in losses)), *gradient_errors(compiled._model, twin))
 
 
-@pytest.mark.parametrize("options", [{}, {"stages": 2, "microbatches": 2}], ids=["full", "staged"])
+@pytest.mark.parametrize(
+    "options", [{}, {"pipeline": {"stages": 2, "microbatches": 2}}], ids=["full", "staged"]
+)
 @pytest.mark.parametrize("replace", [_assign, _parameter, _buffer, _module, _strides])
 def test_what_was_replaced_is_used(
     replace: Callable[[Any], None], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Net().double()
     twin = counterpart_of(model)
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     x = torch.randn(5, 6, dtype=torch.float64)
     before = compiled(x).item()
     for net in (model, twin):
@@ -91,7 +93,7 @@ class Thirds(nn.Embedding):
 def test_a_model_that_is_converted_or_swapped_runs_as_it_is_then() -> None:
     """`model.double()` keeps the parameters, and gives them other memory, as `swap_tensors` does."""
     model = Thirds(9, 6)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     ids = torch.arange(5)
     assert compiled(ids).dtype == torch.float32
     model.double()
@@ -102,7 +104,7 @@ def test_a_model_that_is_converted_or_swapped_runs_as_it_is_then() -> None:
 
 def _on_one_rank() -> str:
     model = Net()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     compiled(torch.randn(3, 6))
     if dist.get_rank() == 1:
         _buffer(model)
@@ -120,7 +122,7 @@ def test_all_ranks_must_replace_the_same(ranks: RankPool) -> None:
 
 def _other_sizes() -> str:
     model = Net()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     compiled(torch.randn(3, 6))
     model.last.weight = nn.Parameter(torch.randn(6 + 6 * dist.get_rank(), 6))
     try:

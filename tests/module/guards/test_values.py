@@ -48,7 +48,7 @@ def compare(compiled: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 def programs(model: nn.Module, calls: list[tuple[Any, ...]], **options: Any) -> int:
     """How many programs the calls took; each result is one device's, to the bit."""
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     for values in calls:
         compare(compiled, model, X, *values)
     return int(compiled._programs.compiled)
@@ -80,7 +80,7 @@ def test_numbers_in_arithmetic_are_inputs_from_their_second_value(
 @pytest.mark.parametrize("name", ["chain", "both_ways"])
 def test_floats_are_computed_in_the_code_s_order(name: str) -> None:
     model = Net(ARITHMETIC[name]).double()
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     x = X.double()
     for value in torch.rand(40).double().tolist():
         assert compiled(x, value).item() == model(x, value).item()
@@ -94,7 +94,7 @@ def test_an_attribute_that_is_set_each_step(caplog: pytest.LogCaptureFixture) ->
             return (super().forward(x) / self.temperature).softmax(-1).square().sum()
 
     model = Attribute(8, 8)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for temperature in (1.5, 0.5, 0.25, 1.0, 3.0):
         model.temperature = temperature
         compare(compiled, model, X)
@@ -134,7 +134,7 @@ def test_what_the_code_decides_on_is_a_constant(name: str) -> None:
 
 def test_one_that_decides_leaves_the_others_inputs(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(lambda y, beta, step: y.sum() * (beta if step < 3 else 2 * beta))
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for step in range(1, 4):
         compare(compiled, model, X, 0.1 * step, step)
     for i in range(5):
@@ -148,7 +148,7 @@ def test_what_compiles_anew_says_so_at_the_second_and_the_fifth_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Net(lambda y, config: y.sum() * int(config["step"]))
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     lines = []
     for step in range(1, 8):
         caplog.clear()
@@ -163,7 +163,7 @@ def test_what_compiles_anew_says_so_at_the_second_and_the_fifth_value(
 
 def test_strings_that_nobody_reads_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(lambda y, batch: (y * batch["scale"]).sum())
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for names, split in (["a"], "train"), ([], "train"), (["b", "c"], "test"):
         compare(compiled, model, X, {"scale": 2.0, "names": names, "split": split})
     assert compiled._programs.compiled == 1
@@ -193,13 +193,13 @@ def test_strings_that_are_read_decide(body: Callable[..., Any]) -> None:
 
 def test_a_string_that_is_returned_is_the_caller_s() -> None:
     model = Net(lambda y, name: {"loss": y.sum(), "name": name})
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     assert [compiled(X, name)["name"] for name in ("a", "b", "a")] == ["a", "b", "a"]
 
 
 def test_a_number_that_is_returned_is_the_caller_s() -> None:
     model = Net(lambda y, k, b: {"loss": y.sum() * b, "k": k, "b": b})
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     found = [compiled(X, k, k / 2) for k in (1, 2, 3)]
     assert [(one["k"], one["b"]) for one in found] == [(1, 0.5), (2, 1.0), (3, 1.5)]
 
@@ -215,7 +215,7 @@ def test_modes_have_inputs_of_their_own() -> None:
         return y.sum() * b if torch.is_grad_enabled() else y.sum() * (b if b > 0.5 else 1)
 
     model = Net(body)
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for b in (0.1, 0.4, 0.7, 0.2):
         compare(compiled, model, X, b)
         with torch.no_grad():
@@ -225,13 +225,15 @@ def test_modes_have_inputs_of_their_own() -> None:
 
 def test_sizes_change_along() -> None:
     model = Net(lambda y, b: (y * b).sum(-1).mean())
-    compiled = fxdp.compile(model, compute="eager")
+    compiled = fxdp.compile(model, backend="eager")
     for i, (rows, length) in enumerate([(4, 3), (4, 3), (2, 3), (2, 5), (7, 6), (1, 2)]):
         compare(compiled, model, torch.randn(rows, length, 8), 0.1 * i)
     assert compiled._programs.compiled <= 4
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 2}, {"stages": 2, "microbatches": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"pipeline": {"microbatches": 2}}, {"pipeline": {"stages": 2, "microbatches": 2}}], ids=str
+)
 def test_numbers_of_programs_in_parts(options: dict[str, Any]) -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
@@ -242,7 +244,7 @@ def test_numbers_of_programs_in_parts(options: dict[str, Any]) -> None:
             return (self.last((self.first(x) * b).tanh()) * b).square().mean()
 
     model = Deep().double()
-    compiled = fxdp.compile(model, compute="eager", **options)
+    compiled = fxdp.compile(model, backend="eager", **options)
     x = X.double()
     for b in (0.5, 0.7, 0.9):
         model.zero_grad()
@@ -274,7 +276,7 @@ def test_inductor_takes_numbers() -> None:
 def _on_ranks(uneven: bool) -> list[float]:
     torch.manual_seed(0)
     model = Net(lambda y, batch, b: (y * b).square().mean()).double()
-    compiled = fxdp.compile(model, compute="eager", uneven=uneven)
+    compiled = fxdp.compile(model, backend="eager", uneven=uneven)
     rank, errors = dist.get_rank(), []
     split = [3, 1] if uneven else [2, 2]
     for i in range(3):
@@ -298,10 +300,10 @@ def test_ranks_agree_on_numbers_and_have_strings_of_their_own(ranks: RankPool, u
 def _apart_from_the_start() -> None:
     model = Net(lambda y, b: (y * b).sum())
     with pytest.raises(AgreementError, match=r"values\[0\] float"):
-        fxdp.compile(model, compute="eager")(X, 0.5 + dist.get_rank())
+        fxdp.compile(model, backend="eager")(X, 0.5 + dist.get_rank())
     mode = Net(lambda y, mode: y.sum() * len(mode))
     with pytest.raises(AgreementError, match=r"values\[0\] str"):
-        fxdp.compile(mode, compute="eager")(X, f"mode {dist.get_rank()}")
+        fxdp.compile(mode, backend="eager")(X, f"mode {dist.get_rank()}")
 
 
 def test_ranks_that_differ_in_what_decides(ranks: RankPool) -> None:

@@ -16,7 +16,7 @@ from tests.capturing import capture
 def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> Program:
     """The staged program of `module(*args)`."""
     chosen = Options(**options)
-    parts = dp * chosen.microbatches
+    parts = dp * chosen.pipeline.microbatches
     found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
     return prepare(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen, 64, cut=True)
 

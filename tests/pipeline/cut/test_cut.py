@@ -29,7 +29,7 @@ class Early(nn.Module):
 
 
 def test_a_view_that_is_only_returned_is_made_where_its_base_is() -> None:
-    gm = staged(Early(), torch.randn(4, 4), stages=("b",))
+    gm = staged(Early(), torch.randn(4, 4), pipeline={"stages": ("b",)})
     output = gm.graph.output_node()
     (view,) = [n for n in output.all_input_nodes if is_view(n.target) and not meta(n).backward]
     assert meta(view).stage == 0
@@ -49,7 +49,7 @@ class Wide(nn.Module):
 
 
 def test_the_base_of_a_larger_view_is_sent() -> None:
-    cut = program(Wide(), torch.randn(4, 64, 4), stages=("b",), ranks=2)
+    cut = program(Wide(), torch.randn(4, 64, 4), pipeline={"stages": ("b",)}, ranks=2)
     sent = [e for e in cut.partition.edges if not e.backward]
     assert {e.type.shape[1:] for e in sent} == {(4,)}
 
@@ -59,7 +59,7 @@ def test_what_is_balanced_is_what_the_stages_do(stages: int) -> None:
     """The costs that the cut is chosen by are those of the nodes that end up on each stage."""
     model = GPT(GPTConfig(vocabulary=32, length=8, layers=3, width=16, heads=2))
     tokens = torch.zeros(4, 8, dtype=torch.long)
-    graph = staged(model, tokens, tokens, ranks=stages, microbatches=2).graph
+    graph = staged(model, tokens, tokens, ranks=stages, pipeline={"microbatches": 2}).graph
     phases = recall_phases(graph, 2)
     own = [n for n in graph.nodes if phases.is_own(n)]
     forward = [n for n in own if n not in phases.backward]

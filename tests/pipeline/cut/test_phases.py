@@ -27,7 +27,9 @@ class Masked(nn.Module):
 
 def _phases(microbatches: int) -> str:
     """The ops of each phase; of those that any part may compute, only how many there are."""
-    gm = staged(Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, microbatches=microbatches)
+    gm = staged(
+        Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, pipeline={"microbatches": microbatches}
+    )
     phases = recall_phases(gm.graph, microbatches)
     ops = [n for n in gm.graph.nodes if n.op == "call_function"]
     own = [n for n in ops if phases.is_own(n)]
@@ -57,7 +59,7 @@ def test_one_micro_batch_needs_no_prologue() -> None:
 
 
 def test_collectives_are_in_prologue_or_epilogue() -> None:
-    gm = staged(Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, microbatches=2)
+    gm = staged(Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, pipeline={"microbatches": 2})
     phases = recall_phases(gm.graph, 2)
     collectives: list[fx.Node] = [n for n in gm.graph.nodes if n.target in redistributions.COLLECTIVES]
     assert len(collectives) == 3  # count, loss, gradient
@@ -72,4 +74,4 @@ def test_a_backward_that_draws_is_refused() -> None:
             return F.cross_entropy(z, y)
 
     with pytest.raises(StageError, match=r"test_phases.py:\d+ .*the backward draws random numbers"):
-        staged(Noisy(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, microbatches=2)
+        staged(Noisy(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, pipeline={"microbatches": 2})

@@ -37,11 +37,11 @@ class Tied(nn.Module):
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "skips": {"stages": 4, "microbatches": 2},
-    "unet": {"stages": 3, "microbatches": 3, "dp": 2},
-    "tied": {"stages": 3, "microbatches": 2},
-    "batch norm": {"stages": 2, "microbatches": 2, "dp": 2, "batch_stats": "microbatch"},
-    "one stage": {"stages": 1, "microbatches": 2},
+    "skips": {"pipeline": {"stages": 4, "microbatches": 2}},
+    "unet": {"pipeline": {"stages": 3, "microbatches": 3}, "dp": 2},
+    "tied": {"pipeline": {"stages": 3, "microbatches": 2}},
+    "batch norm": {"pipeline": {"stages": 2, "microbatches": 2, "batch_stats": "microbatch"}, "dp": 2},
+    "one stage": {"pipeline": {"stages": 1, "microbatches": 2}},
 }
 
 
@@ -63,7 +63,7 @@ def _ops(gm: fx.GraphModule) -> list[str]:
 def test_each_op_is_in_the_parts_that_it_belongs_to(name: str) -> None:
     cut = _cut(name)
     partition, graph = cut.partition, cut.gm.graph
-    phases = recall_phases(graph, cut.options.microbatches)
+    phases = recall_phases(graph, cut.options.pipeline.microbatches)
     stages = [Counter(_ops(part.gm)) for part in partition.parts]
     for node in graph.nodes:
         if not phases.is_own(node):
@@ -119,12 +119,14 @@ def test_the_cut_obeys_the_verifier(name: str) -> None:
     graph = _cut(name).gm.graph
     assert [fault for check in STAGE_CHECKS for fault in check(graph)] == []
     stages = {meta(n).stage for n in graph.nodes} - {None}
-    assert stages == set(range(CASES[name]["stages"]))
+    assert stages == set(range(CASES[name]["pipeline"]["stages"]))
 
 
 def test_a_skip_goes_straight_to_its_stage() -> None:
     x, y = models.inputs("skips", 6).values()
-    edges = program(models.build("skips"), x, y, stages=("b", "c", "d"), ranks=4).partition.edges
+    edges = program(
+        models.build("skips"), x, y, pipeline={"stages": ("b", "c", "d")}, ranks=4
+    ).partition.edges
     forward = {(e.source, e.target) for e in edges if not e.backward}
     assert {(0, 3), (1, 3)} <= forward
     assert not [e for e in edges if e.source == e.target]
@@ -147,7 +149,7 @@ class Shares(nn.Module):
 
 def test_only_what_depends_on_parameters_alone_is_sent_once() -> None:
     """Gradients are of each micro-batch."""
-    found = program(Shares(), torch.randn(8, 4), stages=["b"], microbatches=2, ranks=2)
+    found = program(Shares(), torch.randn(8, 4), pipeline={"stages": ["b"], "microbatches": 2}, ranks=2)
     ops = {node.name: str(node.target) for node in found.gm.graph.nodes}
     edges = {ops[e.name]: e.once for e in found.partition.edges if not e.backward}
     assert edges["aten._softmax.default"]

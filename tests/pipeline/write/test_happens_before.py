@@ -68,7 +68,11 @@ def test_programs_are_ordered_and_each_wait_is_needed(case: Case) -> None:
 
 def test_without_waits_the_fake_device_sees_races() -> None:
     """Not for each of them: where memory is not given out again, letting go of it early does no harm."""
-    raced = [bool(races_of(graph)) for graph in graphs(2, 2, {"microbatches": 4}) for _ in _mutants(graph)]
+    raced = [
+        bool(races_of(graph))
+        for graph in graphs(2, 2, {"pipeline": {"microbatches": 4}})
+        for _ in _mutants(graph)
+    ]
     assert len(raced) > 100
     assert sum(raced) > len(raced) / 2
 
@@ -92,7 +96,7 @@ def test_what_the_check_accepts_has_no_race(case: Case) -> None:
 
 
 def test_evaluation_is_ordered() -> None:
-    for graph in graphs(3, 2, {"microbatches": 4}, trains=False):
+    for graph in graphs(3, 2, {"pipeline": {"microbatches": 4}}, trains=False):
         assert races_of(graph) == []
         assert all(_fault(graph) for _ in _mutants(graph))
 

@@ -29,7 +29,8 @@ class Two(nn.Module):
 
 def _programs(schedule: str, stages: int | list[str], model: nn.Module | None = None, **options: Any) -> str:
     """What each rank calls, in order, but for taking results apart, events, and waits for what was sent."""
-    options |= {"stages": stages, "microbatches": 2, "schedule": schedule}
+    cut_as = {"stages": stages, "microbatches": 2, "schedule": schedule}
+    options["pipeline"] = {**cut_as, **options.get("pipeline", {})}
     cut = program(model or Two(), torch.randn(4, 4), ranks=2, **options)
     layout = MicrobatchSizes.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 2)
     lines = []
@@ -41,7 +42,9 @@ def _programs(schedule: str, stages: int | list[str], model: nn.Module | None = 
 
 
 def test_rows_come_from_other_ranks_and_gradients_go_back() -> None:
-    cut = program(Two(), torch.randn(4, 4), ranks=2, stages=["b"], microbatches=1, strategy="shard")
+    cut = program(
+        Two(), torch.randn(4, 4), ranks=2, pipeline={"stages": ["b"], "microbatches": 1}, strategy="shard"
+    )
     layout = MicrobatchSizes.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 1)
     step = cut.writer(layout, 0)
     graph = step.write()
@@ -97,7 +100,7 @@ results_of0 unpacked_of0 results_of1 send_results_of1_to0""",
 
 def test_interleaved() -> None:
     assert_expected_inline(
-        _programs("interleaved", 4, gradients="owner"),
+        _programs("interleaved", 4, pipeline={"gradients": "owner"}),
         """\
 rank 0:
 batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 sums_2
@@ -118,7 +121,7 @@ send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""",
 
 def test_zero_bubble() -> None:
     assert_expected_inline(
-        _programs("zero-bubble", ["b"], gradients="owner"),
+        _programs("zero-bubble", ["b"], pipeline={"gradients": "owner"}),
         """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1 sums_0
@@ -134,7 +137,7 @@ send_results_of1_to0""",
 
 def test_recomputation() -> None:
     """The first micro-batch runs forward again right before its backward, while the gradient is under way."""
-    words = _programs("gpipe", ["b"], checkpoint="except_last").split()
+    words = _programs("gpipe", ["b"], activation_checkpointing="except_last").split()
     assert [w for w in words if w.startswith("recompute")] == ["recompute_0_mb0", "recompute_1_mb0"]
     at = words.index("recompute_0_mb0")
     assert words[at - 1].startswith("receive_mm_3_mb0")
@@ -151,7 +154,9 @@ class Frozen(Two):
 
 def test_a_frozen_first_stage_has_no_backward() -> None:
     """Nothing is kept for one, and nothing is computed again."""
-    found = _programs("1f1b", ["b"], Frozen(), gradients="owner", checkpoint="always")
+    found = _programs(
+        "1f1b", ["b"], Frozen(), pipeline={"gradients": "owner"}, activation_checkpointing="always"
+    )
     assert_expected_inline(
         found,
         """\
@@ -178,7 +183,7 @@ def _text(graph: fx.Graph) -> str:
 
 def test_events() -> None:
     """Two data ranks: another stream waits before a send, a receive or a reduction, and compute after it."""
-    cut = program(Two(), torch.randn(4, 4), ranks=2, dp=2, stages=["b"], gradients="owner")
+    cut = program(Two(), torch.randn(4, 4), ranks=2, dp=2, pipeline={"stages": ["b"], "gradients": "owner"})
     sizes = {"B": 8, "b": 4, "offset": 0, "b_max": 4}
     assert_expected_inline(
         _text(cut.writer(MicrobatchSizes.of(sizes, 1), 0).write()),

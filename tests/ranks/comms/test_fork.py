@@ -14,7 +14,7 @@ from tests.rank_pool import RankPool
 
 
 def _fork_and_exit() -> tuple[float, int]:
-    compiled = fxdp.compile(nn.Linear(3, 1), loss_fn=nn.MSELoss(), compute="eager")
+    compiled = fxdp.compile(nn.Linear(3, 1), loss_fn=nn.MSELoss(), backend="eager")
     x, y = torch.ones(2, 3), torch.ones(2, 1)
     compiled(x, target=y).backward()
     with warnings.catch_warnings():

@@ -24,7 +24,7 @@ def _one_is_gone(late: int, gone: int) -> None:
     if rank == late:
         time.sleep(scaled(3.0))  # longer than the others ask for
     with pytest.raises(RankFailedError, match=f"rank {gone} failed: its process ended without an error"):
-        fxdp.compile(nn.Linear(2, 2), compute="eager")
+        fxdp.compile(nn.Linear(2, 2), backend="eager")
 
 
 def test_ranks_that_wait_hear_of_it_and_who_is_only_late_is_not_meant(ranks: RankPool) -> None:

@@ -54,7 +54,7 @@ def _errors(**options: Any) -> tuple[str, list[float]]:
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())
     with captured_once():
-        compiled = fxdp.compile(model, loss_fn=F.mse_loss, compute="eager", **options)
+        compiled = fxdp.compile(model, loss_fn=F.mse_loss, backend="eager", **options)
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (compiled, twin)]
         errors = []
         for split in _SPLITS:
@@ -91,7 +91,7 @@ def _in_stages() -> list[float]:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
     x, y = _batch(8)
     wanted = F.mse_loss(model(x), y).item()
-    compiled = fxdp.compile(model, mesh, loss_fn=F.mse_loss, compute="eager", microbatches=2)
+    compiled = fxdp.compile(model, mesh, loss_fn=F.mse_loss, backend="eager", pipeline={"microbatches": 2})
     place = compiled.mesh.rank
     loss = compiled(x[4 * place :][:4], target=y[4 * place :][:4])
     loss.backward()
@@ -108,7 +108,7 @@ def test_a_mesh_with_stages_whose_rows_are_small(ranks: RankPool) -> None:
 def _until_told(guilty: int, how: str) -> tuple[str, float]:
     """The error that a rank gets, and when; the guilty one writes when it ends."""
     install_hook()
-    compiled = fxdp.compile(Net(), loss_fn=F.mse_loss, compute="eager")
+    compiled = fxdp.compile(Net(), loss_fn=F.mse_loss, backend="eager")
     x, y = _batch(2)
     try:
         for step in range(1_000_000):

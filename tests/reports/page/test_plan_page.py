@@ -36,12 +36,12 @@ class Layers(nn.Module):
 
 @pytest.fixture(scope="module")
 def full() -> fxdp.Plan:
-    return fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"dp": 2}, bucket_mb=2**-14)
+    return fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"dp": 2}, communication={"bucket_cap_mb": 2**-14})
 
 
 @pytest.fixture(scope="module")
 def staged() -> fxdp.Plan:
-    return fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"pp": 2, "dp": 2}, microbatches=2)
+    return fxdp.plan(Layers(), (torch.randn(4, 4),), mesh={"pp": 2, "dp": 2}, pipeline={"microbatches": 2})
 
 
 class _Checker(HTMLParser):

@@ -58,9 +58,9 @@ def _inputs(name: str, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 MODELS: dict[str, Any] = {"tagger": Tagger, "pairs": Pairs, "normed": normed}
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "replicate": {"mesh": {"dp": 2}, "bucket_mb": 2**-13},
-    "shard": {"mesh": {"dp_shard": 2}, "strategy": "shard", "bucket_mb": 2**-13},
-    "pipeline": {"mesh": {"pp": 2}, "microbatches": 2},
+    "replicate": {"mesh": {"dp": 2}, "communication": {"bucket_cap_mb": 2**-13}},
+    "shard": {"mesh": {"dp_shard": 2}, "strategy": "shard", "communication": {"bucket_cap_mb": 2**-13}},
+    "pipeline": {"mesh": {"pp": 2}, "pipeline": {"microbatches": 2}},
 }
 COUPLED = {("pairs", "pipeline"), ("normed", "pipeline")}  # refused: they need the global batch midway
 CASES = [(m, s) for m in MODELS for s in STRATEGIES if (m, s) not in COUPLED]
@@ -72,7 +72,7 @@ def _measure(name: str, strategy: str) -> tuple[list[Any], list[int], list[int]]
     mesh = given.pop("mesh")
     axes = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     loss_fn = F.cross_entropy if name == "normed" else None
-    compiled = fxdp.compile(MODELS[name](), axes, loss_fn=loss_fn, compute="eager", **given)
+    compiled = fxdp.compile(MODELS[name](), axes, loss_fn=loss_fn, backend="eager", **given)
     args, kwargs = _inputs(name, 4)
     compiled(*args, **kwargs).backward()
     with counted_bytes() as counted:
@@ -142,6 +142,6 @@ def test_memory_over_a_step() -> None:
     assert (full.parameters, full.gradients) == (parameters, parameters)
     assert full.peak.bytes > parameters + full.inputs
     assert sharded.parameters < parameters * 0.6
-    first, last = fxdp.plan(Tagger(), args, mesh={"pp": 2}, microbatches=2).memory()
+    first, last = fxdp.plan(Tagger(), args, mesh={"pp": 2}, pipeline={"microbatches": 2}).memory()
     assert first.parameters == last.parameters == parameters
     assert [point.at for point in first.points] == ["0F0", "0F1", "0B0", "0B1"]

@@ -36,7 +36,9 @@ def _predicted_and_counted(name: str, strategy: str) -> tuple[int, int, dict[str
     model, (x, y), options = _case(name)
     x += dist.get_rank()
     # small buckets, so that several are under way
-    compiled = fxdp.compile(model, compute="eager", strategy=strategy, bucket_mb=1 / 64, **options)
+    compiled = fxdp.compile(
+        model, backend="eager", strategy=strategy, communication={"bucket_cap_mb": 1 / 64}, **options
+    )
     optimizer = torch.optim.AdamW(compiled.parameters())
 
     def run() -> None:
