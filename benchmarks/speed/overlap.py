@@ -34,7 +34,7 @@ from tests.hosts.machines import machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))
 _COLUMNS = ("rank", "step", "compute", "waiting", "wire", "overlapped", "idle", "wire ends", "predicted")
-_COLORS = {"backend": "tab:blue", "waiting": "tab:gray", "wire": "tab:orange", "predicted": "tab:green"}
+_COLORS = {"compute": "tab:blue", "waiting": "tab:gray", "wire": "tab:orange", "predicted": "tab:green"}
 Spans: TypeAlias = "list[tuple[float, float]]"
 """From when to when, ms; in order, and none within another."""
 
@@ -88,7 +88,7 @@ def rows_of(rank: dict[str, Any]) -> dict[str, Spans]:
     waiting = process_mesh(rank["waits"].values())
     halves = process_mesh(rank["halves"])
     return {
-        "backend": without(halves, waiting), "waiting": waiting, "wire": process_mesh(rank["wire"]),
+        "compute": without(halves, waiting), "waiting": waiting, "wire": process_mesh(rank["wire"]),
         "predicted": predicted(rank),
     }  # fmt: skip
 

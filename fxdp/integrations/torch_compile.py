@@ -16,6 +16,7 @@ graph is a program of its own (`module/between_graphs.py`), and fxdp checks the 
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -30,7 +31,6 @@ from fxdp.capture.dynamo.dynamo_inputs import batch_dim
 from fxdp.capture.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
-from fxdp.options.option_values import OptionGroup
 from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
 
 # pip registers the backend by an entry point; this line is for fxdp used from a folder
@@ -116,8 +116,8 @@ def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
 
 def _text(value: Any) -> str:
     """Return a value as Python source; a name for values without such a text."""
-    plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict, OptionGroup))
-    return repr(value) if plain else getattr(value, "__name__", "...")
+    plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict))
+    return repr(value) if plain or dataclasses.is_dataclass(value) else getattr(value, "__name__", "...")
 
 
 class _Refusing:

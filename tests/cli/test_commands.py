@@ -214,7 +214,7 @@ def test_help_teaches_what_a_factory_may_return(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     shown = capsys.readouterr().out
-    names = set(inspect.signature(fxdp.compile).parameters) - {"model", "mesh"}
+    names = set(inspect.signature(fxdp.compile).parameters) - {"model", "mesh", "unknown"}
     assert all(f"\n  {name} " in shown for name in names)
     assert "axis  is  dp (data), pp (pipeline stages)" in shown
 
