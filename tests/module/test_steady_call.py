@@ -55,7 +55,7 @@ def _counted(call: Callable[[], Any]) -> Counter[str]:
 
 
 def _calls(model: nn.Module, loss_fn: Any = None) -> Counter[str]:
-    compiled = fxdp.compile(model, compute="eager", loss_fn=loss_fn)
+    compiled = fxdp.compile(model, backend="eager", loss_fn=loss_fn)
     x = torch.randn(4 + torch.distributed.is_initialized(), 8)
     named = {} if loss_fn is None else {"target": torch.randn(x.shape)}
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.01)
