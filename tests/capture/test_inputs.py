@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.export.exported import batch_hint, make_examples, static_hints
-from fxdp.capture.inputs import read_inputs
+from fxdp.capture.inputs import flat_leaves, read_inputs
 from fxdp.errors import InputError
 
 X = torch.zeros(4, 3)
@@ -32,6 +33,18 @@ def test_resolved(args, kwargs, batch_dims, expected) -> None:
 def test_refused(batch_dims) -> None:
     with pytest.raises(InputError, match="batch_dims"):
         resolve_batch_dims((X, X), {}, batch_dims)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((X,), {}), ((X, 2, None), {"y": S, "mode": "sum"}), (([X],), {"y": {"z": S}})],
+)
+def test_a_call_has_one_structure_whether_or_not_its_arguments_are_leaves(args, kwargs) -> None:
+    leaves, spec = flat_leaves(args, kwargs)
+    wanted, structure = pytree.tree_flatten((args, kwargs))
+    assert len(leaves) == len(wanted)
+    assert all(leaf is other for leaf, other in zip(leaves, wanted, strict=True))
+    assert (spec, str(spec)) == (structure, str(structure)), "ranks may find the structure in different ways"
 
 
 def test_hints_avoid_the_other_sizes() -> None:

@@ -37,7 +37,7 @@ def copies_in_order(inputs: Inputs) -> dict[str, str]:
     return {path: _copy(path, tensor) for path, tensor in strided}
 
 
-def misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+def _misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Return the indices of inputs whose strides or offsets may differ from those that the code read."""
     if not found.layout_reads:
         return ()
@@ -59,7 +59,7 @@ def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) ->
     ------
     InputError : names a line that depends on strides, the inputs, and the copies to pass.
     """
-    wrong = misread(found, inputs.tensors)
+    wrong = _misread(found, inputs.tensors)
     if wrong:
         raise _misread_error(found, inputs, wrong)
     if full_batch_draws and (copies := copies_in_order(inputs)) and graph_draws(found.gm.graph):

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fxdp.capture.snapshot import ABSENT
 from fxdp.ir.model_tensors import all_local, local_of
-from fxdp.module.guards.comparison import Reading, all_hold
+from fxdp.module.guards.comparison import Comparison, Reading, all_hold
 
 _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
@@ -40,7 +40,9 @@ class TensorGuards:
         self._objects = [read.now() for read in self._reads()]
         # a different layout needs different memory, and addresses are compared five times as fast
         self._addresses = Reading(partial(map, Tensor.data_ptr, self._tensors), eq)
-        self._comparisons = *self._objects, self._addresses.now()
+        self._comparisons: tuple[Comparison, ...] | None = (
+            None  # from the first check on: fakes have no address
+        )
 
     def _reads(self) -> Iterator[Reading]:
         yield Reading(partial(map, len, [owner for _, owner in self._registries]), eq)
@@ -52,11 +54,11 @@ class TensorGuards:
 
     def unchanged(self) -> bool:
         """Return whether all are the same objects, of the same types and strides; called at each step."""
-        if all_hold(self._comparisons):
+        if self._comparisons is not None and all_hold(self._comparisons):
             return True
         if not all_hold(self._objects) or list(map(_layout, self._tensors)) != self._layouts:
             return False
-        self._comparisons = *self._objects, self._addresses.now()  # new memory, same layout
+        self._comparisons = *self._objects, self._addresses.now()  # the same layout in new memory
         return True
 
     def changes(self) -> list[str]:

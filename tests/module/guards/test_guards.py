@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from fxdp.capture.external_state import external_state
 from fxdp.module.guards.comparison import Comparison, Reading, all_hold
@@ -164,6 +165,13 @@ def test_values_that_move_or_change_in_place_are_no_change() -> None:
     assert guards.tensors_unchanged()
     assert guards.tensors_unchanged()
     assert guards.state() is state
+
+
+def test_a_plan_of_a_fake_model_asks_for_no_addresses(recwarn: pytest.WarningsRecorder) -> None:
+    with FakeTensorMode():
+        guards = _guards(Net())
+    guards.state()
+    assert not recwarn.list
 
 
 def test_other_strides_are_a_change() -> None:
