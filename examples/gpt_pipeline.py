@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.demo.data import Corpus
-from fxdp.demo.model import GPT, GPTConfig
+from fxdp.cli.demo.data import Corpus
+from fxdp.cli.demo.model import GPT, GPTConfig
 
 
 def main() -> None:

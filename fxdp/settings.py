@@ -5,6 +5,7 @@ RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun   
 FXDP_TIMEOUT_S   seconds that a rank waits for another before raising              300
 FXDP_LOST_S      seconds without an answer after which another machine counts as lost    25
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not by shared memory    1
+FXDP_WINGS       off: the core alone, without what makes it faster or take more models    on
 FXDP_SHORTCUTS       off: no optimization that only saves time; -NAME,-NAME: all but these    on
 FXDP_COLD_START      0: Inductor builds each kernel separately, ranks do not share compiling    1
 FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer for all    1
@@ -194,6 +195,20 @@ class UntestedSettings:
         return UntestedSettings(
             known=_number(env, "FXDP_UNTESTED_TORCH", 0) != 0, rank=int(rank) if rank.isdigit() else 0
         )
+
+
+def wings_are_on(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether the wings of fxdp are loaded (`fxdp/wings.py`).
+
+    Raises
+    ------
+    MeshError : `FXDP_WINGS` is neither on nor off.
+    """
+    env = os.environ if environment is None else environment
+    text = env.get("FXDP_WINGS", "").strip()
+    if text not in ("", "on", "off"):
+        raise MeshError(f"environment variable FXDP_WINGS is {text[:80]!r}; expected on or off")
+    return text != "off"
 
 
 def compiler_asked(environment: Mapping[str, str] | None = None) -> str:

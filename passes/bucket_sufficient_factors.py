@@ -48,10 +48,10 @@ class _Factor:
 
 
 def _factors(graph: fx.Graph) -> list[_Factor]:
-    cache_entry = deferrable(graph, cut=True)
+    deferred = deferrable(graph, cut=True)
     found = []
     for node in graph.nodes:
-        if node.target is redistributions.wait and node in cache_entry and _serves_products(node):
+        if node.target is redistributions.wait and node in deferred and _serves_products(node):
             pending = node.args[0]
             if (
                 pending.target is redistributions.all_gather

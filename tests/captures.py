@@ -21,8 +21,8 @@ from torch import nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint import cached_joint
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.joint.symbolic_joint import joint_of_forward, symbolic_joint
 from fxdp.capture.request import Request
 from fxdp.disk.entries import Entries
 from fxdp.disk.private_folder import PrivateFolder
@@ -30,6 +30,7 @@ from fxdp.ir.graphs import copy_graph
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
 from fxdp.settings import CacheSettings
+from fxdp.startup.artifacts import cached_joint
 
 KNOWN: dict[Any, dict[Any, Captured]] = {}
 """What this process has captured, by names that tests give: all models of one class and name are equal."""
@@ -69,10 +70,10 @@ def capture_ahead(
 def traced_once(folder: Path) -> Iterator[None]:
     """Inside, of all processes with this folder the first that needs a joint graph traces it, others wait.
 
-    They find it as a program's second start does (`fxdp/capture/joint/cached_joint.py`); a graph that has no
-    key each traces by itself. Two thirds of a capture are the joint graph's.
+    They find it as a program's second start does (`fxdp/startup/artifacts/cached_joint.py`); a graph that has
+    no key each traces by itself. Two thirds of a capture are the joint graph's.
     """
-    own = cached_joint.cached_joint
+    own = joint_of_forward
 
     def once(exported: Exported, options: JointOptions) -> Captured:
         if CacheSettings.from_environment().megabytes:  # by the test, which looks at what is kept
@@ -82,10 +83,11 @@ def traced_once(folder: Path) -> Iterator[None]:
             return own(exported, options)
         shelf = folder / key[:2]  # whoever writes to a folder looks at all that is in it
         shelf.mkdir(mode=0o700, exist_ok=True)
+        entries = Entries(PrivateFolder(shelf, 2**30))
         with (folder / f"lock-{key}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
-            return cached_joint.cached_in(Entries(PrivateFolder(shelf, 2**30)), key, exported, options)
+            return cached_joint.cached_in(symbolic_joint.own, entries, key, exported, options)
 
     folder.mkdir(mode=0o700, exist_ok=True)
-    with mock.patch("fxdp.capture.driver.cached_joint", once):
+    with mock.patch("fxdp.capture.driver.joint_of_forward", once):
         yield

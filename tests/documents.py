@@ -135,7 +135,7 @@ def screenshots() -> None:
     import torch
     from PIL import Image
 
-    from fxdp.demo.model import GPT, GPTConfig
+    from fxdp.cli.demo.model import GPT, GPTConfig
 
     tokens = torch.zeros(4, 32, dtype=torch.int64)
     mesh = {"pp": 2, "dp_replicate": 2, "dp_shard": 8}

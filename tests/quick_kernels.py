@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fxdp.torch_compat import built_as_code
+from fxdp.startup.building.vector_instructions import built_as_code
 
 
 def know_inductor() -> None:

@@ -9,23 +9,24 @@ ROOT = Path(__file__).resolve().parent.parent
 FXDP = ROOT / "fxdp"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
-    ("settings", "skip"),
-    ("torch_compat",),
+    ("errors", "version", "skip"),
+    ("settings",),
+    ("torch_compat", "wings"),
     ("disk", "ir"),
-    ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
-    ("placing", "runtime"),
+    ("ranks", "capture", "rules", "lowering"),  # none knows another
+    ("placing", "runtime", "sharding", "startup", "transport"),
     ("pipeline",),
     ("passes", "reports", "options"),
     ("compiler",),
     ("module",),
     ("oracle",),
     ("__init__",),
-    ("demo", "integrations"),
-    ("cli",),
-    ("__main__",),
+    ("cli", "integrations", "dynamo"),
 )
 """Rooms and files of the top level, from the ground up; a room imports from the floors below it only."""
+
+WINGS = ("startup", "transport", "dynamo")
+"""Rooms that extend the core at its seams, and that it does without."""
 
 START = "<!-- rooms: written by `python tests/rooms.py`, which a test compares -->\n"
 END = "<!-- end of rooms -->\n"

@@ -13,7 +13,7 @@ import pytest
 import fxdp
 import fxdp.passes
 import fxdp.rules
-from tests.rooms import contributing, floor
+from tests.rooms import LAYERS, WINGS, contributing, floor
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker reads all files
 
@@ -72,8 +72,8 @@ def _is_file(name: str) -> bool:
 
 
 def room(name: str) -> str:
-    """The room of a module, or the file of the top level that it is."""
-    return name.partition(".")[0]
+    """The room of a module, or the file of the top level that it is; `__main__` is the door of `cli`."""
+    return name.partition(".")[0].replace("__main__", "cli")
 
 
 def test_a_room_imports_only_what_stands_below_it() -> None:
@@ -89,7 +89,22 @@ def test_a_room_imports_only_what_stands_below_it() -> None:
 def test_rooms_are_joined_by_few_arrows() -> None:
     """A room that begins to import one more is a decision: 110 are what one can hold in mind on a sheet."""
     arrows = {(room(name), room(other)) for name, tree in trees() for other in ours(tree)}
-    assert len([one for one in arrows if one[0] != one[1]]) <= 110
+    assert len([one for one in arrows if one[0] not in (one[1], *WINGS)]) <= 110
+
+
+def test_there_are_few_floors() -> None:
+    assert len(LAYERS) <= 13
+
+
+def test_no_room_of_the_core_imports_a_wing() -> None:
+    """Wings extend seams of the core (`fxdp/wings.py`), which runs without any of them."""
+    wrong = [
+        f"{name} imports {other}"
+        for name, tree in trees()
+        for other in ours(tree)
+        if room(other) in WINGS and room(name) != room(other)
+    ]
+    assert wrong == []
 
 
 def test_what_plans_and_rewrites_knows_no_rank() -> None:
@@ -108,7 +123,7 @@ def test_no_file_name_occurs_twice() -> None:
     """But for `__init__.py` and the doors, whose files are named after what they open."""
     seen: dict[str, list[str]] = {}
     for name, _ in trees():
-        if room(name) not in ("cli", "demo") and not (ROOT / name.replace(".", "/")).is_dir():
+        if room(name) != "cli" and not (ROOT / name.replace(".", "/")).is_dir():
             seen.setdefault(name.rpartition(".")[2], []).append(name)
     assert [names for names in seen.values() if len(names) > 1] == []
 
@@ -243,9 +258,10 @@ def test_passes_do_not_import_each_other() -> None:
 
 
 def test_private_torch_is_imported_in_one_room() -> None:
+    """What only saves time may build on more of torch: `shortcut_table.py` says with which releases."""
     private = []
     for name, tree in trees():
-        if room(name) == "torch_compat":
+        if room(name) in ("torch_compat", "startup"):
             continue
         private += [f"{name}: {other}" for other in imported(tree) if other.startswith("torch._")]
         private += [f"{name}: {ast.unparse(node)}" for node in nodes_of(tree) if _is_private_torch(node)]
@@ -277,7 +293,7 @@ def test_nothing_prints_but_the_command_line() -> None:
     for name, tree in trees():
         calls = [n for n in nodes_of(tree) if isinstance(n, ast.Call)]
         prints = [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"]
-        assert not prints or room(name) in ("cli", "demo", "__main__"), name
+        assert not prints or room(name) == "cli", name
 
 
 def test_the_environment_is_read_in_settings() -> None:

@@ -98,7 +98,7 @@ def _recipe(name: str, folder: str) -> Any:
     """What a recipe leaves behind, run with a model and data of ours."""
     data = sentences(4)
     names: dict[str, Any] = {"model": TinyLM(), "data": data, "loader": DataLoader(data, 2)}
-    import fxdp.integrations.torch_compile  # noqa: F401 (as pip does, which tells torch of its name)
+    import fxdp.dynamo.backend  # noqa: F401 (as pip does, which tells torch of its name)
 
     names["optimizer"] = torch.optim.SGD(names["model"].parameters())
     forget_accelerate()

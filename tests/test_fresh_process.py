@@ -29,7 +29,7 @@ except SystemExit:
 import torch
 from torch._subclasses import FakeTensorMode
 from fxdp.torch_compat import trace_for_inductor
-assert "fxdp" in torch._dynamo.list_backends() and "fxdp.integrations.torch_compile" not in sys.modules
+assert "fxdp" in torch._dynamo.list_backends() and "fxdp.dynamo.backend" not in sys.modules
 """
 
 _STEP = """
@@ -94,7 +94,7 @@ def _installed(folder: Path) -> Path:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: fxdp\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(
-        "[torch_dynamo_backends]\nfxdp = fxdp.integrations.torch_compile:backend\n"
+        "[torch_dynamo_backends]\nfxdp = fxdp.dynamo.backend:backend\n"
     )
     return folder
 

@@ -35,8 +35,8 @@ import fxdp.compiler.lowered_parts
 from benchmarks.chaos.fault_case import AT_TRACE, Fault, Net
 from benchmarks.chaos.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
-from fxdp.ranks.comms.group import MessageGroup
 from fxdp.runtime.stage_calls import Code
+from fxdp.transport.group import MessageGroup
 from tests.quick_kernels import know_inductor
 
 STEP = 3  # in which most faults happen

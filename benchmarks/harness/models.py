@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.demo.model import GPT, GPTConfig
+from fxdp.cli.demo.model import GPT, GPTConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
     lengths = torch.tensor([step["end"] for step in steps], dtype=torch.float64)
     dist.all_reduce(lengths, dist.ReduceOp.MAX)
     comms = compiled._process_mesh.comms
-    cost = None if comms is None else comms.cost
+    cost = None if comms is None else comms.transport.cost
     return {
         **steps[int(lengths.argmin())],
         "sums": {row.key: row.bytes for row in compiled.plan.collectives()},

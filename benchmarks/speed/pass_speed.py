@@ -24,8 +24,8 @@ from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
+from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.compiler.prepare import prepare
-from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 

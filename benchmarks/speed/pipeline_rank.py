@@ -94,9 +94,9 @@ def bytes_of(contender: Contender, batch: tuple[Tensor, Tensor]) -> dict[str, in
     """Bytes that all ranks hand over in a step, counted and planned, and the worst rank's peak memory."""
     dist.barrier()
     comms = None if contender.compiled is None else contender.compiled._process_mesh.comms
-    before = 0 if comms is None else comms.handed_bytes
+    before = 0 if comms is None else comms.transport.handed_bytes
     seen = count(lambda: contender.step(*batch))
-    messages = 0 if comms is None else comms.handed_bytes - before
+    messages = 0 if comms is None else comms.transport.handed_bytes - before
     handed = torch.tensor(seen.handed + messages)
     dist.all_reduce(handed)
     peak = torch.tensor(seen.peak)

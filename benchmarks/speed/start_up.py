@@ -66,7 +66,7 @@ def _start(variant: str, layers: int, sizes: int) -> list[float]:
     import torch
 
     import fxdp
-    from fxdp.demo.model import GPT, GPTConfig
+    from fxdp.cli.demo.model import GPT, GPTConfig
 
     torch.manual_seed(0)
     model = GPT(GPTConfig(256, 128, layers=layers, width=64, heads=4))

@@ -144,7 +144,7 @@ def _message_bytes(trainer: Trainer) -> int:
     if not isinstance(trainer.loss, fxdp.CompiledModule):
         return 0
     comms = trainer.loss._process_mesh.comms
-    return 0 if comms is None else comms.handed_bytes
+    return 0 if comms is None else comms.transport.handed_bytes
 
 
 def main() -> None:

@@ -28,11 +28,11 @@ class LeastSums:
         process_mesh = init_mesh(None, "cpu")
         if (
             process_mesh.comms is None
-            or process_mesh.comms.memory is None
-            or not process_mesh.comms.memory.direct
+            or process_mesh.comms.transport.memory is None
+            or not process_mesh.comms.transport.memory.direct
         ):
             raise RuntimeError("ranks of one host that may read each other's memory are wanted")
-        self._memory, self._group = process_mesh.comms.memory, process_mesh.mesh.group("messages")
+        self._memory, self._group = process_mesh.comms.transport.memory, process_mesh.mesh.group("messages")
         self._size = process_mesh.mesh.size
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.external_places import ReadState
@@ -20,10 +19,10 @@ from fxdp.capture.external_state import external_state
 from fxdp.capture.inputs import run_model, samples
 from fxdp.capture.joint.annotate_joint import annotate_joint
 from fxdp.capture.joint.batch_size_one_rng import for_one, for_several
-from fxdp.capture.joint.cached_joint import cached_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
+from fxdp.capture.joint.symbolic_joint import joint_of_forward
 from fxdp.capture.locations import Origin
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import Number, WrittenError, numbers_of, unchanged
@@ -35,7 +34,7 @@ from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.eager_probe import EagerProbe, eager_probe
 from fxdp.capture.refusals.stateful import check_memory
-from fxdp.capture.request import Request
+from fxdp.capture.request import Guarded, Request
 from fxdp.errors import CaptureError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
@@ -65,7 +64,7 @@ def capture_request(request: Request) -> Captured:
             raise seeding_error(*record.seeded[0])
         if request.full_batch_draws:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
-    if isinstance(module, TracedModel):
+    if isinstance(module, Guarded):
         found = module.with_guards(found, inputs)
     record = tracer.program.record
     written = tuple(outside.changed)
@@ -127,7 +126,7 @@ def _program(
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     """The capture, and what was traced for it."""
     try:
-        return cached_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
+        return joint_of_forward(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
     except (CaptureError, InputError, SpecializationError):
         raise
     except Exception as error:

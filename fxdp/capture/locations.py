@@ -104,8 +104,8 @@ def location_of_frame(frame: FrameType) -> Location:
 class Origin:
     """The user's lines behind ops that run inside torch's own modules or losses, without a line of user code.
 
-        nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
-        loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
+    nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
+    loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
     """
 
     call: Location = field(default_factory=Location)

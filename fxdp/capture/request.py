@@ -8,11 +8,20 @@ from typing import Any
 
 from torch import nn
 
+from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.locations import Origin
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.errors import CaptureError, InputError
+
+
+class Guarded(nn.Module):
+    """A module whose captures hold under conditions of its own, as a graph that was traced before."""
+
+    def with_guards(self, captured: Captured, inputs: Inputs) -> Captured:
+        """Return the capture with the module's conditions added."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

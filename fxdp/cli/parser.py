@@ -59,7 +59,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     if named == "demo":
-        from fxdp.demo.options import add_demo_arguments
+        from fxdp.cli.demo.options import add_demo_arguments
 
         add_demo_arguments(demo)
     for name, text in _COMMANDS.items():
@@ -97,7 +97,7 @@ def _imported(name: str) -> Any:
 
 
 def _demo(asked: argparse.Namespace) -> int:
-    from fxdp.demo.options import demo_options
-    from fxdp.demo.run import run_demo
+    from fxdp.cli.demo.options import demo_options
+    from fxdp.cli.demo.run import run_demo
 
     return run_demo(demo_options(asked))

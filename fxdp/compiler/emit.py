@@ -23,8 +23,7 @@ from fxdp.ir.signature import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward
-from fxdp.lowering.inductor.cached_pair import lower_cached
-from fxdp.lowering.inductor.compile import LoweringOptions
+from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut.partition import Part, summed
@@ -115,7 +114,7 @@ def _lowered(
         in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single)
-    return lower_cached(gm, values, shapes, device_of(module, mesh), start, how)
+    return lower_inductor(gm, values, shapes, device_of(module, mesh), start, how)
 
 
 def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:

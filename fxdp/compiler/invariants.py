@@ -58,9 +58,9 @@ def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
             continue
         spec = meta(node).spec
         if spec is None:
-            yield node, "has no slot"
+            yield node, "has no spec in the signature"
         elif spec in seen:
-            yield node, "has the slot of another placeholder"
+            yield node, "has the spec of another placeholder"
         seen.add(spec)
 
 

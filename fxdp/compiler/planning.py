@@ -169,7 +169,7 @@ class Planning:
             (f"parameter {spec.name}", size * (2 + ADAM if spec in trained else 1))
             for spec, size in held.given().items() if isinstance(spec, Parameter)
         ]  # fmt: skip
-        saved = [(_shown_value(node), held.bytes(node)) for node in held.partitioner_hints()]
+        saved = [(_shown_value(node), held.bytes(node)) for node in held.saved_values()]
         return sorted([*rows, *saved], key=lambda row: -row[1])
 
     def memory(self) -> tuple[RankMemory, ...]:

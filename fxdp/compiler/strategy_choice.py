@@ -45,12 +45,12 @@ class Attempt:
 
     @property
     def words(self) -> str:
-        """Description of the strategy, as in `shard, the last 3 of 12 buckets entire until the backward`."""
+        """Description of the strategy: `shard, the last 3 of 12 buckets unsharded until the backward`."""
         strategy = self.program.options.strategy
         if not self.kept:
             return strategy
         which = "all" if self.kept == self.of else f"the last {self.kept} of"
-        return f"{strategy}, {which} {self.of} buckets entire until the backward"
+        return f"{strategy}, {which} {self.of} buckets unsharded until the backward"
 
 
 def legal_strategies(mesh: Mesh, options: Options) -> tuple[str, ...]:

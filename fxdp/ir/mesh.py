@@ -86,6 +86,7 @@ class Mesh:
     device_type : the device type of the model.
     pipeline : the pipeline axis, of size 1 if the mesh has none.
     groups : the process groups of the ranks; none in a plan, or at size 1.
+    messages : True if small values travel by fxdp's own messages, not by a process group.
     shared_memory : True if all ranks are on one host and can reduce through shared memory.
     direct_sums : True if these reductions need no buffers, because each rank reads values of the remaining
         ranks directly.
@@ -102,6 +103,7 @@ class Mesh:
     device_type: str
     pipeline: PipelineAxis = PipelineAxis()
     groups: tuple[Group, ...] = ()
+    messages: bool = True
     shared_memory: bool = False
     direct_sums: bool = False
     host_sums: bool = False

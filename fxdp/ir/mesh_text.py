@@ -17,7 +17,7 @@ def mesh_grammar(form: str) -> str:
     return (
         "  mesh  is  axis=size[,axis=size ...]\n"
         "  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)\n"
-        "  size  is  a integers of ranks, at least 1\n"
+        "  size  is  a number of ranks, at least 1\n"
         "  as in  " + "    ".join(map(form.format, _EXAMPLES))
     )
 

@@ -70,7 +70,7 @@ class ParamShard:
     terms: bool = False
 
     def __str__(self) -> str:
-        return "ParamShard" if self.axis is None else f"Rows({self.axis})"
+        return "ParamShard" if self.axis is None else f"ParamShard({self.axis})"
 
 
 Placement: TypeAlias = Replicate | Partial | Shard | ParamShard

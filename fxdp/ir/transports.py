@@ -4,8 +4,8 @@
 |---|---|---|
 | `group` | gloo or NCCL | all, of any size |
 | `messages` | sockets of the calling thread (`ranks/comms/messages.py`) | small values of static size |
-| `memory` | shared memory of one host (`ranks/comms/shared_memory.py`) | sums; parameter shards of any size |
-| `hosts` | memory in each host, gloo between them (`ranks/comms/host_sums.py`) | sums, if that is cheaper |
+| `memory` | shared memory of one host (`transport/shared_memory.py`) | sums; parameter shards of any size |
+| `hosts` | memory in each host, gloo between them (`transport/host_sums.py`) | sums, if that is cheaper |
 
 A message of a few KB between two ranks takes 10 us by message and 300 us by gloo, whose threads have to be
 woken. A large sum between ranks of one host takes a quarter of gloo's time through shared memory. Between
@@ -61,7 +61,7 @@ def transport_of(node: fx.Node, mesh: Mesh) -> Transport:
         return "group"  # ranks with more samples would choose differently
     # moments are combined in rank order, so every rank gets all of them: a gather, though it takes P
     summed = found.takes is Partial and found.reduction(node) != "moments"
-    if fits_messages(type_bytes(type_), mesh.size, summed=summed):
+    if mesh.messages and fits_messages(type_bytes(type_), mesh.size, summed=summed):
         return "messages"
     if found.reduction(node) != "sum":
         return "group"

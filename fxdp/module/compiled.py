@@ -28,8 +28,6 @@ from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, ch
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
-from fxdp.module.sharded_optimizers import ShardedOptimizers
-from fxdp.module.sharded_parameters import share_values
 from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
 from fxdp.options import Options
 from fxdp.ranks.failure import guard
@@ -37,6 +35,8 @@ from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
+from fxdp.sharding.sharded_optimizers import ShardedOptimizers
+from fxdp.sharding.sharded_parameters import share_values
 from fxdp.torch_compat import warn_untested
 
 _log = logging.getLogger("fxdp")

@@ -40,7 +40,6 @@ from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.input_agreement import check_inputs_agree
 from fxdp.module.outputs import packed, raise_if_checked
 from fxdp.module.same_programs import SamePrograms
-from fxdp.module.sharded_parameters import full_placeholders
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
@@ -49,6 +48,7 @@ from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.chained_modules import chained
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
+from fxdp.sharding.sharded_parameters import full_placeholders
 from fxdp.torch_compat import without_autocast
 
 _log = logging.getLogger("fxdp")

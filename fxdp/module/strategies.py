@@ -16,12 +16,12 @@ from fxdp.compiler.strategy_choice import check_fit, choose, legal_strategies
 from fxdp.errors import InputError
 from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.model_checks import device_type
-from fxdp.module.sharded_parameters import materialise, shard_parameters
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.mesh_init import with_shard_group
 from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.sharding.sharded_parameters import materialise, shard_parameters
 
 _STATIC = 4
 """The number of values per element of a trained parameter held all the time: value, gradient, Adam's two."""

@@ -48,9 +48,7 @@ class VirtualRanks:
 
     def combine(self, values: Sequence[Tensor], placement: Placement) -> Tensor:
         """Combine the values of the ranks into the global value."""
-        if isinstance(
-            placement, ParamShard
-        ):  # ranks with equal shards follow from the first group
+        if isinstance(placement, ParamShard):  # ranks with equal shards follow from the first group
             return torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
         if isinstance(placement, Shard):
             placement = Shard(placement.dim, self.number(placement.outer))

@@ -30,21 +30,19 @@ def shared_redistributions(propagation: ShardingPropagation) -> dict[fx.Node, Pl
     return {**_meetings(gathered, first=False), **_meetings(reduced, first=True)}
 
 
-def _meetings(
-    chained_modules: list[tuple[list[fx.Node], Placement]], *, first: bool
-) -> dict[fx.Node, Placement]:
+def _meetings(chains: list[tuple[list[fx.Node], Placement]], *, first: bool) -> dict[fx.Node, Placement]:
     """Return the values that several chains share: for each chain the first (or last) one in the graph.
 
     A shared sum is needed in full if any redistribution needs a full value, else as the shard on the first
     batch dim.
     """
     reached: dict[fx.Node, list[Placement]] = {}
-    for chain, wanted in chained_modules:
+    for chain, wanted in chains:
         for ancestor in chain:
             reached.setdefault(ancestor, []).append(wanted)
     shared = {n for n, found in reached.items() if len(found) > 1}
     chosen: dict[fx.Node, Placement] = {}
-    for chain, _ in chained_modules:
+    for chain, _ in chains:
         met = [n for n in chain if n in shared]
         if met:
             # a chain runs upwards: sums are shared as far up as possible, gathers as far down

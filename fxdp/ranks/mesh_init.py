@@ -27,6 +27,7 @@ from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
 from fxdp.ir.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.comms import Comms, add_group, find_comms, open_comms
 from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, own_address
+from fxdp.ranks.comms.row_transport import open_transport
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.settings import Launch, Settings, lead_gloo_to
 from fxdp.torch_compat import PrefixStore, TCPStore
@@ -268,20 +269,16 @@ def _init_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings) ->
 def _join(mesh: Mesh, comms: Comms | None, device_mesh: DeviceMesh | None = None) -> ProcessMesh:
     """Return the mesh with the names of the groups in `comms`, and of the groups that torch made per axis."""
     if comms is None:
-        return ProcessMesh(mesh, None, device_mesh)
-    groups = [Group(comms.message_group_name, "messages")]
+        return ProcessMesh(replace(mesh, messages=open_transport.is_extended), None, device_mesh)
+    small = comms.transport.group_name
+    groups = [Group(small, "messages")] if small else []
     data, reduce = comms.find("data"), comms.find("reduce")
     if data is not None and reduce is not None:
         groups += [Group(data.group_name), Group(reduce.group_name, "reduce")]
     # the groups above join a single axis; for several, torch made one each with the DeviceMesh
     if device_mesh is not None and len(mesh.axes) > 1:
         groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
-    memory = comms.memory
-    found = replace(
-        mesh, groups=tuple(groups), shared_memory=memory is not None, link=comms.cost,
-        alike=comms.alike, direct_sums=memory is not None and memory.direct,
-        host_sums=comms.hosts is not None,
-    )  # fmt: skip
+    found = replace(mesh, groups=tuple(groups), alike=comms.alike, **comms.transport.facts)
     return ProcessMesh(found, comms, device_mesh)
 
 

@@ -35,7 +35,7 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 )
 
 
-def lies(placement: str) -> str:
+def symbol_of(placement: str) -> str:
     """Return the kind of a placement by its text: shard (`S(0)`, `ParamShard`), partial or replicate."""
     if placement.startswith("ParamShard"):
         return "shard"
@@ -69,7 +69,7 @@ def _row(node: fx.Node) -> dict[str, Any]:
         "name": node.name,
         "type": type_text(known.type) if known.type is not None else "",
         "placement": ", ".join(str(p) for p in known.placements if p is not None),
-        "colour": COLOURS.get(lies(str(next(iter(known.placements), ""))), "transparent"),
+        "colour": COLOURS.get(symbol_of(str(next(iter(known.placements), ""))), "transparent"),
         "call": call or node.format_node() or "",
         "at": place(location) if location.file else "",
     }

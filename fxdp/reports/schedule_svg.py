@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.timeline import Costs, InputSpec, Timeline
+from fxdp.pipeline.schedule.timeline import Costs, Interval, Timeline
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.schedule_text import schedule_text
 
@@ -109,11 +109,11 @@ def schedule_svg(schedule: Schedule, costs: Costs | None = None, edges: Sequence
     The width of a box is the duration, and its label is the micro-batch; later stages of a rank are paler.
     """
     line = schedule.timeline(costs)
-    shortest = min((s.finish - s.start for s in line.specs if s.finish > s.start), default=1.0)
-    scale = min(_SMALLEST / shortest, 40 * len(line.specs) / (line.span or 1.0))
-    kinds = {spec.action.kind for spec in line.specs}
+    shortest = min((s.finish - s.start for s in line.intervals if s.finish > s.start), default=1.0)
+    scale = min(_SMALLEST / shortest, 40 * len(line.intervals) / (line.span or 1.0))
+    kinds = {interval.action.kind for interval in line.intervals}
     legend = [kind for kind in Kind if kind in kinds]
-    boxes = {spec.action: _box(spec, schedule, scale) for spec in line.specs}
+    boxes = {interval.action: _box(interval, schedule, scale) for interval in line.intervals}
     return _TEMPLATE.render(
         width=max(round(_LEFT + line.span * scale + 8), 520),
         height=_TOP + _ROW * line.ranks,
@@ -137,18 +137,18 @@ def _title(schedule: Schedule, line: Timeline) -> str:
     )
 
 
-def _box(spec: InputSpec, schedule: Schedule, scale: float) -> _Box:
-    action = spec.action
-    mates = [s for s, rank in enumerate(schedule.placement) if rank == spec.rank]
+def _box(interval: Interval, schedule: Schedule, scale: float) -> _Box:
+    action = interval.action
+    mates = [s for s, rank in enumerate(schedule.placement) if rank == interval.rank]
     colour, meaning = _COLOURS[action.kind]
     return _Box(
         name=f"{action}: {meaning} of stage {action.stage}, micro-batch {action.microbatch}",
         text=str(action.microbatch),
         colour=colour,
         opacity=round(1 - 0.6 * mates.index(action.stage) / len(mates), 2),
-        x=round(_LEFT + spec.start * scale, 1),
-        y=_TOP + _ROW * spec.rank,
-        width=round((spec.finish - spec.start) * scale, 1),
+        x=round(_LEFT + interval.start * scale, 1),
+        y=_TOP + _ROW * interval.rank,
+        width=round((interval.finish - interval.start) * scale, 1),
     )
 
 

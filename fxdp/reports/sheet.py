@@ -13,7 +13,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts; `meta` is a note, which explains the absence of rows.
+    """A table of texts; `note` explains the absence of rows.
 
     Columns named `#...` hold numbers, and columns named `=...` hold words that a narrow terminal must not
     break. `total` is a last line about all rows; `style` is the style of the title in a terminal.
@@ -22,14 +22,14 @@ class Sheet:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    meta: str = ""
+    note: str = ""
     total: tuple[str, ...] = ()
     style: str = ""
 
     def __rich__(self) -> RenderableType:
-        meta = [Text(self.meta)] if self.meta else []
+        note = [Text(self.note)] if self.note else []
         if not self.rows:
-            return Group(Text(self.title, "bold"), *meta)
+            return Group(Text(self.title, "bold"), *note)
         ruled = any("\n" in cell for row in self.rows for cell in row)
         table = Table(
             title=self.title, title_justify="left", title_style=self.style or None, show_lines=ruled
@@ -42,7 +42,7 @@ class Sheet:
         if self.total:
             table.add_section()
             table.add_row(*map(Text, self.total))
-        return Group(table, *meta)
+        return Group(table, *note)
 
 
 _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(

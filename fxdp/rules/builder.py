@@ -117,13 +117,13 @@ class DecompositionBuilder:
 
 
 def in_parts(
-    op: Op, dims: Collection[int], cooked: Callable[[Op, list[int], Shard], Alternative]
+    op: Op, dims: Collection[int], decomposed: Callable[[Op, list[int], Shard], Alternative]
 ) -> Iterator[Alternative]:
     """Yield a decomposition for each shard of floating-point operands along one of these dims."""
     if op.operands[0].type.dtype.is_floating_point:
         for shard in offered(op.operands):
             if shard.dim in dims:
-                yield cooked(op, sorted(dims), shard)
+                yield decomposed(op, sorted(dims), shard)
 
 
 def _full(term: Term) -> Term:

@@ -1,7 +1,7 @@
 """Collect the skip declarations of a model in execution order, and check that stashes and pops match.
 
-    nn.Sequential        the children run one after another
-    any other module     the skippables inside may run in any order: they form one group
+nn.Sequential        the children run one after another
+any other module     the skippables inside may run in any order: they form one group
 """
 
 from __future__ import annotations

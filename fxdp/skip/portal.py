@@ -24,8 +24,8 @@ Stream: TypeAlias = torch.cuda.Stream | None
 class Portal:
     """Storage for a tensor that is freed after a fixed number of uses, the life of the portal.
 
-        life 2    blue, orange
-        life 3    blue, orange, orange in the recomputation; then 1 for the recomputed blue
+    life 2    blue, orange
+    life 3    blue, orange, orange in the recomputation; then 1 for the recomputed blue
     """
 
     def __init__(self, tensor: Tensor | None, tensor_life: int) -> None:

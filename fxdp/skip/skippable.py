@@ -1,16 +1,16 @@
 """`@skippable`: modules that stash tensors for later modules and pop tensors of earlier modules.
 
-    @skippable(stash=["skip"])
-    class Down(nn.Module):
-        def forward(self, x):
-            yield stash("skip", x)
-            return self.pool(x)
+@skippable(stash=["skip"])
+class Down(nn.Module):
+    def forward(self, x):
+        yield stash("skip", x)
+        return self.pool(x)
 
-    @skippable(pop=["skip"])
-    class Up(nn.Module):
-        def forward(self, x):
-            skip = yield pop("skip")
-            return self.grow(x) + skip
+@skippable(pop=["skip"])
+class Up(nn.Module):
+    def forward(self, x):
+        skip = yield pop("skip")
+        return self.grow(x) + skip
 """
 
 from __future__ import annotations

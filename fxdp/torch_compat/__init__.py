@@ -12,7 +12,6 @@ releases.check_torch()  # before the imports below: an older torch lacks some of
 
 # Each file lists in `__all__` the names that other rooms may import; a second list here would repeat them.
 from fxdp.torch_compat.channels import *  # noqa: F403
-from fxdp.torch_compat.compiled_code import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403
 from fxdp.torch_compat.dtensor import *  # noqa: F403
 from fxdp.torch_compat.dtensor_ops import *  # noqa: F403
@@ -21,26 +20,16 @@ from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.fake_values import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
-from fxdp.torch_compat.lazy_codegen import *  # noqa: F403
 from fxdp.torch_compat.lstm_states import *  # noqa: F403
-from fxdp.torch_compat.memoized_dtypes import *  # noqa: F403
-from fxdp.torch_compat.memoized_fakes import *  # noqa: F403
-from fxdp.torch_compat.memoized_indices import *  # noqa: F403
-from fxdp.torch_compat.memoized_sizes import *  # noqa: F403
-from fxdp.torch_compat.memoized_stacks import *  # noqa: F403
-from fxdp.torch_compat.memoized_trees import *  # noqa: F403
 from fxdp.torch_compat.mends import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
-from fxdp.torch_compat.op_traces import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.patch import *  # noqa: F403
 from fxdp.torch_compat.permanent import *  # noqa: F403
-from fxdp.torch_compat.program_header import *  # noqa: F403
 from fxdp.torch_compat.releases import *  # noqa: F403
 from fxdp.torch_compat.shortcut_table import *  # noqa: F403
 from fxdp.torch_compat.shortcuts import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.torch_ops import *  # noqa: F403
-from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

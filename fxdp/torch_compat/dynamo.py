@@ -88,7 +88,7 @@ class GraphBreak:
     reason: str
     stack: tuple[FrameSummary, ...]
     """The running source lines, outermost first; empty if Dynamo skips an entire function."""
-    undefined_gradients: str = ""
+    left_out: str = ""
     """The skipped function with its location; empty if no function is skipped."""
 
 

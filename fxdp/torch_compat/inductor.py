@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,17 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxdp.torch_compat.attention_sums import attention_sums
-from fxdp.torch_compat.compiled_code import without_profiling
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.kept_order import kept_order
-from fxdp.torch_compat.memoized_dtypes import memoized_dtypes
-from fxdp.torch_compat.memoized_indices import memoized_indices
-from fxdp.torch_compat.memoized_trees import memoized_trees
 from fxdp.torch_compat.open_strides import open_strides
 from fxdp.torch_compat.selected_offsets import selected_offsets
 from fxdp.torch_compat.torch_ops import aten
-from fxdp.torch_compat.vector_instructions import built_as_code
 
 __all__ = [
     "CppBuilding",
@@ -123,12 +119,13 @@ def joint_passes_for_inference(
 def compile_with_inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool,
     fixed: int, in_order: bool = False, donated: Sequence[int] = (),
+    around: AbstractContextManager[None] | None = None,
 ) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:  # fmt: skip
     """Compile a forward or backward graph; return a callable that takes a list, and the known output strides.
 
     The first `fixed` inputs are parameters and buffers, whose addresses do not change between steps. With
     `in_order` the code runs in the order of the graph, except for fusion. A backward may overwrite the inputs
-    numbered `donated`, which have no later reader.
+    numbered `donated`, which have no later reader. Inductor runs inside of `around`.
     """
     import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -154,10 +151,7 @@ def compile_with_inductor(
         torch.no_grad(),
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # otherwise a traced pattern of Inductor would be cast, too
-        built_as_code(),
-        memoized_dtypes(),
-        memoized_indices(),
-        memoized_trees(),
+        around or contextlib.nullcontext(),
         inductor_config.patch(settings),
         contextlib.ExitStack() as mended,
     ):
@@ -172,7 +166,7 @@ def compile_with_inductor(
             graph_id=next(_graph_ids),  # CUDA graphs identify programs by this number
             boxed_forward_device_index=BoxedDeviceIndex(None),
         )
-    return without_profiling(compiled), list(strides or [])
+    return compiled, list(strides or [])
 
 
 _MENDS = (

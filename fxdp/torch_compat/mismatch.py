@@ -24,7 +24,14 @@ from fxdp.torch_compat.releases import PROVEN, installed
 __all__ = ["torch_mismatch", "why_not_compiled"]
 
 _FXDP = Path(__file__).resolve().parent.parent
-_ROOMS = {"fxdp.torch_compat": _FXDP / "torch_compat", "fxdp.capture.patches": _FXDP / "capture" / "patches"}
+_PATCHES = "fxdp.capture.patches"
+_ROOMS = {
+    room: _FXDP.joinpath(*room.split(".")[1:])
+    for room in (
+        "fxdp.torch_compat", "fxdp.startup.memoized", "fxdp.startup.artifacts", "fxdp.startup.building",
+        _PATCHES,
+    )
+}  # fmt: skip
 """The rooms with functions that replace torch's."""
 _COMPILER = ("InvalidCxxCompiler", "CppCompileError", "C++ compile error")
 """Parts of Inductor's error messages for a missing or outdated C++ compiler."""
@@ -69,7 +76,7 @@ def _is_mismatch(error: BaseException, room: str) -> bool:
         return False
     # a user's call of a replaced function goes through `capture/patches`, and may contain mistakes of the
     # user
-    return room == "fxdp.torch_compat" or call["name"] in _own_names()
+    return room not in ("", _PATCHES) or call["name"] in _own_names()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

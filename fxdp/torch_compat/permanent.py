@@ -91,7 +91,7 @@ PERMANENT: tuple[Permanent, ...] = (
     ),
     Permanent(
         "torch._dynamo.backends.registry:_BACKENDS", "torch_compat/dynamo.py",
-        "the import of fxdp.integrations.torch_compile",
+        "the import of fxdp.dynamo.backend",
         "torch.compile(backend='fxdp') finds a backend there in any thread", "one more name of a backend",
         "never, as for the backend of an installed package",
     ),

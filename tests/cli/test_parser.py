@@ -44,7 +44,7 @@ def test_all_public_names_are_there() -> None:
     ("arguments", "message"),
     [
         (["--mesh", "tp=2"], "--mesh tp=2: got axis 'tp', expected dp, as in --mesh dp=2."),
-        (["--mesh", "dp=many"], "--mesh dp=many: got size 'many', expected a integers of ranks"),
+        (["--mesh", "dp=many"], "--mesh dp=many: got size 'many', expected a number of ranks"),
         (["--mesh", "dp=0"], "--mesh dp=0: got size '0'"),
         (["--mesh", "2"], "--mesh 2: got axis '2', expected dp"),
         (["--steps", "0"], "--steps 0: at least one step is needed."),
@@ -98,7 +98,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fxdp.demo.run.run_demo", interrupt)
+    monkeypatch.setattr("fxdp.cli.demo.run.run_demo", interrupt)
     assert main(["demo"]) == 130
 
 
@@ -108,6 +108,6 @@ def test_every_fxdp_error_is_a_message(
     def fail(*_: object) -> int:
         raise FxdpError("where [got] expected: remedy")
 
-    monkeypatch.setattr("fxdp.demo.run.run_demo", fail)
+    monkeypatch.setattr("fxdp.cli.demo.run.run_demo", fail)
     assert main(["demo", "--out", str(tmp_path / "x.png")]) == 2
     assert capsys.readouterr().err == "fxdp: error: where [got] expected: remedy\n"

@@ -58,8 +58,8 @@ def test_the_first_that_fits_is_taken_and_says_why() -> None:
     assert _peak(strategy="shard", reshard_after_forward=4) == shard
     assert "a rank: replicate, the cheapest that fits" in _chosen(replicate)[0]
     assert "a rank: optimizer, the cheapest that fits" in _chosen(replicate - 1)[0]
-    assert "all 5 buckets entire until the backward, the cheapest" in _chosen(optimizer - 1)[0]
-    assert "the last 2 of 5 buckets entire until the backward" in _chosen((kept + shard) // 2)[0]
+    assert "all 5 buckets unsharded until the backward, the cheapest" in _chosen(optimizer - 1)[0]
+    assert "the last 2 of 5 buckets unsharded until the backward" in _chosen((kept + shard) // 2)[0]
     assert "the last 2 of 5 buckets" in _chosen(shard)[0], "they are gone before the peak"
     none = _chosen(shard - 1)
     assert "a rank: shard, none fits; it needs least" in none[0]

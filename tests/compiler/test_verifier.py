@@ -65,7 +65,7 @@ def test_all_faults_are_reported_at_once() -> None:
         """\
 after batch-dim-analyzer, the graph breaks level PLACED in 5 places:
   %x_1: f32[B] = input(x)
-    has the slot of another placeholder
+    has the spec of another placeholder
   %add_tensor = aten.add.Tensor(%x, %x_1)
     has no type
   %x: f32[B] = input(x)
@@ -326,7 +326,11 @@ def _everything_is_executable() -> fx.GraphModule:
 
 
 MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
-    (_inputs_have_specs, Level.CAPTURED, ["has the slot of another placeholder", "has no slot"]),
+    (
+        _inputs_have_specs,
+        Level.CAPTURED,
+        ["has the spec of another placeholder", "has no spec in the signature"],
+    ),
     (
         _results_have_specs,
         Level.CAPTURED,

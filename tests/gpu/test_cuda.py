@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxdp
-from fxdp.demo.model import GPT, GPTConfig
+from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.ir.tensor_difference import difference
 
 pytestmark = [

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.demo.model import GPT, GPTConfig
+from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.ir.tensor_difference import difference
 from tests.exactness.test_sharded import Words
 from tests.fallbacks import no_fallback

@@ -161,8 +161,8 @@ def _seen(comms: Comms, **more: Any) -> dict[str, Any]:
     return {
         "control": sorted(peer.connection.getpeername()[0] for peer in comms.control.peers),
         "gloo": sorted({there for item in comms._sockets for there, _ in (item.here, item.there)}),
-        "memory": comms.memory is not None,
-        "seconds per byte": None if comms.cost is None else comms.cost.per_byte,
+        "memory": comms.transport.memory is not None,
+        "seconds per byte": None if comms.transport.cost is None else comms.transport.cost.per_byte,
         **more,
     }
 
@@ -174,7 +174,7 @@ def _memory_of_a_stage() -> bool:
     staged = fxdp.compile(model, mesh, loss_fn=F.cross_entropy, pipeline={"microbatches": 2}, backend="eager")
     x, y = (part.tensor_split(2)[mesh.get_local_rank("dp")] for part in batch())
     staged(x, target=y).backward()
-    return any(comms.memory is not None for comms in live_comms())
+    return any(comms.transport.memory is not None for comms in live_comms())
 
 
 if __name__ == "__main__":

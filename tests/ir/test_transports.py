@@ -77,13 +77,13 @@ def _handed_and_planned() -> tuple[int, int, set[str]]:
     compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, backend="eager")
     (comms,) = live_comms()
     for _ in range(2):  # the first call compiles
-        before = comms.handed_bytes
+        before = comms.transport.handed_bytes
         x, y = torch.randn(3 + dist.get_rank(), 6), torch.zeros(3 + dist.get_rank(), dtype=torch.long)
         compiled(x, target=y).backward()
     rows = compiled.plan.communication
     planned = sum(row.bytes for row in rows if row.by != "gloo")
     assert {row.by for row in rows if row.gradient} == {"memory"}
-    return comms.handed_bytes - before, planned, {r.by for r in rows if r.phase == "forward"}
+    return comms.transport.handed_bytes - before, planned, {r.by for r in rows if r.phase == "forward"}
 
 
 def test_the_plan_says_what_goes_by_messages_and_memory(ranks: RankPool) -> None:

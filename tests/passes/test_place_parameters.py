@@ -81,7 +81,7 @@ mesh(dp=2)
   %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
   %all_gather_shards: f32[5, 4] {dp=R} = all_gather_shards(%w)  # aten.t
   %wait: f32[5, 4] {dp=R} = wait(%all_gather_shards)
-  %slice_shard: f32[5, 4] {dp=Rows(regather)} = slice_shard(%wait, axis=regather)  # aten.t
+  %slice_shard: f32[5, 4] {dp=ParamShard(regather)} = slice_shard(%wait, axis=regather)  # aten.t
   %all_gather_shards_1: f32[5, 4] {dp=R} = all_gather_shards(%slice_shard, axis=regather)  # aten.t
   %t: f32[4, 5] {dp=R} = aten.t(%wait)
   %y: f32[B, 5] {dp=S(0)} = aten.mm(%x, %t)

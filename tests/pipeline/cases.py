@@ -27,7 +27,6 @@ Case = tuple[int, int, dict[str, Any]]
 """Pipeline ranks, data ranks, options."""
 
 
-
 def _recomputing(mode: str) -> dict[str, Any]:
     return {"activation_checkpointing": mode}
 

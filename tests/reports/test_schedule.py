@@ -71,11 +71,11 @@ def test_each_action_is_drawn_where_and_as_long_as_it_runs(name: str) -> None:
     costs = Costs((1.0, 2.0) * 4, (1.0,) * 8, (2.0,) * 8)
     line = schedule.timeline(costs)
     drawn = boxes(schedule_svg(schedule, costs))
-    assert len(drawn) == len(line.specs)
-    scale = float(drawn["0F0"].attrib["width"]) / (line.specs[0].finish - line.specs[0].start)
-    rows = {float(drawn[str(spec.action)].attrib["y"]): spec.rank for spec in line.specs}
+    assert len(drawn) == len(line.intervals)
+    scale = float(drawn["0F0"].attrib["width"]) / (line.intervals[0].finish - line.intervals[0].start)
+    rows = {float(drawn[str(spec.action)].attrib["y"]): spec.rank for spec in line.intervals}
     assert sorted(rows) == [y for y, _ in sorted(rows.items(), key=lambda item: item[1])]
-    for spec in line.specs:
+    for spec in line.intervals:
         box = drawn[str(spec.action)].attrib
         assert float(box["x"]) - float(drawn["0F0"].attrib["x"]) == pytest.approx(spec.start * scale, abs=0.2)
         assert float(box["width"]) == pytest.approx((spec.finish - spec.start) * scale, abs=0.2)

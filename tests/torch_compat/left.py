@@ -27,7 +27,7 @@ def main() -> None:
     install_hook()
     mesh = mesh_on_paper("cpu", [0], {"dp": 1}, 0)
     _shard(mesh)
-    import fxdp.integrations.torch_compile  # noqa: F401
+    import fxdp.dynamo.backend  # noqa: F401
 
     gc.collect()  # hooks go with the model
     for (owner, name), new in sorted(replaced(before, _all()).items(), key=str):

@@ -127,12 +127,17 @@ class _Rounds:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.done = 0
+        self.traced = fx.symbolic_trace(nn.Linear(2, 2))
 
     def run(self) -> None:
-        flatten, code = pytree.tree_flatten((1, [2, {"a": 3}])), fx.symbolic_trace(nn.Linear(2, 2)).code
+        # Torch's own flag "an fx tracer runs" is one for all threads (any make_fx sets it), and torch.compile
+        # refuses to run under it: here it runs the function as it is instead. A setting is each thread's own.
+        torch._dynamo.config.error_on_nested_fx_trace = False
+        # traced before: fx.symbolic_trace itself replaces `nn.Module.__call__` for all threads
+        flatten, traced = pytree.tree_flatten((1, [2, {"a": 3}])), self.traced
         while not self.over.is_set() or not self.done:
             assert pytree.tree_flatten((1, [2, {"a": 3}])) == flatten
-            assert fx.symbolic_trace(nn.Linear(2, 2)).code == code
+            assert fx.GraphModule(traced, traced.graph).code == traced.code
             assert not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
             self._compiled()
             self.done += 1
@@ -148,10 +153,7 @@ class _Rounds:
         assert torch.equal(torch.compile(own, backend=backend)(x), plain(x))
 
 
-def test_another_thread_traces_and_compiles_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Torch's own flag "an fx tracer runs" is one for all threads (any make_fx sets it), and torch.compile
-    # refuses to run under it: here it runs the function as it is instead.
-    monkeypatch.setattr(torch._dynamo.config, "error_on_nested_fx_trace", False)
+def test_another_thread_traces_and_compiles_meanwhile() -> None:
     other = _Rounds()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(other.run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.patches import autograd_functions
 from fxdp.errors import TorchMismatchError
+from fxdp.startup.memoized import memoized_fakes
 from fxdp.torch_compat import exporting, torch_mismatch, why_not_compiled
-
-memoized_fakes = sys.modules["fxdp.torch_compat.memoized_fakes"]  # the room's name is the function's
 
 
 class _Twice(torch.autograd.Function):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.joint import cached_joint
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.errors import MeshError
 from fxdp.torch_compat import releases, shortcut_table
@@ -133,8 +132,8 @@ def test_without_one_inductor_s_code_computes_the_same(name: str, monkeypatch: p
 def test_what_is_kept_on_disk_is_not_for_who_leaves_something_out(
     name: str, eager: tuple[str, list[Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = mock.Mock(side_effect=symbolic_joint)
-    monkeypatch.setattr(cached_joint, "symbolic_joint", made)
+    made = mock.Mock(side_effect=symbolic_joint.own)
+    monkeypatch.setattr(symbolic_joint, "own", made)
     for setting, times in (("on", 1), ("on", 1), (f"-{name}", 2)):
         monkeypatch.setenv("FXDP_SHORTCUTS", setting)
         assert fxdp.plan(_model(9), (_tokens(),), mesh={"dp": 2}, strategy="shard").text == eager[0]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fxdp.compiler import emit
 from fxdp.lowering.forward_backward_pair import ForwardBackward
-from fxdp.lowering.inductor.cold_start import ColdStart
 from fxdp.module.programs import Programs
+from fxdp.startup.building.cold_start import ColdStart
 from fxdp.torch_compat import begin_autograd
 from tests.capture.zoo import keep_float64
 from tests.quick_kernels import know_inductor
@@ -34,7 +34,7 @@ from tests.zoo.public import SPLITS, WithLoss, inputs_of, public_error
 @contextlib.contextmanager
 def lowered_in_turn(folder: Path) -> Iterator[None]:
     """Inside, ranks of this folder lower one after the other, not half by half at once."""
-    own = emit.lower_cached
+    own = emit.lower_inductor
 
     def alone(*args: Any, **options: Any) -> ForwardBackward:
         with (folder / "lowering").open("w") as lock:
@@ -42,7 +42,7 @@ def lowered_in_turn(folder: Path) -> Iterator[None]:
             return own(*args, **options)
 
     with (
-        mock.patch.object(emit, "lower_cached", alone),
+        mock.patch.object(emit, "lower_inductor", alone),
         mock.patch("fxdp.compiler.lowered_parts.start_of", side_effect=lambda *_: ColdStart()),
     ):
         yield

@@ -1,7 +1,7 @@
 """Apply an op to each sample by one op for all samples: by `vmap`, or by a replacement that `vmap` supports.
 
-    nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
-    attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
+nonzero_static(mask[i], size=3)         the first three places of a stable sort of each row
+attention(q[i:i+1], k[i:i+1], ...)      attention(q, k, ...), by one kernel
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ class _Loops:
         if rest or (node.target is _PAD and each > 1) or not all(isinstance(part, fx.Node) for part in parts):
             return
         with self.graph.inserting_before(node):
-            made = self._process_mesh(node, parts)
+            made = self._joined(node, parts)
             if made is None and each > 1:
                 made = self._merged_loops(node, parts)
         if made is not None:
             self._replace(node, made)
 
-    def _process_mesh(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
+    def _joined(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
         """Return the join of the values of one loop as one node; None if the iterations differ."""
         each = len(parts) // self.batch
         rows = self._all_rows([tuple(parts[iteration::each]) for iteration in range(each)], node)
@@ -114,7 +114,7 @@ class _Loops:
     def _merged_loops(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
         """Return the join of the values of consecutive loops; None if iterations of a loop differ."""
         starts = range(0, len(parts), self.batch)
-        loops = [self._process_mesh(node, parts[start : start + self.batch]) for start in starts]
+        loops = [self._joined(node, parts[start : start + self.batch]) for start in starts]
         dim = argument_at(node, 1, 0) % node.meta["val"].dim()
         return None if None in loops else self._call(node, _CAT, loops, dim)
 
@@ -164,9 +164,9 @@ class _Loops:
             return None
         return [rows.node if rows.apart else self._spread(rows.node, reader) for rows in found]
 
-    def _spread(self, node: fx.Node, process_mesh: fx.Node) -> fx.Node:
+    def _spread(self, node: fx.Node, joined: fx.Node) -> fx.Node:
         sizes = [self.batch, *node.meta["val"].shape]
-        return self._call(process_mesh, aten.expand.default, node, sizes)
+        return self._call(joined, aten.expand.default, node, sizes)
 
     def _rows(self, wanted: Group) -> _Rows:
         """Return the result of a group, and compute operands first.

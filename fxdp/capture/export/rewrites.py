@@ -1,8 +1,8 @@
 """Rewrites of graphs that torch's tracing leaves in a form which the next step cannot process.
 
-    with_effects(token, op, x)          op(x)                       ops that torch orders by tokens
-    cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
-    lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
+with_effects(token, op, x)          op(x)                       ops that torch orders by tokens
+cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
+lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ def rejoin(gm: fx.GraphModule) -> None:
         if found is None:
             continue
         with gm.graph.inserting_before(node):
-            full = (
-                _merged(gm.graph, found, node) if found.merged else _process_mesh(gm.graph, found.apart, node)
-            )
+            full = _merged(gm.graph, found, node) if found.merged else _joined(gm.graph, found.apart, node)
         if full is not None:
             full.meta = dict(node.meta)
             node.replace_all_uses_with(full)
@@ -141,7 +139,7 @@ def _row(node: fx.Node, dims: int) -> list[int]:
     return sizes if len(sizes) == dims and all(isinstance(size, int) for size in sizes) else []
 
 
-def _process_mesh(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
+def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
     """Replace `join(apart(x))` by one op on `x`."""
     x: Any = apart.args[0]
     unbound, stacked = apart.target is aten.unbind.int, join.target is aten.stack.default

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import sympy
 import torch
@@ -17,15 +16,7 @@ from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.needless_writes import give_new_values
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
-from fxdp.capture.joint.predicted_forward import (
-    ForwardMetadata,
-    PredictedForward,
-    WrongPredictionError,
-    forward_metadata,
-    predicted_forward,
-)
-
-_log = logging.getLogger("fxdp")
+from fxdp.wings import seam
 
 
 class BatchSpecializedError(Exception):
@@ -64,33 +55,20 @@ class RawJoint:
     shape_env: torch_compat.ShapeEnv | None
 
 
-class _Differentiated(nn.Module):
+class Differentiated(nn.Module):
     """Wrapper that runs an exported program, and detaches outputs that should not get a tangent."""
 
-    def __init__(
-        self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: PredictedForward | None
-    ) -> None:
+    def __init__(self, exported: fx.GraphModule, differentiable: str, loss: int | None) -> None:
         super().__init__()
         self.exported = exported
         self.differentiable = differentiable
         self.loss = loss
-        self.told = told
-        self.forward_metadata: ForwardMetadata = ()
         self.detached: tuple[int, ...] = ()
         self.cloned: frozenset[int] = frozenset()
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """Return the outputs, detached if they get no tangent, and cloned if they are aliases.
-
-        Raises
-        ------
-        WrongPredictionError : the outputs differ from the prediction `told`.
-        """
-        traced = torch_compat.is_traced()
-        if traced or self.told is None:
-            outputs = list(torch_compat.replay(self.exported, *tensors))
-        else:
-            outputs = self.told.run(self.exported, tensors)
+        """Return the outputs, detached if they get no tangent, and cloned if they are aliases."""
+        outputs = self.run(tensors)
         scalars = [
             i for i, o in enumerate(outputs) if o.requires_grad and o.dim() == 0 and o.is_floating_point()
         ]
@@ -110,20 +88,15 @@ class _Differentiated(nn.Module):
                 cloned.add(index)
             seen.add(id(output))
         self.cloned = frozenset(cloned)
-        if self.told is not None:
-            self._compare(forward_metadata(outputs, (*tensors, *self._tensors())), traced)
         return tuple(outputs)
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all parameters and buffers, a tied one once per name."""
-        for named in (self.named_parameters, self.named_buffers):
-            yield from (tensor for _, tensor in named(remove_duplicate=False))
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """Run the exported program on these inputs."""
+        return list(torch_compat.replay(self.exported, *tensors))
 
-    def _compare(self, found: ForwardMetadata, traced: bool) -> None:
-        """Store the metadata of a run; raise if the traced run's metadata differ from the run before."""
-        if traced and found != self.forward_metadata:
-            raise WrongPredictionError(f"expected {self.forward_metadata}, got {found}")
-        self.forward_metadata = found
+
+Decompositions: TypeAlias = dict[Any, Callable[..., Any]]
+Traced: TypeAlias = tuple[fx.GraphModule, Differentiated]
 
 
 def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
@@ -140,7 +113,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     symbols = batch_symbols(fakes, exported.batch) if exported.symbolic else None
     table = cross_sample_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
     with unfused_recurrence() if options.couple else contextlib.nullcontext():
-        gm, wrapper = _traced(exported, options, table)
+        gm, wrapper = differentiated(exported, options, table)
     if exported.symbolic:
         batch_symbols(fakes, exported.batch)  # differentiation may specialize the batch size, too
     return RawJoint(
@@ -154,23 +127,16 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     )
 
 
-def _traced(
-    exported: Exported, options: JointOptions, table: dict[Any, Callable[..., Any]]
-) -> tuple[fx.GraphModule, _Differentiated]:
-    """Return the joint graph and the traced wrapper; without a correct prediction, run the forward first."""
-    fakes = exported.fakes
-    fake_mode = next((fake.fake_mode for fake in fakes), None)
+@seam("startup")
+def differentiated(exported: Exported, options: JointOptions, table: Decompositions) -> Traced:
+    """Trace a forward graph with its backward; also return the module that was traced."""
+    return traced(Differentiated(exported.gm, options.differentiable, exported.loss), exported, table)
 
-    def trace(told: PredictedForward | None) -> tuple[fx.GraphModule, _Differentiated]:
-        wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss, told)
-        return torch_compat.joint_graph(wrapper, fakes, fake_mode, table), wrapper
 
-    if torch_compat.is_on("predicted_forward") and (told := predicted_forward(exported.gm)) is not None:
-        try:
-            return trace(told)
-        except Exception as error:  # any error may result from the prediction
-            _log.debug("the forward runs before it is traced: %r", error)
-    return trace(None)
+def traced(wrapper: Differentiated, exported: Exported, table: Decompositions) -> Traced:
+    """Trace the joint graph of this module with the exported graph's own fake inputs."""
+    fake_mode = next((fake.fake_mode for fake in exported.fakes), None)
+    return torch_compat.joint_graph(wrapper, exported.fakes, fake_mode, table), wrapper
 
 
 def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:

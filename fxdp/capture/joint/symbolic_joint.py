@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint.annotate_joint import AnnotatedJoint, SignatureSpecs, annotate_joint
+from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
-from fxdp.capture.joint.expanded_joint import expanded
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.capture.joint.repeated_forward import KEPT, find_layers, shortened
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
-from fxdp.ir.repeated_program import OtherLayersError
 from fxdp.ir.sizes import fixed_by_data
-from fxdp.torch_compat import is_on
+from fxdp.torch_compat import forget_tensors
+from fxdp.wings import seam
 
-_log = logging.getLogger("fxdp")
 
-
+@seam("startup")
 def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     """Return one joint graph for all batch sizes for which the forward graph is valid.
 
@@ -35,8 +30,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     """
     # read first: the next steps modify the forward graph in place
     single = () if options.own_statistics else several_values(exported.gm.graph)
-    found = _by_layer(exported, options) if is_on("repeated_joint") else None
-    raw, sizes, converted = found or _joint(exported, options)
+    raw, sizes, converted = annotated_joint(exported, options)
     check_dtypes(converted.gm.graph)
     return Captured(
         gm=converted.gm,
@@ -58,35 +52,20 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     )
 
 
-def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint]:
+def joint_of_forward(exported: Exported, options: JointOptions) -> Captured:
+    """Return `symbolic_joint`, and let go of the tensors that torch remembers for the forward's fakes."""
+    try:
+        return symbolic_joint(exported, options)
+    finally:
+        forget_tensors(exported.fakes)
+
+
+@seam("startup")
+def annotated_joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint]:
+    """Trace the joint graph and annotate its nodes."""
     raw = trace_joint(exported, options)
     sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
     return raw, sizes, annotate_joint(raw, sizes)
-
-
-def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint] | None:
-    """Trace only a few of many repeated layers, and expand the joint graph; None if layers differ."""
-    try:
-        layers = find_layers(exported)
-    except Exception as error:  # an optimization must not decide whether a model is captured
-        _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
-        return None
-    if layers is None:
-        return None
-    for reduced in KEPT:
-        layers = replace(layers, reduced=reduced)
-        raw, sizes, short = _joint(shortened(exported, layers), options)
-        try:
-            gm = expanded(short.gm, layers, SignatureSpecs(exported.owner, exported.paths))
-            gm.graph.lint()
-        except OtherLayersError as error:
-            _log.debug("%d of %d layers are too few: %s", reduced, layers.count, error)
-        except Exception as error:
-            _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
-            return None
-        else:
-            return raw, sizes, replace(short, gm=gm)
-    return None
 
 
 def _leaf(leaf: Any, sizes: Sizes) -> Any:

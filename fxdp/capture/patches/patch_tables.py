@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +13,12 @@ from torch import Tensor, nn
 
 from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead, ReadValue
-from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
-from fxdp.capture.patches.flags import FLAGS
-from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
-from fxdp.capture.patches.norm_averages import NORMS
-from fxdp.capture.patches.raise_checks import AskedChecks, checks
-from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
+from fxdp.capture.patches.plain_semantics import REFUSED
+from fxdp.capture.patches.raise_checks import AskedChecks, asserts
+from fxdp.capture.patches.random_numbers import RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
-from fxdp.capture.patches.substitutes import SUBSTITUTES
-from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len, value_reads
+from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, value_reads
 from fxdp.capture.patches.tensor_slices import TensorSlices
 from fxdp.capture.patches.unbacked_hints import HintedNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
@@ -30,6 +27,7 @@ from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.metadata import Location
 from fxdp.torch_compat import Patch, around, aten, patched
+from fxdp.wings import seam
 
 _WRONGLY_DECOMPOSED = aten.multilabel_margin_loss_forward.default
 """An op that torch 2.13 decomposes wrongly: targets after the first -1 count, unlike in the kernel."""
@@ -60,8 +58,6 @@ def _replace(plain: Callable[..., None], self: torch_compat.ShapeEnv, *equality:
 
 ALL_OF_CAPTURE: tuple[Patch, ...] = (
     *SILENCE,
-    *NORMS,
-    *SUBSTITUTES,
     REENTRANT,
     *torch_compat.LSTM_STATES,
     Patch(nn.Module, "_apply", around(_convert)),
@@ -69,6 +65,18 @@ ALL_OF_CAPTURE: tuple[Patch, ...] = (
     Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # never read during capture
 )
 """Patches from the first trace to the joint graph: backwards of user functions run after the export."""
+
+
+@seam("python")
+def capture_semantics(module: nn.Module, loss_fn: Callable[..., Any] | None) -> tuple[Patch, ...]:
+    """Return further patches for all of a capture."""
+    return ()
+
+
+@seam("startup")
+def around_capture() -> AbstractContextManager[None]:
+    """Return a context in which all of a capture runs, made once for each."""
+    return contextlib.nullcontext()
 
 
 @dataclass
@@ -103,21 +111,23 @@ def recording_effects(
     effects = RecordedEffects(AskedChecks(branches, told))
     # only active while the model's code runs: torch's tracing before and after uses unpatched functions
     patches = (
-        *AUTOGRAD,
-        *INNER_GRADIENTS,
         DATA,
         *TEXTS,
         *layout_reads(effects.layout_reads, module, tensors),
         *value_reads(effects.read_values),
         *seedings(effects.seeded),
-        *FLAGS,
-        *checks(effects.asked),
+        asserts(effects.asked),
         *python_draws(),
-        *UNIT_DRAWS,
         *unchanged_parameters(module),
     )
-    with DenseOnly(), MarkedWhenMade(), patched(patches), RefusedGenerators(), effects.slices:
+    with DenseOnly(), patched(patches), RefusedGenerators(), python_semantics(effects):
         yield effects
+
+
+@seam("python")
+def python_semantics(effects: RecordedEffects) -> AbstractContextManager[object]:
+    """Return a context for one run of the model's code; without the wing, one that refuses."""
+    return patched(REFUSED)
 
 
 @contextlib.contextmanager
@@ -128,12 +138,8 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         # drawn by another thread in the meantime repeat, as they do while torch itself traces.
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
-        stack.enter_context(torch_compat.memoized_sizes())
-        stack.enter_context(torch_compat.memoized_fakes())
-        stack.enter_context(torch_compat.memoized_stacks())
-        stack.enter_context(torch_compat.memoized_trees())
-        stack.enter_context(torch_compat.lazy_codegen())
-        here = stack.enter_context(patched((*ALL_OF_CAPTURE, symbolic_len(module, loss_fn))))
+        stack.enter_context(around_capture())
+        here = stack.enter_context(patched((*ALL_OF_CAPTURE, *capture_semantics(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():

@@ -122,6 +122,18 @@ class AskedChecks:
         self._askers.append(len(self._askers))
 
 
+def asserts(asked: AskedChecks) -> Patch:
+    """Return the patch by which `torch._assert_async` is a check of each step.
+
+    `torch.distributions` calls this function while a model is exported, since torch 2.15.
+    """
+
+    def asserted(plain: Callable[..., None], tensor: Tensor, *message: str) -> None:
+        asked.must(tensor, location_of_call())
+
+    return Patch(torch, "_assert_async", around(asserted))
+
+
 def checks(asked: AskedChecks) -> tuple[Patch, ...]:
     """Return patches that answer checks and flags while the user's code runs."""
     read = Tensor.__bool__  # torch's own: the patches below are not installed yet
@@ -156,15 +168,11 @@ def checks(asked: AskedChecks) -> tuple[Patch, ...]:
             return plain(self)
         return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
 
-    def asserted(plain: Callable[..., None], tensor: Tensor, *message: str) -> None:
-        asked.must(tensor, location_of_call())
-
     replacements = {"__bool__": truth, "item": item, "__iter__": rows}
     replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)
     patches = (Patch(Tensor, name, around(made)) for name, made in replacements.items())
     traced = (Patch(kind, "tolist", around(number)) for kind in torch_compat.TRACED)  # with one of their own
-    raising = Patch(torch, "_assert_async", around(asserted))  # torch.distributions calls this since 2.15
-    return (*patches, *traced, raising, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
+    return (*patches, *traced, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
 
 
 class _AskedOfSelections:
@@ -249,8 +257,8 @@ def _lines(test: ast.expr) -> range:
 def _says_finite(test: ast.expr) -> bool | None:
     """Return the value of tensors in a condition if all values are finite; None for other conditions.
 
-        not isfinite(x).all()                           -> True
-        x.dtype == torch.float16 and isinf(x).any()     -> False
+    not isfinite(x).all()                           -> True
+    x.dtype == torch.float16 and isinf(x).any()     -> False
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _says_finite(test.operand)
@@ -281,9 +289,9 @@ def _call(node: ast.expr | None) -> tuple[str, ast.expr | None]:
 def _truth(test: ast.expr, wanted: bool) -> bool | None:
     """Return the value of tensors for which a condition is `wanted`; None if tensors must differ.
 
-        not a, wanted False         -> True
-        a or b, wanted False        -> False
-        a or not b, wanted False    -> None
+    not a, wanted False         -> True
+    a or b, wanted False        -> False
+    a or not b, wanted False    -> None
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _truth(test.operand, not wanted)

@@ -123,7 +123,7 @@ TEXTS = (
 def value_reads(found: dict[int, ReadValue]) -> tuple[Patch, ...]:
     """Return patches that record which tensors from outside of the trace the user's code reads by value.
 
-        self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
+    self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
     """
 
     def read(plain: Callable[..., Any], self: Tensor, *args: Any) -> Any:

@@ -2,15 +2,16 @@
 
 emitted joint graph          fxdp's ops, sizes symbolic or fixed
   | cut                      ops that Inductor knows, in a forward and a backward (`forward_backward.py`)
-  | regions                  of repeated layers, one is compiled
 forward, backward            compiled in the order of a `Start`, each with strides checked
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,14 @@ from fxdp.ir.signature import InputSpec
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.forward_backward_pair import Boxed, ForwardBackward
 from fxdp.lowering.inductor.collective_order import must_stay
-from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
+from fxdp.lowering.inductor.donated import donated, donated_inputs
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
-from fxdp.lowering.inductor.region_check import check_regions
-from fxdp.lowering.inductor.region_code import AsItIs, RegionPlan, plan_regions
-from fxdp.lowering.inductor.regions import CompiledRegion, NoRegionsError, regions
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
-from fxdp.lowering.inductor.sums_in_place import sum_in_place, sums_in_place
 from fxdp.lowering.op_by_op import pack_sums, reads_again
 from fxdp.lowering.shapes import Shapes, SizesFixedError
-from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
-
-_log = logging.getLogger("fxdp")
+from fxdp.torch_compat import compile_with_inductor, fixed_sizes
+from fxdp.wings import seam
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,14 @@ class LoweringOptions:
     first: tuple[int, ...] | None = None
     """The results computed by the first graph of a split backward; None: the backward is not split."""
     budget: float = 1.0
-    """The share of activations that the forward may save; the backward recomputes the rest."""
-    by_layer: bool = True
-    """True if only a few of the repeated layers are traced and partitioned, and one is compiled."""
+    """The share of the activations that the forward may save; the backward computes others again."""
     hides: bool = True
     """True if collectives between layers must stay overlapped with compute as in the program."""
     in_place: str = ""
     """The name of the group that all-reduces large values in place; empty if there is none."""
 
 
+@seam("startup")
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, start: Start,
     options: LoweringOptions,
@@ -73,13 +68,51 @@ def lower_inductor(
     ------
     SizesFixedError : a size that should stay symbolic was specialized.
     """
-    halved = cut(gm, values, shapes, device, options.budget, by_layer=options.by_layer)
+    halved = cut(gm, values, shapes, device, options.budget)
     keeps_strides = shapes.generic or not halved.chooses_layouts
     compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, options)
     pair = compiler.inference() if halved.backward is None else compiler.training()
     if constants := fixed_sizes(halved.sizes):  # checked last, because compiling may specialize sizes, too
         raise SizesFixedError(constants)
     return pair
+
+
+@dataclass(frozen=True)
+class Half:
+    """A forward or a backward that is to be compiled."""
+
+    gm: fx.GraphModule
+    visible: Sequence[int]
+    """The numbers of the results whose strides must be kept."""
+    fixed: int
+    """How many inputs, the first ones, keep their addresses between steps."""
+    donated: frozenset[str]
+    """The names of the inputs that the code may write over."""
+    keeps_strides: bool
+    """Whether all strides are known before the half is compiled."""
+    options: LoweringOptions
+    start: Start
+    compile_graph: Callable[[fx.GraphModule, Sequence[int], int, Sequence[int]], tuple[Any, list[Any]]]
+    """Compiles a graph with its visible results, fixed inputs and donated inputs; code and strides."""
+
+
+@seam("startup")
+def compile_half(half: Half) -> tuple[Any, list[Any]]:
+    """Compile a half in one piece; return its code, and the strides of its results where Inductor chose."""
+    donated = donated_inputs(half.gm.graph, half.donated)
+    return half.compile_graph(half.gm, half.visible, half.fixed, donated)
+
+
+@seam("startup")
+def around_inductor() -> AbstractContextManager[None]:
+    """Return a context in which Inductor compiles one graph."""
+    return contextlib.nullcontext()
+
+
+@seam("startup")
+def callable_of(code: Any) -> Callable[[list[Any]], Any]:
+    """Return the callable of Inductor's compiled code."""
+    return code  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -140,55 +173,15 @@ class _Compiler:
         # autograd accepts gradients of any strides
         visible = kept if exact or not backward else range(0)
         fixed = 0 if backward else self.signature.fixed
-        # checked for the full graph: a collective in flight across regions is not visible in either region
-        how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
-        may = self.options.by_layer and self.keeps_strides
-        full, found, plan = self._in_regions(gm, visible, fixed) if may else (gm, [], None)
-        # both graphs of a split backward read the saved values
+        # asked of the half: a sum that is in flight from one region to another is seen in neither
+        # of a backward in two both halves read what was saved
         names = self._donated if backward and not exact else frozenset()
-        if plan is None:
-            return self._compile_graph(gm, visible, fixed, donated_inputs(gm.graph, names), **how)
-        given_up = donated_to(found, names)
-
-        def compile_one(one: CompiledRegion) -> Boxed:
-            graph = graph_module(full, one.graph)
-            if one.between:
-                return AsItIs(graph)
-            code, _ = self._compile_graph(graph, one.kept, one.fixed, given_up[one.kind], **how)
-            return code  # type: ignore[no-any-return]
-
-        with self.start.building():  # outside of the loop: kernels shared by several regions are built once
-            return plan.compile(compile_one), []
-
-    def _in_regions(
-        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
-    ) -> tuple[fx.GraphModule, list[CompiledRegion], RegionPlan | None]:
-        """Return the graph (or a copy that reduces in place), regions and plan; None as plan: no regions."""
-        try:
-            full, found = self._found_regions(gm, visible, fixed)
-            if not found:
-                return gm, [], None
-            plan = plan_regions(full, found)
-            check_regions(full, plan)
-        except Exception as error:  # an optimization may not decide whether a program runs
-            _log.debug(
-                "repeated layers are left out: a half is compiled as one piece, for a bug in fxdp: %r", error
-            )
-            return gm, [], None
-        return full, found, plan
-
-    def _found_regions(
-        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
-    ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
-        hides, summed = self.options.hides, copied(gm) if self.options.in_place else gm
-        try:
-            if summed is not gm and sum_in_place(summed.graph, self.options.in_place):
-                found = regions(summed, visible, fixed, hides)
-                if all(one.between or not sums_in_place(one.graph) for one in found):
-                    return summed, found
-            return gm, regions(gm, visible, fixed, hides)
-        except NoRegionsError:
-            return gm, []
+        compile_graph = partial(
+            self._compile_graph, backward=backward, inference=inference, in_order=must_stay(gm.graph)
+        )
+        return compile_half(
+            Half(gm, visible, fixed, names, self.keeps_strides, self.options, self.start, compile_graph)
+        )
 
     def _compile_graph(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, given_up: Sequence[int], *,
@@ -203,11 +196,12 @@ class _Compiler:
             apart = pack_sums(gm.graph, reads_again)
             gm.recompile()
             with self.start.building():
-                return compile_with_inductor(
+                code, strides = compile_with_inductor(
                     gm, inputs, self.cut.fake_mode, backward=backward, inference=inference, fixed=fixed,
-                    in_order=in_order or apart,  # Inductor knows only its own collectives
-                    donated=given_up,
+                    in_order=in_order or apart,  # it knows its own collectives alone
+                    donated=given_up, around=around_inductor(),
                 )  # fmt: skip
+            return callable_of(code), strides
 
         # copies, because Inductor modifies the graph, and a second attempt needs the original
         code, strides = compiled(copied(gm))

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
 
 from torch import Tensor, fx
 
 from fxdp.ir.op_kinds import is_view
-from fxdp.lowering.inductor.regions import CompiledRegion
 from fxdp.lowering.inductor.strides import results
 from fxdp.torch_compat import OpOverload, aten
 
@@ -48,20 +46,6 @@ def donated_inputs(graph: fx.Graph, names: frozenset[str]) -> tuple[int, ...]:
     """Return the positions of these names among a graph's inputs."""
     inputs = graph.find_nodes(op="placeholder")
     return tuple(i for i, node in enumerate(inputs) if node.name in names)
-
-
-def donated_to(regions: Sequence[CompiledRegion], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
-    """Return per kind of region the inputs that every region of the kind may overwrite."""
-    last: dict[fx.Node, CompiledRegion] = {node: one for one in regions for node in one.takes}
-    apart = {node for one in regions if one.between for node in one.takes}
-    found: dict[str, set[int]] = {}
-    for one in regions:
-        own = {
-            i for i, node in enumerate(one.takes)
-            if node.name in names and node.op == "placeholder" and last[node] is one and node not in apart
-        }  # fmt: skip
-        found[one.kind] = found.get(one.kind, own) & own
-    return {kind: tuple(sorted(numbers)) for kind, numbers in found.items()}
 
 
 def _base(node: fx.Node) -> fx.Node:

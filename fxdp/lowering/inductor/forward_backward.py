@@ -1,35 +1,31 @@
-"""Partition an emitted joint graph into two graphs for Inductor, tracing only a few of many repeated layers.
+"""Partition an emitted joint graph into two graphs for Inductor.
 
 emitted joint graph          fxdp's ops, sizes symbolic or fixed
-  | reduced program          most of the repeated layers are left out
   | trace                    ops that Inductor knows
   | partition                min-cut: the forward saves some values, the backward recomputes the rest
   | partitioner hints        where fxdp knows better than the partitioner
   | collective order         collectives run in the same order on all ranks
-  | expanded pair            the layers that were left out are inserted again
   | write back               new values of buffers are copied into the buffers at the forward's end
 forward, backward
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from fxdp.ir.graphs import results_of
 from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.repeated_program import OtherLayersError
 from fxdp.ir.signature import Buffer, Constant, InputSpec, Mutation, Parameter
 from fxdp.ir.types import TensorType
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order
-from fxdp.lowering.inductor.expanded_check import check_expanded
-from fxdp.lowering.inductor.expanded_pair import ForwardBackward, expanded
 from fxdp.lowering.inductor.partitioner_hints import (
     compute_where_operands_are,
     save_compared_values,
@@ -37,7 +33,6 @@ from fxdp.lowering.inductor.partitioner_hints import (
     save_formatted_weights,
     save_what_is_read,
 )
-from fxdp.lowering.inductor.reduced_program import shortened
 from fxdp.lowering.inductor.strides import chooses_layouts, results
 from fxdp.lowering.inductor.trace import Traced, dead_rng_ops, trace
 from fxdp.lowering.shapes import Shapes
@@ -45,13 +40,12 @@ from fxdp.torch_compat import (
     FakeTensorMode,
     aten,
     joint_passes_for_inference,
-    lazy_codegen,
-    memoized_sizes,
-    memoized_trees,
     partition_for_inductor,
 )
+from fxdp.wings import seam
 
-_log = logging.getLogger("fxdp")
+Pair: TypeAlias = tuple[fx.GraphModule, fx.GraphModule | None, tuple[int, ...]]
+"""Forward, backward, and the order in which the backward takes what is saved."""
 
 
 @dataclass(frozen=True)
@@ -104,49 +98,29 @@ class Cut:
 
 
 def cut(
-    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float,
-    *, by_layer: bool,
-) -> Cut:  # fmt: skip
+    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
+) -> Cut:
     """Partition an emitted program; see `lower_inductor`."""
-    with lazy_codegen(), memoized_sizes(), memoized_trees():
-        found = _by_layer(gm, values, shapes, device, budget) if by_layer else None
-        found = found or _cut(gm, values, shapes, device, budget)
+    with around_lowering():
+        found = partition(gm, values, shapes, device, budget)
     _write_back(found.forward, Signature.of(gm))
     return found
 
 
-def _by_layer(
-    gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
-) -> Cut | None:
-    """Partition a program reduced to a few repeated layers, and expand the result; None if layers differ."""
-    try:
-        short = shortened(gm, values)
-    except OtherLayersError as error:
-        _log.debug("all layers are lowered one by one: %s", error)
-        return None
-    except Exception as error:  # an optimization may not decide whether a program runs
-        _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
-        return None
-    found = _cut(short.gm, values, shapes, device, budget)
-    try:
-        pair = expanded(short, (found.forward, found.backward, found.saved_order))
-        check_expanded(gm, pair)
-    except OtherLayersError as error:
-        _log.debug("all layers are lowered one by one: %s", error)
-        return None
-    except Exception as error:
-        _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
-        return None
-    forward, backward, saved_order = pair
-    return replace(found, forward=forward, backward=backward, saved_order=saved_order)
+@seam("startup")
+def around_lowering() -> AbstractContextManager[None]:
+    """Return a context in which one program is traced and partitioned."""
+    return contextlib.nullcontext()
 
 
-def _cut(
+@seam("startup")
+def partition(
     gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device, budget: float
 ) -> Cut:
+    """Trace a program with Inductor's decompositions, and partition it into forward and backward."""
     traced, signature = trace(gm, values, shapes, device), Signature.of(gm)
     lays_out = chooses_layouts(traced.joint, device)
-    pair: ForwardBackward
+    pair: Pair
     if backward_inputs(gm.graph) or backward_results(gm.graph):
         pair = _halves(traced, signature, device, budget)
     else:
@@ -154,7 +128,7 @@ def _cut(
     return Cut(*pair, traced.fake_mode, traced.sizes, lays_out)
 
 
-def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> ForwardBackward:
+def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> Pair:
     visible = signature.visible
     # before partitioning, which may disturb the order on each rank
     save_formatted_weights(traced.joint)

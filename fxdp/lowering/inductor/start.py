@@ -1,7 +1,7 @@
-"""The order in which a program's forward and backward are compiled; `cold_start` is a faster variant.
+"""The order in which a program's forward and backward are compiled.
 
-The compiler only uses the interface `Start`. The plain `Start` builds each kernel separately, as Inductor
-does, and compiles the forward, then the backward, on every rank.
+A `Start` builds each kernel separately, as Inductor does, and compiles the forward, then the backward, on
+every rank.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from fxdp.torch_compat import is_on
+from fxdp.wings import seam
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """Return at once: the barrier of a single rank."""
 
 
@@ -22,7 +22,7 @@ def _go_on() -> None:
 class Start:
     """The order in which a rank compiles a program's forward and backward, and the contexts for compiling."""
 
-    barrier: Callable[[], None] = _go_on
+    barrier: Callable[[], None] = go_on
     """Waits until all ranks have called."""
     _waited: bool = field(default=False, init=False)
 
@@ -44,11 +44,7 @@ class Start:
             self.barrier()
 
 
-def start_of(rank: int = 0, barrier: Callable[[], None] = _go_on) -> Start:
-    """Return the way to compile a program: `ColdStart` if this shortcut is on."""
-    if not is_on("cold_start"):
-        return Start(barrier)
-    # imported here, so that nothing is loaded while the shortcut is off
-    from fxdp.lowering.inductor.cold_start import ColdStart
-
-    return ColdStart(barrier, backward_first=rank % 2 == 1)
+@seam("startup")
+def start_of(rank: int = 0, barrier: Callable[[], None] = go_on) -> Start:
+    """Return the order in which a rank compiles a program: the forward, then the backward."""
+    return Start(barrier)

@@ -27,12 +27,12 @@ from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import (
     FakeTensorMode,
     OpOverload,
-    OpTraces,
     aten,
     interpret_sympy,
     release_before,
     trace_for_inductor,
 )
+from fxdp.wings import seam
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Collectives whose ops take a tensor and a number, which Inductor promotes together: bool to int64."""
@@ -115,6 +115,16 @@ def joint_function(
     return joint
 
 
+def _call(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return target(*args, **kwargs)
+
+
+@seam("startup")
+def op_caller() -> Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]:
+    """Return the function that calls the ops of one trace that draw nothing and are not recomputed."""
+    return _call
+
+
 class _Run:
     """A run of an emitted graph, node by node, for the trace."""
 
@@ -125,7 +135,7 @@ class _Run:
         self._numbers: set[fx.Node] = set()
         self._tensors = NumberTensors()
         self._drawn: Tensor | None = None
-        self._traces = OpTraces()
+        self._call = op_caller()
 
     def call(self, node: fx.Node, number: int) -> Any:
         """Return the value of a node, the `number`th of the graph; operands must be in `env`."""
@@ -142,7 +152,7 @@ class _Run:
             elif meta(node).recompute or node_draws(node):
                 value = target(*given, **kwargs)
             else:
-                value = self._traces.call(target, given, kwargs)
+                value = self._call(target, given, kwargs)
             self._tensors.keep(node, args, self.env)
         if node.target is _READ or self._numbers.intersection(node.all_input_nodes):
             value = _read_again(value, self._numbers, node)

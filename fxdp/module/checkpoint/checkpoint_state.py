@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from fxdp.module.superseded import adopt_successors
+from fxdp.sharding.superseded import adopt_successors
 from fxdp.torch_compat import flatten_state_dict
 
 _STATE = "optimizer.state."

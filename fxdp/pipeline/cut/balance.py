@@ -54,7 +54,7 @@ def balance(
     chain = _chain(costs, crossing)
     if not 1 <= stages <= len(chain.ends) - 1:
         raise StageError(
-            f"{len(costs)} segments with {len(chain.ends) - 2} cut points cannot make {stages} stages: "
+            f"{len(costs)} regions with {len(chain.ends) - 2} cut points cannot make {stages} stages: "
             f"expected 1 to {len(chain.ends) - 1} stages; take fewer, or a model with more layers"
         )
     least = _least_load(chain, stages)

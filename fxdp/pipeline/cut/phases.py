@@ -173,8 +173,7 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
             f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
             f"midst of a micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
             "Use fxdp.Pipeline(microbatches=1) for this model, or layers that treat samples alone "
-            "(GroupNorm, LayerNorm)"
-            + (_OWN_STATISTICS if own else "")
+            "(GroupNorm, LayerNorm)" + (_OWN_STATISTICS if own else "")
         )
 
 

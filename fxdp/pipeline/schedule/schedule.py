@@ -82,7 +82,7 @@ class Schedule:
 
     def order(self, costs: Costs | None = None) -> tuple[tuple[int, Action], ...]:
         """Return all actions with their ranks in one order, consistent with every rank and with the data."""
-        return tuple((spec.rank, spec.action) for spec in self.timeline(costs).specs)
+        return tuple((one.rank, one.action) for one in self.timeline(costs).intervals)
 
     def in_flight(self) -> tuple[int, ...]:
         """Return for each stage the largest number of micro-batches whose activations are held at once."""

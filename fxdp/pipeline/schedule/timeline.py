@@ -49,7 +49,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
+class Interval:
     """An action with start and finish; `depth` is the length of the longest chain of earlier actions."""
 
     rank: int
@@ -63,23 +63,23 @@ class InputSpec:
 class Timeline:
     """All actions with their times, in the one order that every rank follows: by finish, depth, then rank."""
 
-    specs: tuple[InputSpec, ...]
+    intervals: tuple[Interval, ...]
     ranks: int
 
     @cached_property
     def span(self) -> float:
         """Time from the start of the first action to the end of the last."""
-        return max((spec.finish for spec in self.specs), default=0.0)
+        return max((interval.finish for interval in self.intervals), default=0.0)
 
     @cached_property
     def bubble(self) -> float:
         """Idle share of all ranks' time: 0 is a full pipeline."""
-        busy = sum(spec.finish - spec.start for spec in self.specs)
+        busy = sum(interval.finish - interval.start for interval in self.intervals)
         return 1.0 - busy / (self.ranks * self.span) if self.span else 0.0
 
-    def of_rank(self, rank: int) -> tuple[InputSpec, ...]:
+    def of_rank(self, rank: int) -> tuple[Interval, ...]:
         """Return the actions of one rank, in order."""
-        return tuple(spec for spec in self.specs if spec.rank == rank)
+        return tuple(interval for interval in self.intervals if interval.rank == rank)
 
 
 def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
@@ -99,7 +99,7 @@ def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[
 def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
     """Simulate the clock; raise `DeadlockError` with the cycle if ranks wait for one another forever."""
     backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
-    done: dict[Action, InputSpec] = {}
+    done: dict[Action, Interval] = {}
     heads, last = [0] * len(ranks), [(0.0, 0)] * len(ranks)
     moved = True
     while moved:
@@ -112,17 +112,17 @@ def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
                     break
                 before = [last[rank], *((done[n].finish, done[n].depth) for n in needed)]
                 start, depth = max(finish for finish, _ in before), 1 + max(depth for _, depth in before)
-                spec = done[action] = InputSpec(rank, action, start, start + costs.of(action), depth)
-                heads[rank], last[rank], moved = heads[rank] + 1, (spec.finish, depth), True
+                interval = done[action] = Interval(rank, action, start, start + costs.of(action), depth)
+                heads[rank], last[rank], moved = heads[rank] + 1, (interval.finish, depth), True
     _refuse_stuck(ranks, heads, done, backwards)
-    specs = sorted(done.values(), key=lambda spec: (spec.finish, spec.depth, spec.rank))
-    return Timeline(tuple(specs), len(ranks))
+    intervals = sorted(done.values(), key=lambda interval: (interval.finish, interval.depth, interval.rank))
+    return Timeline(tuple(intervals), len(ranks))
 
 
 def _refuse_stuck(
     ranks: Sequence[Sequence[Action]],
     heads: Sequence[int],
-    done: Mapping[Action, InputSpec],
+    done: Mapping[Action, Interval],
     backwards: Mapping[tuple[int, int], Action],
 ) -> None:
     home = {action: rank for rank, row in enumerate(ranks) for action in row}

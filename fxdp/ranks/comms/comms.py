@@ -16,20 +16,16 @@ import weakref
 import torch.distributed as dist
 
 from fxdp.errors import AgreementError, RankFailedError
-from fxdp.ir.link_cost import LinkCost
 from fxdp.ranks.comms.channel import Channel
 from fxdp.ranks.comms.departure import Departure, DepartureKind
-from fxdp.ranks.comms.group import MessageGroup
-from fxdp.ranks.comms.host_sums import HostSums
 from fxdp.ranks.comms.interrupt import Caller
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, OutOfOrderError
+from fxdp.ranks.comms.row_transport import RowTransport
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
-from fxdp.ranks.comms.shared_memory import SharedMemory
-from fxdp.ranks.comms.shared_windows import SharedWindows
 from fxdp.ranks.comms.sockets import OpenSocket, cut
 from fxdp.ranks.comms.stragglers import StragglerDetection
 from fxdp.ranks.comms.watch import Watch
-from fxdp.torch_compat import collectives_begun, register_group
+from fxdp.torch_compat import collectives_begun
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")
 """Purposes of process groups.
@@ -47,14 +43,11 @@ class Comms:
     key : the global ranks of the mesh, the global ranks of this rank's row, and the backend.
     name : prefix of the names of the row's groups.
     control : short messages between all ranks.
-    messages : small tensors between the ranks of the row; programs use `message_group_name`.
-    memory : large sums between the ranks of the row, under the same name; None without shared memory.
-    hosts : large sums between several hosts, whose ranks share memory; None where that is no faster.
-    region_windows : zero-copy all-gather of sharded parameters; None without shared memory.
-    cost : cost of sums over the network between the ranks; None if not needed, or with NCCL.
+    messages : small tensors between the ranks of the row.
+    transport : the transport between them beside the process groups.
     alike : True if all ranks compute bitwise equal results from equal operands.
     caller : the thread that is inside a compiled call.
-    iteration : lock that this thread holds.
+    iteration : the lock that this thread holds.
     sequence_log : the calls and backwards that this rank has begun.
     """
 
@@ -66,10 +59,8 @@ class Comms:
         groups: dict[str, dist.ProcessGroup],
         control: Channel,
         messages: Messages,
-        memory: SharedMemory | None,
-        hosts: HostSums | None,
+        transport: RowTransport,
         sockets: set[OpenSocket],
-        cost: LinkCost | None = None,
         alike: bool = True,
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
@@ -78,22 +69,14 @@ class Comms:
         self._groups = {purpose: weakref.ref(group) for purpose, group in groups.items()}
         self.control = control
         self.messages = messages
-        self.message_group_name = f"{name}/messages"
-        self.memory = memory
-        self.hosts = hosts
-        self.cost = cost
+        self.transport = transport
         self.alike = alike
-        size = len(key[1])
-        self.region_windows = None if memory is None else SharedWindows(messages, size)
-        self._message_group = MessageGroup(messages, size, self._explain, memory, hosts, self.region_windows)
-        register_group(self.message_group_name, self._message_group)
         self.caller = Caller()
         self.iteration = threading.RLock()
         self.sequence_log = messages.sequence_log
         name_of = dict(zip(key[0], control.names, strict=True))
         messages.names = [name_of[rank] for rank in key[1]]
-        if hosts is not None:
-            hosts.messages.names, hosts.messages.sequence_log = messages.names, messages.sequence_log
+        transport.join(name, messages.names, self._explain, self.sequence_log)
         self._sockets = sockets
         self._stragglers = StragglerDetection(control, self.caller, self.sequence_log, self._begun)
         self._watch = Watch(
@@ -161,11 +144,6 @@ class Comms:
         """Wait a little for the end of another rank that has failed."""
         self._watch.outlast()
 
-    @property
-    def handed_bytes(self) -> int:
-        """Bytes of this rank's own values sent by messages and through shared memory so far."""
-        return self._message_group.handed_bytes
-
     def _explain(self, error: LinkBrokenError | OutOfOrderError) -> Exception:
         """Return the error for a message that will not arrive, or that belongs to a different call."""
         if not isinstance(error, OutOfOrderError):
@@ -187,9 +165,7 @@ class Comms:
         ------
         RankFailedError : a rank failed or died.
         """
-        if self.region_windows is not None:
-            with self._message_group.explained():
-                self.region_windows.settle()
+        self.transport.settle()
 
     def words(self, departure: Departure) -> str:
         """Return a departure as text, with the rank's global number."""
@@ -198,8 +174,7 @@ class Comms:
     def _cut(self) -> None:
         """Make every wait in the groups end with an error, here and on all ranks."""
         self.messages.cut()
-        if self.hosts is not None:
-            self.hosts.messages.cut()
+        self.transport.cut()
         cut(self._sockets)
         for group in map(self.find, self._groups):
             if group is not None and "nccl" in group.name().lower():
@@ -208,9 +183,4 @@ class Comms:
     def _give_back(self) -> None:
         """Release the resources that the watch does not close."""
         self.messages.close()
-        if self.memory is not None:
-            self.memory.close()
-        if self.region_windows is not None:
-            self.region_windows.close()
-        if self.hosts is not None:
-            self.hosts.close()
+        self.transport.close()

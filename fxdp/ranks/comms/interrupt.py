@@ -21,7 +21,7 @@ from types import FrameType
 
 _AGAIN_S = 2.0  # before raising again: code that catches all errors may have caught the first one
 _COLLECTIVES = (
-    "torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py", "fxdp/ranks/comms/host_sums.py",
+    "torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py", "fxdp/transport/host_sums.py",
 )  # fmt: skip
 _DEPTH = 4  # frames from torch's call of an op to the thread's innermost frame
 

@@ -46,8 +46,7 @@ def _leave_to_parent() -> None:
     for comms in list(_live):
         comms.control.abandon()
         comms.messages.abandon()
-        if comms.hosts is not None:
-            comms.hosts.messages.abandon()
+        comms.transport.abandon()
     _live.clear()
 
 

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from fxdp.errors import RankFailedError
-from fxdp.ir.link_cost import LinkCost
+from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms.cancellable import made_while_looking
 from fxdp.ranks.comms.channel import Channel
 from fxdp.ranks.comms.comms import Comms
@@ -20,16 +20,13 @@ from fxdp.ranks.comms.control import Control
 from fxdp.ranks.comms.departure import Departure, DepartureKind, as_bytes, as_text
 from fxdp.ranks.comms.descriptors import check_limit, needed, of_hosts
 from fxdp.ranks.comms.failure_broadcast import FailureBroadcast, KeyValueStore, store_lost
-from fxdp.ranks.comms.host_places import HostPlaces, host_places
-from fxdp.ranks.comms.host_sums import HostSums
 from fxdp.ranks.comms.interfaces import own_address
-from fxdp.ranks.comms.link_speed import is_cheaper, measured
 from fxdp.ranks.comms.live import live_comms, remember
 from fxdp.ranks.comms.messages import Messages
 from fxdp.ranks.comms.peers import Peers
 from fxdp.ranks.comms.processors import are_alike
 from fxdp.ranks.comms.rendezvous import connect_all
-from fxdp.ranks.comms.shared_memory import SharedMemory
+from fxdp.ranks.comms.row_transport import OpenRow, RowTransport, open_transport
 from fxdp.ranks.comms.sockets import open_sockets, shared_sockets
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_joining import connect_tree
@@ -103,20 +100,18 @@ class _Opening:
     def comms(self, world: dist.ProcessGroup) -> Comms:
         """Open connections first, as they reveal a rank that dies meanwhile; then make the groups."""
         control, messages = self._connections()
-        mates: Messages | None = None
+        transport: RowTransport | None = None
         try:
             control.names = self._names(control)
-            wanted, size = self.backend == "gloo" and self.settings.shared_memory, len(self.row)
-            places = host_places(control, self._among(), wanted)
-            memory = SharedMemory(messages, size, places.direct) if places.one and size > 1 else None
-            mates = self._mates(places, messages) if places.several else None
+            gloo, memory = self.backend == "gloo", self.settings.shared_memory
+            row = OpenRow(control, messages, self._among(), gloo, memory, self._mates)
+            transport = open_transport(row)
             own = f"{self.name}/{self.row[0]}"  # shared only by the ranks of this row
-            before = open_sockets()
-            groups = self._made(lambda: self._groups(own, places), control)
+            before, made = open_sockets(), partial(self._groups, own, transport)
+            groups = self._made(made, control)
             opened = open_sockets() - before
-            sockets = shared_sockets(control, opened) if self.backend == "gloo" else set()
-            hosts = None if mates is None else HostSums(mates, places, groups.get(_ACROSS))
-            cost, hosts = self._cheapest(groups, hosts, control) if memory is None else (None, None)
+            sockets = shared_sockets(control, opened) if gloo else set()
+            transport.measure(groups)
             alike = are_alike(control, self.backend)
         except BaseException as error:
             control.broadcast_failure(
@@ -124,33 +119,25 @@ class _Opening:
             )
             control.close()
             messages.close()
-            if mates is not None:
-                mates.close()
+            if transport is not None:
+                transport.close()
             raise
         key = (tuple(self.ranks), tuple(self.row), self.backend)
-        return Comms(world, key, own, groups, control, messages, memory, hosts, sockets, cost, alike)
-
-    def _cheapest(
-        self, groups: dict[str, dist.ProcessGroup], hosts: HostSums | None, control: Channel
-    ) -> tuple[LinkCost | None, HostSums | None]:
-        """Return the cost of large sums by the cheapest method, and `hosts` if this is cheaper than gloo."""
-        if self.backend != "gloo" or "reduce" not in groups:
-            return None, None
-        reduce = groups["reduce"]
-        cost = measured(lambda value: reduce.allreduce([value]).wait(), control)
-        if hosts is None:
-            return cost, None
-        over_hosts = measured(lambda value: hosts.finish(hosts.start(value)), control)
-        if is_cheaper(over_hosts, cost):
-            return over_hosts, hosts
-        hosts.close()
-        if across := groups.pop(_ACROSS, None):
-            dist.destroy_process_group(across)
-        return cost, None
+        return Comms(world, key, own, groups, control, messages, transport, sockets, alike)
 
     def _names(self, control: Channel) -> list[int | str]:
-        """Return the names of the ranks in errors: numbers, with hosts if there are several."""
-        hosts = [as_text(part) for part in control.exchange(as_bytes(socket.gethostname()))]
+        """What errors call the ranks: their numbers alone, as long as they are on one host."""
+        own = f"{socket.gethostname()}\t{open_transport.is_extended}"
+        found = [as_text(part).split("\t") for part in control.exchange(as_bytes(own))]
+        hosts = [host for host, *_ in found]
+        if len({tuple(rest) for _, *rest in found}) > 1:
+            without = [
+                rank for rank, (_, extended) in zip(self.ranks, found, strict=True) if extended != "True"
+            ]
+            raise MeshError(
+                f"FXDP_WINGS=off on ranks {without}, not on the others; expected the same on all ranks: "
+                "without it fxdp sends by gloo or NCCL alone"
+            )
         if len(set(hosts)) == 1:
             return list(self.ranks)
         return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
@@ -185,17 +172,17 @@ class _Opening:
         master = launch.master_addr if launch else _store_host(self.store)
         return self.settings.host or own_address(master, launch is None or launch.several_hosts)
 
-    def _mates(self, places: HostPlaces, messages: Messages) -> Messages:
-        """Connect the ranks of this host, which communicate more often than the hosts do."""
-        among, here = self._among(), places.of(messages.rank)
-        check_limit(len(self.ranks), of_hosts(len(here), len(places.hosts)))
+    def _mates(self, here: Sequence[int], hosts: int) -> Messages:
+        """Open connections between the ranks of this host alone, which meet more often than the hosts do."""
+        among, own = self._among(), self.row.index(self.ranks[self.rank])
+        check_limit(len(self.ranks), of_hosts(len(here), hosts))
         planes, timeout_s = ([among[place] for place in here],), self.settings.timeout_s
-        (process_mesh,) = connect_all(
+        (joined,) = connect_all(
             self.store, f"{self.name}/host/{planes[0][0]}", self.rank, planes, self._host(), timeout_s,
             self.look, self.settings.lost_s,
         )  # fmt: skip
-        connections = {place: process_mesh[among[place]] for place in here if place != messages.rank}
-        return Messages(messages.rank, connections, timeout_s)
+        connections = {place: joined[among[place]] for place in here if place != own}
+        return Messages(own, connections, timeout_s)
 
     def _made(
         self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Channel
@@ -208,15 +195,14 @@ class _Opening:
         # NCCL connects at first use, and remembers the thread's device
         return made_while_looking(make, look) if self.backend == "gloo" else make()
 
-    def _groups(self, own: str, places: HostPlaces) -> dict[str, dist.ProcessGroup]:
+    def _groups(self, own: str, transport: RowTransport) -> dict[str, dist.ProcessGroup]:
         timeout, groups = timedelta(seconds=self.settings.timeout_s), {}
         if len(self.row) > 1:
             for purpose in ("data", "reduce"):
                 groups[purpose] = _new_group(own, self.row, self.backend, timeout, purpose)
-        place = self.row.index(self.ranks[self.rank])
-        if places.several and (share := places.of(place).index(place)) < places.shares:
-            across = [self.row[host[share]] for host in places.hosts]
-            groups[_ACROSS] = _new_group(f"{own}/{share}", across, self.backend, timeout, _ACROSS)
+        if transport.across:
+            across = [self.row[place] for place in transport.across]
+            groups[_ACROSS] = _new_group(f"{own}/{transport.share}", across, self.backend, timeout, _ACROSS)
         if len(self.row) < len(self.ranks):
             for purpose in ("forward", "backward"):
                 groups[purpose] = _new_group(self.name, self.ranks, self.backend, timeout, purpose)

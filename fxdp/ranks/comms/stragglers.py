@@ -35,7 +35,8 @@ _NAMED = 16  # most ranks named in an error
 _TEXT = 600  # most bytes of a position
 _STATE = struct.Struct("<?6q")  # whether the rank waits, collectives begun in each group
 assert _STATE.size == PLACE_BYTES
-_COMMS = ("fxdp/ranks/links/", "fxdp/ranks/tree/")
+_COMMS = ("fxdp/ranks/comms/", "fxdp/transport/")
+_AMONG = (*_COMMS, "fxdp/ranks/tree/")
 _DEPTH = 4
 
 
@@ -154,7 +155,7 @@ def _among_ranks(frame: FrameType | None) -> bool:
     for _ in range(_DEPTH):
         if frame is None:
             return False
-        if any(room in frame.f_code.co_filename for room in _COMMS):
+        if any(room in frame.f_code.co_filename for room in _AMONG):
             return True
         frame = frame.f_back
     return False
@@ -165,7 +166,7 @@ def _place(frame: FrameType | None) -> str:
     if frame is None:
         return "between two lines"
     # this thread itself may be the one that asks
-    while _COMMS[0] in frame.f_code.co_filename and frame.f_back is not None:
+    while frame.f_back is not None and any(room in frame.f_code.co_filename for room in _COMMS):
         frame = frame.f_back
     here, user = frame, user_frame(frame)
     words = f"at {here.f_code.co_filename}:{here.f_lineno} in {here.f_code.co_name}"

@@ -62,7 +62,7 @@ class RankParts(Sequence[bytes]):
             return cls(sum(counts), first)
         tables = [part.columns for part in parts if part.columns is not None]
         if len(tables) == len(parts) and len(set(map(len, tables))) == 1:
-            return cls(sum(counts), None, [_process_mesh(each, counts) for each in zip(*tables, strict=True)])
+            return cls(sum(counts), None, [_joined(each, counts) for each in zip(*tables, strict=True)])
         return cls(sum(counts), None, None, [data for part in parts for data in part])
 
     def ordered(self, places: Any) -> RankParts:
@@ -135,7 +135,7 @@ class RankParts(Sequence[bytes]):
         return (row.tobytes() for row in rows)
 
 
-def _process_mesh(column: Sequence[Any], counts: Sequence[int]) -> Any:
+def _joined(column: Sequence[Any], counts: Sequence[int]) -> Any:
     """Join one column of several sets of ranks."""
     first = column[0]
     if isinstance(first, int) and all(isinstance(each, int) and each == first for each in column):

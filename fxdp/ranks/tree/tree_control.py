@@ -127,10 +127,10 @@ class TreeControl(Channel):
                 child.rounds.clear()
                 self._turn_away(child, str(error))
                 return
-        process_mesh = RankParts.join(parts)
+        joined = RankParts.join(parts)
         if self._parent is None:
-            process_mesh = process_mesh.ordered(self._arrived)
-        data = process_mesh.encode()
+            joined = joined.ordered(self._arrived)
+        data = joined.encode()
         if len(data) > DATA_BYTES:
             text = f"{len(data)} bytes are more than so many ranks tell each other at once; a bug in fxdp"
             self._decide_refused([(self.rank, text)])
@@ -138,7 +138,7 @@ class TreeControl(Channel):
         for child in self._children:
             child.rounds.popleft()
         if self._parent is None:
-            self._answer, self._open = process_mesh, False
+            self._answer, self._open = joined, False
             self._send_all(framed(FrameKind.DATA, data, self.rank), self._children)
         else:
             self._risen = True

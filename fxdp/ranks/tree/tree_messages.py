@@ -83,14 +83,14 @@ class TreeMessages(Messages):
                 self._answer_out_of_step(expected)
                 raise
             values = [expected.value, *(child.value for child in self._children)]
-            process_mesh = expected.add(values) if expected.add else memoryview(b"".join(values))
+            joined = expected.add(values) if expected.add else memoryview(b"".join(values))
         else:
-            process_mesh = expected.value
+            joined = expected.value
         if self._parent is None:
-            found = process_mesh if expected.add else self._by_rank(process_mesh, expected.size)
+            found = joined if expected.add else self._by_rank(joined, expected.size)
         else:
             if self._children:
-                self._send_up(expected, process_mesh)
+                self._send_up(expected, joined)
             full = expected.size if expected.add else expected.size * self._place.size
             self._read_from([self._parent], [full], expected)
             found = self._parent.value
@@ -125,11 +125,11 @@ class TreeMessages(Messages):
                     expected.parts[rank] = found[rank * size : (rank + 1) * size]
         expected.done = True
 
-    def _by_rank(self, process_mesh: memoryview, size: int) -> memoryview:
+    def _by_rank(self, joined: memoryview, size: int) -> memoryview:
         """Reorder values from the order of the tree to the order of ranks."""
         values = [b""] * self._place.size
         for i, rank in enumerate(self._place.order):
-            values[rank] = bytes(process_mesh[i * size : (i + 1) * size])
+            values[rank] = bytes(joined[i * size : (i + 1) * size])
         return memoryview(bytearray().join(values))  # tensors need writable memory
 
     def _send_up(self, begun: Round, value: memoryview) -> None:

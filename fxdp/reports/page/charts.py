@@ -110,12 +110,10 @@ def stages_svg(stages: Sequence[StageRow], edges: Sequence[Edge]) -> str:
 def _arc(edge: Edge, gap: int, top: int) -> dict[str, str]:
     far = abs(edge.target - edge.source)
     start, end = 8 + 66 + gap * edge.source, 8 + 66 + gap * edge.target
-    level, make_dynamic = (
-        (top + 64, top + 64 + 14 + 18 * far) if edge.backward else (top, top - 14 - 18 * far)
-    )
+    level, top = (top + 64, top + 64 + 14 + 18 * far) if edge.backward else (top, top - 14 - 18 * far)
     kind = "backward-edge" if edge.backward else "skip-edge" if far > 1 else "forward-edge"
     words = "gradient" if edge.backward else "skip" if far > 1 else "value"
-    path = f"M{start},{level} C{start},{make_dynamic} {end},{make_dynamic} {end},{level}"
+    path = f"M{start},{level} C{start},{top} {end},{top} {end},{level}"
     return {"path": path, "kind": kind, "name": f"{words} {edge.name}: stage {edge.source} to {edge.target}"}
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fxdp.reports.graph_display import COLOURS, lies
+from fxdp.reports.graph_display import COLOURS, symbol_of
 from fxdp.reports.plan_data.collective import Need
 from fxdp.reports.plan_data.details import Details
 
@@ -59,7 +59,7 @@ def module_tree(details: Details) -> Branch:
     """Build the tree of a plan's modules, with equal layers folded."""
     root = Branch(details.model or "the model")
     for row in details.explanations:
-        kind = lies(row.placement)
+        kind = symbol_of(row.placement)
         for branch in root.at(row.location.module):
             branch.values[kind] += bool(kind)
     for parameter in details.parameters:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fxdp.errors import InputError
 from fxdp.reports.by_line import lines_of, place, short_path
-from fxdp.reports.graph_display import lies
+from fxdp.reports.graph_display import symbol_of
 from fxdp.reports.page.charts import memory_svg, stages_svg
 from fxdp.reports.page.module_tree import module_tree
 from fxdp.reports.plan_summary import headline, totals
@@ -32,7 +32,7 @@ def _template() -> Template:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=StrictUndefined,
     )  # fmt: skip
-    environment.filters.update(bytes=format_bytes, place=place, short_path=short_path, lies=lies)
+    environment.filters.update(bytes=format_bytes, place=place, short_path=short_path, symbol_of=symbol_of)
     return environment.get_template("report.html")
 
 

@@ -119,9 +119,9 @@ class LiveValues:
 
     def saved(self) -> int:
         """Return the bytes of values that the forward makes and the backward reads."""
-        return sum(map(self.bytes, self.partitioner_hints()))
+        return sum(map(self.bytes, self.saved_values()))
 
-    def partitioner_hints(self) -> list[fx.Node]:
+    def saved_values(self) -> list[fx.Node]:
         """Return the values that the forward makes and the backward reads, in program order."""
         return [node for node in self._nodes if node in self._saved and node.op == "call_function"]
 

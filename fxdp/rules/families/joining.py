@@ -56,8 +56,8 @@ def stack(op: Op) -> Iterator[Alternative]:
     dim = wrap(op.arg("dim"), len(op.output.shape))
     yield from linear(op, op.operands)
     for shard in offered(op.operands):
-        dynamic_inputs = Shard(shard.dim + (shard.dim >= dim), shard.outer)
-        yield op.alternative({o.index: shard for o in op.operands}, dynamic_inputs)
+        moved = Shard(shard.dim + (shard.dim >= dim), shard.outer)
+        yield op.alternative({o.index: shard for o in op.operands}, moved)
 
 
 @rule("join", aten.unbind.int, *existing("unbind_copy.int"))

@@ -140,8 +140,8 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x, piece])
-    dynamic_inputs = (Shard(s.dim + (s.dim >= dim), s.outer) for s in piece.shards)
-    for shard in dict.fromkeys((*x.shards, *dynamic_inputs)):
+    moved = (Shard(s.dim + (s.dim >= dim), s.outer) for s in piece.shards)
+    for shard in dict.fromkeys((*x.shards, *moved)):
         if shard.dim != dim:
             below = Shard(shard.dim - (shard.dim > dim), shard.outer)
             yield op.alternative({0: shard, 1: below}, shard)

@@ -151,8 +151,8 @@ class Case:
         operands, expected = self.full(batch)
         parts = [samples.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
         if alternative.decomposition is not None:
-            cooked = decomposition_run.run(alternative.decomposition, parts, split)
-            self._compare_values(alternative, cooked, expected, split)
+            decomposed = decomposition_run.run(alternative.decomposition, parts, split)
+            self._compare_values(alternative, decomposed, expected, split)
             return
         target, leaves, spec = self._localized(alternative)
         results: list[tuple[Any, ...]] = []

@@ -12,8 +12,9 @@ from torch._subclasses import FakeTensorMode
 
 import fxdp
 from fxdp.lowering.inductor import compile as compiling
-from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
-from fxdp.lowering.inductor.regions import CompiledRegion
+from fxdp.lowering.inductor.donated import donated, donated_inputs
+from fxdp.startup.regions.compile_by_region import donated_to
+from fxdp.startup.regions.compiled_regions import CompiledRegion
 from tests.fallbacks import no_fallback
 from tests.held_memory import peak_of
 

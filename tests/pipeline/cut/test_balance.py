@@ -98,8 +98,8 @@ def test_a_hundred_layers_of_many_nodes() -> None:
 @pytest.mark.parametrize(
     ("costs", "crossing", "stages", "message"),
     [
-        ([1.0, 1.0], [1.0], 3, "2 segments with 1 cut points cannot make 3 stages: expected 1 to 2"),
-        ([1.0] * 3, [math.inf, 1.0], 3, "3 segments with 1 cut points cannot make 3 stages"),
+        ([1.0, 1.0], [1.0], 3, "2 regions with 1 cut points cannot make 3 stages: expected 1 to 2"),
+        ([1.0] * 3, [math.inf, 1.0], 3, "3 regions with 1 cut points cannot make 3 stages"),
         ([1.0], [], 0, "cannot make 0 stages"),
         ([], [], 1, "cannot make 1 stages"),
     ],

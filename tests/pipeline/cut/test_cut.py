@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.demo.model import GPT, GPTConfig
+from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.ir.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.cost import node_cost

@@ -132,7 +132,7 @@ def test_what_a_user_halves_stays_in_its_order() -> None:
 
 def test_time_axis() -> None:
     line = schedule("0F0 0B0", "1F0 1B0").timeline(Costs((1.0, 2.0), (3.0, 1.0), (1.0, 1.0)))
-    assert [(str(s.action), s.rank, s.start, s.finish) for s in line.specs] == [
+    assert [(str(s.action), s.rank, s.start, s.finish) for s in line.intervals] == [
         ("0F0", 0, 0.0, 1.0),
         ("1F0", 1, 1.0, 3.0),
         ("1B0", 1, 3.0, 5.0),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.reports.graph_display import lies
+from fxdp.reports.graph_display import symbol_of
 from fxdp.reports.page.module_tree import Branch, module_tree
 from fxdp.reports.page.plan_page import plan_page
 from tests.reports.page.browser import tab
@@ -109,7 +109,7 @@ def test_equal_layers_are_one_row(full: fxdp.Plan) -> None:
 
 
 def test_which_way_a_placement_lies() -> None:
-    assert [lies(text) for text in ("S(0)", "ParamShard", "P(max)", "R", "")] == [
+    assert [symbol_of(text) for text in ("S(0)", "ParamShard", "P(max)", "R", "")] == [
         "shard", "shard", "partial", "replicate", "",
     ]  # fmt: skip
 

@@ -1,1 +1,0 @@
-"""Capture of graphs that torch.compile traced: each graph becomes part of a model to be captured."""

@@ -1,0 +1,1 @@
+"""Wing: the backend of `torch.compile`, which reads the graphs of Dynamo."""

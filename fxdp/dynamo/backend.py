@@ -1,0 +1,146 @@
+"""`torch.compile(model, backend="fxdp", fullgraph=True, options={...})`: Dynamo traces, fxdp compiles.
+
+    frame of the model's forward  --  Dynamo  -->  graph  --  here  -->  TracedModel  --  as by fxdp.compile
+
+Dynamo traces on each rank alone, for the sizes of the local batch. Therefore the graph is traced again with
+symbols as batch sizes, and Dynamo's guards on these sizes are dropped, because the program serves all sizes;
+conditions that the guards checked are checked for the global batch. The ranks compare graphs at each call.
+
+`fullgraph=True` is required: without it torch runs code that it cannot trace as ordinary Python on the local
+batch. Parameters used there would get local gradients, and torch does not notify the backend.
+The refusal lists each graph break with line and reason.
+
+With `options={"graph_breaks": True}` the user promises that this code treats samples one by one. Then each
+graph is a program of its own (`dynamo/between_graphs.py`), and fxdp checks the promise as far as possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from torch import fx
+
+import fxdp
+from fxdp.dynamo.between_graphs import BetweenGraphs
+from fxdp.dynamo.break_report import BreakReport, breaks_in_words
+from fxdp.dynamo.dynamo_frame import BrokenFrameError, frame_in_flight, function_of, title_of
+from fxdp.dynamo.dynamo_graph import read_graph
+from fxdp.dynamo.dynamo_inputs import batch_dim
+from fxdp.dynamo.graph_break_inputs import GraphBreakInputs
+from fxdp.dynamo.traced_call import TracedCall, TracedOptions
+from fxdp.settings import wings_are_on
+from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
+
+# pip registers the backend by an entry point; this line is for fxdp used from a folder
+offer_backend("fxdp", f"{__name__}:backend")
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph for `torch.compile`.
+
+    `options` are the options of `fxdp.compile`, `mesh` and `graph_breaks`. A refused graph becomes a function
+    that raises: an error raised here would be reported as torch's, and torch may be configured to continue
+    without a backend.
+    """
+    try:
+        if not wings_are_on():
+            raise fxdp.InputError(
+                'torch.compile(backend="fxdp") is left out by FXDP_WINGS=off; use fxdp.compile(model), or '
+                "leave FXDP_WINGS out"
+            )
+        chosen = _chosen(mode, options)
+        frame = frame_in_flight(chosen.graph_breaks)
+        return _full(gm, frame, chosen) if frame.full else _one_of_several(gm, frame, chosen)
+    except fxdp.InputError as error:
+        return _Refusing(error)
+
+
+def _full(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
+    """Compile a call that is one graph."""
+    prefix = chosen.options.batch_dims
+    read = read_graph(gm, frame, lambda given: batch_dim(given, prefix, frame))
+    chosen.check_losses(read.losses)
+    return TracedCall(read, chosen, title_of(frame))
+
+
+def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
+    """Compile one graph of a call that torch may break into several graphs.
+
+    Raises
+    ------
+    InputError : an option that works only for full calls, or an unsupported value between graphs.
+    """
+    chosen.check_parts()
+    call, end = outer_call(), graph_end(gm)
+    if call is None:
+        raise fxdp.InputError(
+            "graph_breaks=True: the call was not made by what torch.compile returns; expected that"
+        )
+    model = call.model
+    rows = GraphBreakInputs.of(call, chosen.options.batch_dims)
+    tensors = () if model is None else (*model.named_parameters(), *model.named_buffers())
+    read = read_graph(gm, frame, rows.dim, {id(tensor): name for name, tensor in tensors})
+    title = title_of(frame) if model is None else type(model).__name__
+    report = BreakReport.of(call, title)
+    number = report.add(function_of(frame), end, tuple(rows.made))
+    last = end is None and call.outermost
+    held = None if model is None else weakref.ref(model)
+    between = BetweenGraphs(report, last, frozenset(rows.passed), held)
+    return TracedCall(read, chosen, f"{title}, graph {number}", between)
+
+
+def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
+    """Check the options.
+
+    Raises
+    ------
+    InputError : unknown options, with near names or today's spelling; options that need the model itself.
+    """
+    if mode not in (None, "default"):
+        raise fxdp.InputError(
+            f'torch.compile(backend="fxdp", mode={mode!r}): modes are Inductor\'s; expected none, and '
+            'options of fxdp.compile in options={"backend": "inductor", ...}'
+        )
+    chosen = TracedOptions.named(given or {})
+    if needs := chosen.needs_model:
+        call = ", ".join(["model", *(f"{name}={_text(value)}" for name, value in (given or {}).items())])
+        raise fxdp.InputError(
+            f'torch.compile(backend="fxdp", options=...): {needs}. Use compiled = fxdp.compile({call}), '
+            "which compiles by Inductor as well"
+        )
+    return chosen
+
+
+def _text(value: Any) -> str:
+    """Return a value as Python source; a name for values without such a text."""
+    plain = isinstance(value, (str, int, float, bool, type(None), tuple, list, dict))
+    return repr(value) if plain or dataclasses.is_dataclass(value) else getattr(value, "__name__", "...")
+
+
+class _Refusing:
+    """Callable that raises the error at each call, with all graph breaks if there are any."""
+
+    def __init__(self, error: fxdp.InputError) -> None:
+        self._error = error
+        self._more: str | None = None
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """Raise the error; torch calls this instead of the graph.
+
+        Raises
+        ------
+        InputError : always.
+        """
+        if self._more is None:
+            found = self._error
+            self._more = breaks_in_words(found.frame) if isinstance(found, BrokenFrameError) else ""
+        raise fxdp.InputError(f"{self._error}{self._more}")

@@ -1,0 +1,1 @@
+"""Sharded parameters, and optimizers that step on local shards."""

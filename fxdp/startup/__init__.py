@@ -1,0 +1,1 @@
+"""Wing: faster first steps. Without this room fxdp computes the same, and starts later."""

@@ -1,0 +1,1 @@
+"""Builds of C++ kernels: together, shared between ranks, with known vector instructions."""

@@ -1,0 +1,1 @@
+"""Memoized parts of torch: the same answers to the same questions while a model is traced."""

@@ -1,0 +1,1 @@
+"""Regional compilation: compile one of several equal layers, and call its code for each."""

@@ -1,0 +1,1 @@
+"""Repeated layers: trace and partition a few of them, and expand the graphs to all."""
