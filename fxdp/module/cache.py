@@ -1,21 +1,13 @@
-"""The cache of a model's programs: the most recently used kinds of calls.
-
-Two calls are of one kind if they differ in sizes alone. A Python value that decides on the program is part of
-the kind, so a model with a new object at each call would fill the memory with programs.
-"""
+"""`LRU`: a cache of a limited size."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
-
-from fxdp.module.call import ProgramKey
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-_KINDS = 64  # kinds with cached programs
 
 
 class LRU(Generic[K, V]):
@@ -50,26 +42,3 @@ class LRU(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-class Kinds(Generic[V]):
-    """The most recently used kinds of calls; equal on all ranks, as all ranks make the same calls."""
-
-    def __init__(self) -> None:
-        self._kinds: LRU[ProgramKey, V] = LRU(_KINDS)
-
-    def __iter__(self) -> Iterator[V]:
-        """Iterate over the kinds, least recently used first."""
-        return (kind for _, kind in self._kinds.items())
-
-    def find(self, key: ProgramKey) -> V | None:
-        """Return the programs of a key."""
-        return self._kinds.get(key)
-
-    def add(self, key: ProgramKey, kind: V) -> None:
-        """Keep the programs of a new key."""
-        self._kinds[key] = kind
-
-    def alike(self, key: ProgramKey) -> tuple[ProgramKey, ...]:
-        """Return the keys that differ from a key in Python values alone, the last used key at the end."""
-        return tuple(other for other, _ in self._kinds.items() if other.differs_in_values_alone(key))

@@ -1,17 +1,24 @@
-"""`CacheEntry`: one executable for calls of some sizes; `GuardKey`: all executables of one kind of call."""
+"""The cache of a model's programs.
+
+Kinds           GuardKey             CacheEntry
+of calls    --  of one kind      --  one executable, for calls of some sizes
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from fxdp.compiler.executable import CompiledVariants, Runs
 from fxdp.compiler.program import Program
 from fxdp.module.cache import LRU
+from fxdp.module.call import ProgramKey
 from fxdp.module.outputs import has_size_leaves, returns_tensor
 
+_KINDS = 64  # kinds with cached programs
 _CALLS = 1024  # cached sets of sizes per kind
 
 
@@ -68,3 +75,54 @@ class GuardKey:
     """The entry for each set of sizes; of several branches the one that was taken last."""
     branches: LRU[Any, list[CacheEntry]] = field(default_factory=lambda: LRU(_CALLS))
     """By sizes: the entries of all branches taken so far."""
+
+
+class _Last(NamedTuple):
+    """The entry of the last call, with its key."""
+
+    key: ProgramKey
+    dims: tuple[tuple[int, ...], ...]
+    batches: tuple[int, ...]
+    entry: CacheEntry
+
+
+class Kinds:
+    """The most recently used kinds of calls of one model; equal on all ranks, which make the same calls.
+
+    Two calls are of one kind if they differ in sizes alone. A Python value that decides on the program is
+    part of the kind, so a model with a new object at each call would fill the memory with programs.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: LRU[ProgramKey, GuardKey] = LRU(_KINDS)
+        self._last: _Last | None = None
+
+    def __iter__(self) -> Iterator[GuardKey]:
+        """Iterate over the kinds, least recently used first."""
+        return (kind for _, kind in self._kinds.items())
+
+    def entry(
+        self, key: ProgramKey, dims: tuple[tuple[int, ...], ...], batches: tuple[int, ...]
+    ) -> CacheEntry | None:
+        """Return the entry for calls of a key and these sizes; None if nothing is compiled for them."""
+        last = self._last
+        # the most recent entry of the caches already: no lookup, and the LRU order stays
+        if last is not None and key is last.key and dims == last.dims and batches == last.batches:
+            return last.entry
+        kind = self.find(key)
+        found = None if kind is None else kind.calls.get((dims, batches))
+        self._last = None if found is None else _Last(key, dims, batches, found)
+        return found
+
+    def find(self, key: ProgramKey) -> GuardKey | None:
+        """Return the captures and entries of a key."""
+        self._last = None
+        return self._kinds.get(key)
+
+    def add(self, key: ProgramKey, kind: GuardKey) -> None:
+        """Keep the captures and entries of a new key."""
+        self._kinds[key] = kind
+
+    def alike(self, key: ProgramKey) -> tuple[ProgramKey, ...]:
+        """Return the keys that differ from a key in Python values alone, the last used key at the end."""
+        return tuple(other for other, _ in self._kinds.items() if other.differs_in_values_alone(key))

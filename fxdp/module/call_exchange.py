@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from fxdp.capture.captured import Captured
@@ -81,6 +82,15 @@ class CallExchange:
         """
         if not self._spared or not len(self._even):
             refuse(self._process_mesh, error)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Send an error of further checks before the exchange in the same way."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """Exchange the facts about a call; all ranks must make the same kind of call.

@@ -57,16 +57,14 @@ class CompiledModule(Inspected):
         refuse_transforms("made")
         super().__init__(module)
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
-        self._options = options
-        self._unset = set()
+        self._options, self._unset = options, set()
         self._process_mesh = init_mesh(mesh, home_of(module, mesh, options.may_shard))
         self._mesh = self._process_mesh.mesh
         self._process_mesh.check_ranks()
         if self._mesh.world > 1:
             install_hook()
         legal_strategies(self._mesh, options)
-        self._full = UnshardedParameters(module)
-        self._sharded = False
+        self._full, self._sharded = UnshardedParameters(module), False
         if begins_sharded(module, self._process_mesh, options):
             self._shard_parameters()
         if not is_cut(self._mesh, options):
@@ -106,10 +104,7 @@ class CompiledModule(Inspected):
         self._shared = False
         self._full.drop()
         chosen, device = self._options, self._mesh.device_type
-        rng, generation = chosen.single_device_rng, self._generation
-        self._guards = Guards(
-            self._model, device, chosen.loss_fn, generation=generation, full_batch_draws=rng
-        )
+        self._guards = Guards(self._model, device, chosen.loss_fn, self._generation, chosen.single_device_rng)
         self._reader = CallReader(self._model, chosen.batch_dims, device, self._guards)
         self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)
         self._replicas = Replicas(self._model, self._process_mesh, chosen)
@@ -219,11 +214,8 @@ class CompiledModule(Inspected):
 
     def _renew(self) -> None:
         """Drop all programs, as the model holds different tensors than they read; a collective call."""
-        try:
+        with self._exchange.refusing():
             check_put(self._model, sharded=self._sharded)
-        except Exception as error:
-            self._exchange.refuse(error)
-            raise
         _log.warning(
             "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
             "load_state_dict() without assign=True do",
@@ -301,8 +293,7 @@ class CompiledModule(Inspected):
         twin._last_call, twin._started = LastCall(), False
         twin._generation = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
-        twin._full = UnshardedParameters(twin._model)
-        twin._sharded = self._sharded
+        twin._full, twin._sharded = UnshardedParameters(twin._model), self._sharded
         if twin._sharded:
             ShardedOptimizers(twin._model, twin._process_mesh, twin._full.note_step)
         twin._build()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,8 +32,8 @@ from fxdp.ir.draws import graph_draws
 from fxdp.ir.graphs import no_collection
 from fxdp.module.assertion_attribution import failing_ranks
 from fxdp.module.branch_specialization import OtherBranch, on_its_branch
-from fxdp.module.cache import LRU, Kinds
-from fxdp.module.cache_entry import CacheEntry, GuardKey
+from fxdp.module.cache import LRU
+from fxdp.module.cache_entry import CacheEntry, GuardKey, Kinds
 from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import CallSizes, RowNumbers, decided_error
 from fxdp.module.guards.plain_modes import plain_modes
@@ -54,15 +54,6 @@ from fxdp.torch_compat import without_autocast
 _log = logging.getLogger("fxdp")
 _BRANCHES = 8  # a warning for each so many programs for branches of one call
 _OUTLINES = 64  # keys whose first capture has a cached fingerprint
-
-
-class _Found(NamedTuple):
-    """The entry that served the last call, with its key."""
-
-    key: ProgramKey
-    dims: tuple[tuple[int, ...], ...]
-    batches: tuple[int, ...]
-    cache_entry: CacheEntry
 
 
 class Programs:
@@ -92,26 +83,18 @@ class Programs:
             check_options(options)
         self._owners = Owners()
         self._streams = Streams.of(device_of(module, self._mesh)) if self._cut else Streams()
-        self._kinds: Kinds[GuardKey] = Kinds()
+        self._kinds = Kinds()
         self.compiled = 0
         """The number of programs compiled so far."""
         self._outlines: LRU[ProgramKey, GraphFingerprint] = LRU(_OUTLINES)
         self._expected: GraphFingerprint | None = None
         self._row_numbers = RowNumbers()
-        self._found: _Found | None = None
 
     def find(
         self, key: ProgramKey, dims: tuple[tuple[int, ...], ...], batches: tuple[int, ...]
     ) -> CacheEntry | None:
         """Return the entry for calls of a key and these sizes; None if nothing is compiled for them."""
-        last = self._found
-        # the most recent entry of the caches already: no lookup, and the LRU order stays
-        if last is not None and key is last.key and dims == last.dims and batches == last.batches:
-            return last.cache_entry
-        kind = self._kinds.find(key)
-        found = None if kind is None else kind.calls.get((dims, batches))
-        self._found = None if found is None else _Found(key, dims, batches, found)
-        return found
+        return self._kinds.entry(key, dims, batches)
 
     def alike(self, key: ProgramKey) -> tuple[ProgramKey, ...]:
         """Return the keys that differ from a new key in Python values alone; none for a known key."""
@@ -125,7 +108,6 @@ class Programs:
     @no_collection()  # each step of a compilation keeps the results of the last one
     def make(self, call: Call, batches: tuple[int, ...]) -> CacheEntry:
         """Compile for a call that came for the first time; a collective call."""
-        self._found = None
         sizes = CallSizes.of(call, batches, self._mesh.rank)
         kind = self._kinds.find(call.kind)
         first = kind is None
@@ -145,7 +127,6 @@ class Programs:
         self, cache_entry: CacheEntry, call: Call, batches: tuple[int, ...], other: OtherBranch
     ) -> CacheEntry:
         """Return the entry for the branches that a call takes, compiled if need be; a collective call."""
-        self._found = None
         sizes = CallSizes.of(call, batches, self._mesh.rank)
         kind = self._kinds.find(call.kind)
         assert kind is not None

@@ -28,7 +28,7 @@ class Net(nn.Module):
 def test_programs_of_the_kinds_called_last_are_kept(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("fxdp.module.cache._KINDS", 2)
+    monkeypatch.setattr("fxdp.module.cache_entry._KINDS", 2)
     model = Net()
     compiled = fxdp.compile(model, backend="eager", **options)
     x = torch.randn(4, 3)

@@ -77,7 +77,6 @@ class Guards:
         module: nn.Module,
         device_type: str,
         loss_fn: Any = None,
-        *,
         generation: int = 0,
         full_batch_draws: bool = False,
     ) -> None:
