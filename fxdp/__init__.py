@@ -236,7 +236,8 @@ def compile(
         The ranks' generators must be in one state (`torch.manual_seed` with one number).
     uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
         which saves a small exchange per call; only the first call of each size is checked.
-    strict : an op without a placement rule, which would run replicated, is an error.
+    strict : an op without a placement rule, which would run replicated, is an error; plans, and errors of
+        capture, list all strategies of capture with the reason why each was left or not tried.
     debug : checks while compiling and running, and a folder for the text of the program:
         `fxdp.Debug(dump_dir="dumps")`. None: graphs are checked, and every 100 calls the replicas.
 

@@ -89,5 +89,5 @@ def traced_once(folder: Path) -> Iterator[None]:
             return cached_joint.cached_in(symbolic_joint.own, entries, key, exported, options)
 
     folder.mkdir(mode=0o700, exist_ok=True)
-    with mock.patch("fxdp.capture.driver.joint_of_forward", once):
+    with mock.patch("fxdp.capture.capture_strategies.joint_of_forward", once):
         yield

@@ -109,6 +109,19 @@ class ReadValue:
     location: Location
 
 
+@dataclass(frozen=True, slots=True)
+class LeftStrategy:
+    """A strategy of capture (`capture_strategies.py`) before the one that worked, and why it was left."""
+
+    name: str
+    reason: str
+    """What it failed with, and where; of one that was not tried, what it is for."""
+    tried: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason if self.tried else f'not tried, it is for {self.reason}'}"
+
+
 @dataclass(frozen=True)
 class Captured:
     """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
@@ -149,8 +162,22 @@ class Captured:
     """Keys (`ExternalPlace.known_by`) of the places in `read` that the model's code itself changes."""
     words: tuple[tuple[ExternalPlace, str], ...] = ()
     """Places in which each call leaves a constant string of the code, with the string."""
+    strategy: str = "symbolic"
+    """Strategy that captured the model; after a comma, that by which its changed program was traced."""
+    left: tuple[LeftStrategy, ...] = ()
+    """The strategies before that one, with the reasons why they were left."""
 
     @property
     def branches(self) -> tuple[bool, ...]:
         """Return which branch the program takes at each flag of the batch that the code branches on."""
         return tuple(check.passes for check in self.checks if check.branch)
+
+    def reasons(self, *, every: bool = False) -> tuple[str, ...]:
+        """Say which strategy captured the model and why those before it were left; nothing for the first one.
+
+        `every`: list strategies that were not tried, too.
+        """
+        if not self.left:
+            return ()
+        left = (f"  {one}" for one in self.left if one.tried or every)
+        return (f"captured by {self.strategy}, after", *left)

@@ -61,6 +61,9 @@ class Request:
     origin: Origin | None = None
     """The user's lines behind the model; None for the line that starts the capture."""
 
+    strict: bool = False
+    """An error says of each strategy of capture why it was left or not tried, not only of those tried."""
+
     def __post_init__(self) -> None:
         """Raise if the options contradict the inputs."""
         _check_hint(self.hint, 1 if self.full_batch_draws else 2)

@@ -137,6 +137,7 @@ class Planning:
             self.sizes["B"],
             tuple(program.options.lines()),
             program.choice,
+            program.captured.reasons(every=program.options.strict),
             self._collectives,
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
             self.memory(),

@@ -109,7 +109,8 @@ def request_of(
     loss_fn = None if _wants_output(module, inputs) else options.loss_fn
     draws, precision = options.single_device_rng, options.precision
     taken = None if cut else branches
-    return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision, taken)
+    strict = options.strict
+    return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision, taken, strict=strict)
 
 
 def _wants_output(module: nn.Module, inputs: Inputs) -> bool:

@@ -154,6 +154,11 @@ class Plan:
         """The strategy chosen by memory and the memory that each candidate needs; empty without a choice."""
         return self.details().choice
 
+    @property
+    def capture(self) -> tuple[str, ...]:
+        """The strategy that captured the model, and why others were left before; empty for the first one."""
+        return self.details().capture
+
     def memory(self, state: float = ADAM) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank over a step, op by op, before Inductor fuses ops.
 

@@ -53,7 +53,7 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
     shown = [*textwrap.wrap(headline(plan), width)]
     if plan.error:
         return [*shown, "", *_error_lines(plan, width)]
-    for line in plan.choice:
+    for line in (*plan.capture, *plan.choice):
         shown += textwrap.wrap(line, width, subsequent_indent="  ", drop_whitespace=True)
     if plan.schedule is not None:
         times = timetable(plan.schedule, columns=width).splitlines()

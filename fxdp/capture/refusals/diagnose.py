@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
+from fxdp.capture.captured import LeftStrategy
 from fxdp.capture.locations import chain, location_of_exception
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.eager_probe import Read
-from fxdp.errors import CaptureError
+from fxdp.errors import CaptureError, FxdpError
 from fxdp.ir.metadata import Location
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
@@ -68,6 +69,7 @@ _WRITTEN = "needed for gradient computation has been modified by an inplace oper
 _OF_TORCH = re.compile(r"<class '|object at 0x|Sym(Float|Int)|tensor subclasses|L\['")
 _OF_READS = re.compile(r"not supported for tensor subclasses|SymFloat|SymInt")
 """Torch's messages for an operation on a value read from data that cannot be traced."""
+_CONSTRAINTS = "Constraints violated"
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -159,6 +161,28 @@ def eager_error(error: BaseException) -> CaptureError:
         f"{type(error).__name__}: "
         f"{_first_line(error)}"
     )
+
+
+def reason_of(error: BaseException) -> str:
+    """Where a trace stopped and why, in a line."""
+    if isinstance(error, FxdpError):
+        return _first_line(error)
+    location, said = location_of_exception(error), _first_line(error)
+    if is_data_dependent(error):
+        said = "the Python code asks for the value of a tensor"
+    elif _CONSTRAINTS in said:
+        said = "the Python code makes the batch size a constant"
+    elif _OF_TORCH.search(said):  # names its own parts
+        said = type(error).__name__
+    return f"{location.where}: {said}" if location.file else said
+
+
+def with_tried(refusal: CaptureError, left: Sequence[LeftStrategy]) -> CaptureError:
+    """The error with the reasons why strategies of capture were left, where there are several."""
+    if len(left) < 2:
+        return refusal
+    lines = "".join(f"\n  {one}" for one in left)
+    return type(refusal)(f"{refusal}\ntried in this order:{lines}")
 
 
 def _listing(reads: Sequence[Read]) -> str:

@@ -22,6 +22,7 @@ class Details:
     batch : samples of the global batch.
     options : the options of `fxdp.compile`, as text.
     choice : the strategy chosen by memory, with the reason; empty without a choice.
+    capture : the strategy that captured the model, with the reasons for leaving others; empty for the first.
     explanations : the reason for the placement of each node of `plan.graph`.
     """
 
@@ -30,6 +31,7 @@ class Details:
     batch: int = 0
     options: tuple[str, ...] = ()
     choice: tuple[str, ...] = ()
+    capture: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
     parameters: tuple[ParameterRow, ...] = ()
     memory: tuple[RankMemory, ...] = ()
