@@ -21,6 +21,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import fxdp
 from fxdp.dynamo.backend import backend
 from fxdp.dynamo.dynamo_frame import frame_in_flight
 from fxdp.dynamo.dynamo_graph import read_graph
@@ -267,6 +268,8 @@ def test_a_loss_outside_is_the_mean_over_ranks_and_says_so(ranks: RankPool) -> N
         ({"loss_fn": F.mse_loss}, r"loss_fn= needs the call's target=.*loss_fn=mse_loss"),
         ({"pipeline": {"stages": ["fc"]}}, r"fxdp.Pipeline\(stages=\[...\]\) names modules"),
         ({"stategy": "shard"}, r"options=...\) has no options.*\n  stategy: did you mean strategy='shard'\?"),
+        ({"pipeline": fxdp.Pipeline(stages=["fc"])}, r"model, pipeline=fxdp\.Pipeline\(stages=\['fc'\]\)\)"),
+        ({"stages": ["fc"]}, r"stages=\['fc'\]: now pipeline=fxdp\.Pipeline\(stages=\['fc'\]\)"),
         ({"pipeline": {"microbatches": 0}}, "microbatches is 0"),
         ({"batch_dims": 2}, r"gives dim 2 for x, which has shape \(5, 4\)"),
         ({"batch_dims": (0, 0, 0)}, "no prefix of the arguments"),

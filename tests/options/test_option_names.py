@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import nn
 import fxdp
 from fxdp.errors import InputError
 from fxdp.options import Options
+from tests.rooms import FXDP, ROOT
 
 _X = torch.randn(6, 4)
 DOORS: dict[str, Callable[..., Any]] = {
@@ -70,3 +72,14 @@ def test_compile_has_at_most_sixteen_options_and_takes_all_of_them() -> None:
     assert fxdp.compile(nn.Linear(4, 2), **vars(Options()))._options == Options()
     documented = re.findall(r"^(\w+) : ", inspect.getdoc(fxdp.compile) or "", re.M)
     assert set(names) <= set(documented)
+
+
+def test_no_text_names_a_former_option() -> None:
+    """Neither errors nor documents: what they advise would be refused."""
+    former = re.compile(r"\b(compute|checkpoint|activation_memory_budget|recompute|bucket_mb)=")
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    texts = {str(page): page.read_text() for page in pages}
+    for file in (*FXDP.rglob("*.py"), *(ROOT / "passes").rglob("*.py")):
+        strings = [n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)]
+        texts[str(file)] = "\n".join(text for text in strings if isinstance(text, str))
+    assert {place: found for place, text in texts.items() if (found := former.findall(text))} == {}
