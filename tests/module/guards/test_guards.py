@@ -120,6 +120,16 @@ def test_what_needs_another_program_is_another_state_until_it_is_undone(name: st
     assert guards.tensors_unchanged()
 
 
+def test_a_hook_in_the_place_of_another_is_a_change() -> None:
+    net = Net()
+    handle = net.last.register_forward_hook(lambda *_: None)
+    guards = _guards(net)
+    before = guards.state()
+    handle.remove()
+    net.last.register_forward_hook(lambda *_: None)
+    assert guards.state() != before
+
+
 def test_an_empty_cell_is_guarded_like_any_other() -> None:
     guards = _guards(net := Net())
     before = guards.state()
