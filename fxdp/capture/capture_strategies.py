@@ -24,6 +24,7 @@ from fxdp.capture.captured import Captured, LeftStrategy
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
 from fxdp.capture.joint.symbolic_joint import joint_of_forward
+from fxdp.capture.patches.patch_tables import python_semantics
 from fxdp.capture.refusals.diagnose import reason_of
 from fxdp.errors import CaptureError
 
@@ -56,6 +57,8 @@ class Strategy:
     An attempt at more than the user's own code tells a user less than the failure before it."""
     repeats: bool = False
     """Whether it is tried again for as long as it applies."""
+    in_wing: bool = False
+    """Whether it belongs to the wing `python`, without which it does not apply."""
 
 
 def first_that_works(strategies: Sequence[Strategy], attempt: CaptureAttempt) -> Made:
@@ -67,7 +70,7 @@ def first_that_works(strategies: Sequence[Strategy], attempt: CaptureAttempt) ->
     NothingFitsError : none works; what each failed with is in `attempt.failures`.
     """
     for index, strategy in enumerate(strategies):
-        while strategy.applies(attempt):
+        while _is_there(strategy) and strategy.applies(attempt):
             made = _run(strategy, attempt)
             if isinstance(made, Made):
                 again = attempt.has_failed(strategy.name)
@@ -78,6 +81,10 @@ def first_that_works(strategies: Sequence[Strategy], attempt: CaptureAttempt) ->
             if not strategy.repeats:
                 break
     raise NothingFitsError(_left(strategies, attempt))
+
+
+def _is_there(strategy: Strategy) -> bool:
+    return not strategy.in_wing or python_semantics.is_extended
 
 
 def _run(strategy: Strategy, attempt: CaptureAttempt) -> Made | Exception:
@@ -191,6 +198,7 @@ STATIC_TRACES: tuple[Strategy, ...] = (
         _is_uneven,
         _merged_loops,
         reported=False,
+        in_wing=True,
     ),
     Strategy(
         "uneven static traces",
@@ -209,6 +217,7 @@ TRACES: tuple[Strategy, ...] = (
         lambda attempt: attempt.other_branches is not None and not attempt.asks_for_data,
         _other_branch,
         repeats=True,
+        in_wing=True,
     ),
     *STATIC_TRACES,
 )
@@ -222,6 +231,7 @@ STRATEGIES: tuple[Strategy, ...] = (
         lambda attempt: attempt.asks_for_data and _is_closed(attempt) and bool(attempt.numbers),
         _numbers,
         reported=False,
+        in_wing=True,
     ),
     Strategy(
         "hinted numbers",
@@ -229,6 +239,7 @@ STRATEGIES: tuple[Strategy, ...] = (
         _may_be_hinted,
         _hinted,
         reported=False,
+        in_wing=True,
     ),
 )
 """All strategies, in the order in which they are tried."""
