@@ -89,7 +89,7 @@ def table(rows: Mapping[str, str]) -> str:
     ]
     for strategy in STRATEGIES:
         of = [name for name in made if strategy.name in rows[name].split(", ")]
-        examples = ", ".join(f"`{name}`" for name in of[:3]) or "none: tests alone need it"
+        examples = ", ".join(f"`{name}`" for name in of[:3]) or "none of these; tests do"
         lines.append(f"| {strategy.name} | {strategy.when} | {len(of)} | {examples} |")
     return "\n".join(lines) + "\n"
 

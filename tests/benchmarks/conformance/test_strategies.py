@@ -26,4 +26,4 @@ def test_a_model_counts_for_each_strategy_that_it_needs() -> None:
     assert {name for name, count in counts.items() if count == "1"} == {
         "symbolic", "hinted numbers", "merged loops",
     }  # fmt: skip
-    assert "| 0 | none: tests alone need it |" in shown
+    assert "| 0 | none of these; tests do |" in shown
