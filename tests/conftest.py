@@ -70,7 +70,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
     try:
         return (yield)
     except Exception as error:
-        if "CaptureError" not in f"{type(error).__name__}: {error}":
+        text = f"{type(error).__name__}: {error}"  # of a rank, or of a test that expects another refusal
+        if "CaptureError" not in text and "FXDP_WINGS=off" not in text:
             raise
         return pytest.skip(f"refused without wings: {str(error)[:200]}")
 

@@ -35,7 +35,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pool = RankPool()
     for name in asked.models or VISIBLE:
-        for way in asked.branches:
+        for way in asked.ways:
             row = found.setdefault(name, {})
             if asked.missing and way in row:
                 continue

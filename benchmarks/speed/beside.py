@@ -39,7 +39,7 @@ def main() -> int:
     asked, words = parser.parse_known_args()
     checkouts = {"this": HERE, "other": asked.other.resolve()}
     found: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
-    for iteration in range(asked.iterations):
+    for iteration in range(asked.turns):
         order = list(checkouts.items())
         for name, checkout in order if iteration % 2 else order[::-1]:
             for figure, seconds in _times(_run(checkout, asked.script, words)):
@@ -80,7 +80,7 @@ def _times(answer: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[
 
 
 def _show(found: dict[str, dict[str, list[float]]], asked: argparse.Namespace) -> None:
-    table = Table(title=f"{asked.script}, {asked.iterations} turns: seconds, least (median)")
+    table = Table(title=f"{asked.script}, {asked.turns} turns: seconds, least (median)")
     for column in ("", "this", str(asked.other), "this / other, least", "median"):
         table.add_column(column, justify="right" if column else "left")
     for figure, these in found["this"].items():

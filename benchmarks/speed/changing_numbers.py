@@ -49,7 +49,7 @@ def main() -> int:
     for backend in asked.backend:
         loops = {kind: _loop(asked, backend, kind == "changes") for kind in ("stays", "changes")}
         times: dict[str, list[float]] = {kind: [] for kind in loops}
-        for iteration in range(asked.iterations):
+        for iteration in range(asked.turns):
             for kind in ("stays", "changes") if iteration % 2 else ("changes", "stays"):
                 times[kind] += loops[kind][0](TURN)
         stays, changes = (median(times[kind]) for kind in ("stays", "changes"))

@@ -114,7 +114,7 @@ class _Ranks:
 def _beside(asked: argparse.Namespace) -> None:
     here = _Ranks(_CHECKOUT), _Ranks(asked.beside)
     found: dict[str, list[dict[str, float]]] = {"this": [], "other": []}
-    for iteration in range(asked.iterations):
+    for iteration in range(asked.turns):
         order = list(zip(found, here, strict=True))
         for name, ranks in order if iteration % 2 else order[::-1]:
             one = ranks.measured(2, 2, asked.rounds, asked.tree_above)

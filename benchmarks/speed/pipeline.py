@@ -41,7 +41,7 @@ def main() -> int:
     if asked.network is not None and (reason := why_not()):
         CONSOLE.print(f"no hosts: {reason}")
         return 2
-    wanted = names(asked.microbatches, asked.branches, asked.kinds)
+    wanted = names(asked.microbatches, asked.ways, asked.kinds)
     where = "" if asked.network is None else f", {asked.network:g} Mbit/s between hosts"
     with tempfile.TemporaryDirectory(prefix="fxdp-bench-") as folder:
         answer = Path(folder) / "answer.json"

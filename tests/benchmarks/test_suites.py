@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -56,3 +57,31 @@ def test_a_script_runs_as_a_module() -> None:
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "python -m benchmarks.chaos.faults" in shown.stdout
+
+
+def test_a_script_reads_only_options_that_it_has() -> None:
+    wrong = {}
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        known = {_dest(node) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_option(node)}
+        read = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "asked"
+        }
+        if known and read - known:
+            wrong[file.name] = read - known
+    assert wrong == {}
+
+
+def _is_option(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+
+
+def _dest(call: ast.Call) -> str:
+    """The attribute of an option: its `dest`, its first long name, or its first name."""
+    dest = [keyword.value for keyword in call.keywords if keyword.arg == "dest"]
+    names = [ast.literal_eval(name) for name in dest or call.args]
+    return next((name for name in names if name.startswith("--")), names[0]).lstrip("-").replace("-", "_")
