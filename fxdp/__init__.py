@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from fxdp import skip
     from fxdp.capture.batch_dims import RowsPerSample
+    from fxdp.eager.dispatch import eager_report
+    from fxdp.eager.loader import global_batch, shard
+    from fxdp.eager.tensor import GlobalTensor
     from fxdp.ir.placements import P, R, S
     from fxdp.module.checkpoint.safetensors_file import save_safetensors
     from fxdp.module.checkpoint.saving import load, save
@@ -67,6 +70,7 @@ __all__ = [
     "Debug",
     "ExactnessError",
     "FxdpError",
+    "GlobalTensor",
     "InputError",
     "MeshError",
     "P",
@@ -89,13 +93,16 @@ __all__ = [
     "VerifierError",
     "check_rule",
     "compile",
+    "eager_report",
     "explain",
+    "global_batch",
     "launch",
     "load",
     "plan",
     "register_rule",
     "save",
     "save_safetensors",
+    "shard",
     "skip",
     "verify",
 ]
@@ -107,6 +114,7 @@ _HOMES = {
     "Communication": "options.option_values",
     "CompiledModule": "module.compiled",
     "Debug": "options.option_values",
+    "GlobalTensor": "eager.tensor",
     "P": "ir.placements",
     "Pipeline": "options.option_values",
     "Plan": "reports.plan",
@@ -116,13 +124,16 @@ _HOMES = {
     "S": "ir.placements",
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
+    "eager_report": "eager.dispatch",
     "explain": "module.dry_run",
+    "global_batch": "eager.loader",
     "launch": "ranks.launcher",
     "load": "module.checkpoint.saving",
     "plan": "module.dry_run",
     "register_rule": "rules.custom",
     "save": "module.checkpoint.saving",
     "save_safetensors": "module.checkpoint.safetensors_file",
+    "shard": "eager.loader",
     "verify": "oracle.verify",
 }
 """Where the names are that are imported when they are asked for."""

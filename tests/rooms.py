@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("placing", "runtime", "sharding", "startup", "transport"),
     ("pipeline",),
     ("passes", "reports", "options"),
-    ("compiler",),
+    ("compiler", "eager"),
     ("module",),
     ("oracle",),
     ("__init__",),

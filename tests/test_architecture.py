@@ -87,9 +87,9 @@ def test_a_room_imports_only_what_stands_below_it() -> None:
 
 
 def test_rooms_are_joined_by_few_arrows() -> None:
-    """A room that begins to import one more is a decision: 110 are what one can hold in mind on a sheet."""
+    """A room that begins to import one more is a decision: 118 are what one can hold in mind on a sheet."""
     arrows = {(room(name), room(other)) for name, tree in trees() for other in ours(tree)}
-    assert len([one for one in arrows if one[0] not in (one[1], *WINGS)]) <= 110
+    assert len([one for one in arrows if one[0] not in (one[1], *WINGS)]) <= 118
 
 
 def test_there_are_few_floors() -> None:

@@ -21,6 +21,7 @@ from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.forward_signature import SignedForward, signed
+from fxdp.module.global_calls import call_on_parts, holds_global
 from fxdp.module.guards.guards import Guards
 from fxdp.module.guards.surroundings import refuse_transforms
 from fxdp.module.inspected import Inspected
@@ -134,6 +135,10 @@ class CompiledModule(Inspected):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
+        if holds_global(args, kwargs):
+            last, mesh = self._last_call, self._process_mesh
+            dims = self._options.batch_dims
+            return call_on_parts(self.forward, lambda: last.cache_entry, mesh, dims, args, kwargs)
         self._guards.check_surroundings()
         if self._unset:
             raise no_values(self._unset)

@@ -10,7 +10,7 @@ program's results), then replicated, then partial ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.ir.redistributions import price
@@ -36,14 +36,19 @@ def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, fl
 
 def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
     """Return the cheapest candidate and the redistribution bytes."""
+    found = list(priced(op, candidates))
+    _, _, index = min((total, rank, i) for i, (_, _, total, rank) in enumerate(found))
+    return found[index][0], found[index][1]
+
+
+def priced(
+    op: Op, candidates: Iterable[Alternative]
+) -> Iterator[tuple[Alternative, float, float, tuple[int, int]]]:
+    """Yield each candidate with its bytes, the bytes with what it postpones, and its rank among equals."""
     sizes = [type_bytes(o.type) for o in op.operands]
-    costs = [_cost(a, op.operands, sizes) for a in candidates]
-    priced = [
-        (cost + _postponed(op, a, cost), _rank(a), i)
-        for i, (a, cost) in enumerate(zip(candidates, costs, strict=True))
-    ]
-    index = min(priced)[-1]
-    return candidates[index], costs[index]
+    for alternative in candidates:
+        cost = _cost(alternative, op.operands, sizes)
+        yield alternative, cost, cost + _postponed(op, alternative, cost), _rank(alternative)
 
 
 def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence[int]) -> float:

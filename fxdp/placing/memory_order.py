@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
@@ -16,24 +18,27 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
     if capture recorded no layout.
     """
     layout = drawn_for(node)
-    if layout is None:
-        return ()
-    like = torch.empty_strided(layout.sizes, layout.strides, device="meta")
-    strides = torch.empty_like(like).stride()
-    return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+    return () if layout is None else order_and_gaps(layout.sizes, layout.strides)[0]
 
 
 def memory_gaps(node: fx.Node) -> tuple[int, ...]:
     """Return the first operand's dims with gaps in memory (after a slice) or stride 0 (after an expand)."""
     layout = drawn_for(node)
-    found, step = [], 1
-    for dim in reversed(memory_order(node)):
-        assert layout is not None
-        if layout.sizes[dim] > 1:
-            if layout.strides[dim] > step or not layout.strides[dim]:
-                found.append(dim)
-            step = max(step, layout.strides[dim]) * layout.sizes[dim]
-    return tuple(found)
+    return () if layout is None else order_and_gaps(layout.sizes, layout.strides)[1]
+
+
+def order_and_gaps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return `memory_order` and `memory_gaps` of a value with these sizes and strides."""
+    like = torch.empty_strided(sizes, strides, device="meta")
+    dense = torch.empty_like(like).stride()
+    order = tuple(sorted(range(len(dense)), key=lambda dim: -dense[dim]))
+    gaps, step = [], 1
+    for dim in reversed(order):
+        if sizes[dim] > 1:
+            if strides[dim] > step or not strides[dim]:
+                gaps.append(dim)
+            step = max(step, strides[dim]) * sizes[dim]
+    return order, tuple(gaps)
 
 
 def drawn_for(node: fx.Node) -> MemoryLayout | None:

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 from fxdp.runtime.bound import STEP_BACKWARD
 
+GLOBAL_GRADIENT = "fxdp_global_gradient"
+"""Attribute of autograd nodes that take gradients of the global loss, and scale these themselves."""
+
 
 def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: int) -> Sequence[Tensor]:
     """Return the inputs of a call; gradients flowing back into a compiled module are scaled by `world`."""
@@ -25,7 +28,7 @@ def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: 
         return tensors
     made = list(tensors)
     for i, (tensor, dim) in enumerate(zip(tensors, batch_dims, strict=True)):
-        if dim is not None and tensor.grad_fn is not None and _feeds(tensor):
+        if dim is not None and tensor.grad_fn is not None and feeds(tensor):
             made[i] = _Times.apply(tensor, world)  # type: ignore[no-untyped-call]
     return made
 
@@ -37,7 +40,7 @@ def parameters_behind(tensor: Tensor) -> Iterator[nn.Parameter]:
             yield found
 
 
-def _feeds(tensor: Tensor) -> bool:
+def feeds(tensor: Tensor) -> bool:
     """Return whether a tensor depends on results of compiled modules, and record these results as fed."""
     fed = False
     for node, output in _behind(tensor):
@@ -58,7 +61,7 @@ def _behind(tensor: Tensor) -> Iterator[tuple[Any, int]]:
             continue
         seen.add((node, output))
         yield node, output
-        if not isinstance(node, STEP_BACKWARD):
+        if not isinstance(node, STEP_BACKWARD) and not getattr(node, GLOBAL_GRADIENT, False):
             waiting += node.next_functions
 
 

@@ -32,4 +32,5 @@ from fxdp.torch_compat.shortcut_table import *  # noqa: F403
 from fxdp.torch_compat.shortcuts import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.torch_ops import *  # noqa: F403
+from fxdp.torch_compat.wrapper_tensors import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

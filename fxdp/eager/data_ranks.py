@@ -1,0 +1,152 @@
+"""The ranks among which global tensors are sharded: their batch axes, and the order of their messages."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.message_report import user_line
+from fxdp.errors import AgreementError, InputError, MeshError
+from fxdp.ir.mesh import Mesh
+from fxdp.ranks.agreement import Agreement, gather_objects
+from fxdp.ranks.comms import Comms, Departure, DepartureKind
+from fxdp.ranks.comms.sequence_log import SAME_ORDER
+from fxdp.ranks.failure import guard
+from fxdp.ranks.hooks import install_hook
+from fxdp.ranks.mesh_init import init_mesh
+from fxdp.ranks.process_mesh import ProcessMesh
+
+_AXES = 1024  # axes that stay interned; masks make new ones at each step
+_NAME = "global tensors"
+
+
+class DataRanks:
+    """The data ranks of a mesh, seen from one rank; `data_ranks` returns one object per mesh.
+
+    Attributes
+    ----------
+    rank, world : this rank's index and the number of ranks.
+    group : the name of the process group.
+    unit : the axis of values without a batch.
+    generators_differ : whether the ranks' random generators had different states at the last batch.
+    """
+
+    def __init__(self, process_mesh: ProcessMesh) -> None:
+        mesh = process_mesh.mesh
+        self.process_mesh, self.mesh = process_mesh, mesh
+        self.rank, self.world, self.group = mesh.rank, mesh.size, mesh.group()
+        self._agreement = Agreement(process_mesh)
+        self._axes: dict[tuple[int, ...], BatchAxis] = {}
+        self.unit = BatchAxis(self, (1,) * self.world)
+        self._messages, self._number = 0, 0
+        self.generators_differ = False
+        if process_mesh.comms is not None:
+            self._number = process_mesh.comms.sequence_log.add_module(_NAME)
+
+    def axis(self, sizes: Sequence[int]) -> BatchAxis:
+        """Return the axis with these sizes of the ranks' parts."""
+        key = tuple(sizes)
+        found = self._axes.get(key)
+        if found is None:
+            if len(self._axes) >= _AXES:
+                del self._axes[next(iter(self._axes))]
+            found = self._axes[key] = BatchAxis(self, key)
+        return found
+
+    def counted(self, size: int) -> BatchAxis:
+        """Exchange each rank's number of samples, and return the axis; a collective call."""
+        with self.message("count"):
+            return self.axis([row[0] for row in self.exchange((size,))])
+
+    def drawing_apart(self) -> InputError:
+        """Return the error for an op that draws while the ranks' generators differ."""
+        return InputError(
+            "an op on global tensors draws random numbers, but the ranks' generators had different states "
+            "when the last batch entered, so each rank would draw other numbers; expected one state: call "
+            "torch.manual_seed with one number on all ranks"
+        )
+
+    def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return all ranks' integers, in rank order; a collective call."""
+        return self._agreement.exchange(values)
+
+    def message(self, what: str) -> AbstractContextManager[None]:
+        """Return the context of one message: errors reach all ranks, and ranks must be at the same message.
+
+        `what` names the message; ranks are at the same one if it and the user's line are equal.
+
+        Raises
+        ------
+        AgreementError : (on entering) ranks are at different messages; names the lines of both.
+        RankFailedError : a rank failed, died, or did not come in time.
+        """
+        return _Message(self, what)
+
+    def begin_message(self, what: str) -> None:
+        """Log a message with the user's line, and compare it with the messages of all ranks."""
+        comms = self.process_mesh.comms
+        if comms is None:
+            return
+        self._messages += 1
+        comms.sequence_log.begin_call(self._number, self._messages)
+        own = f"{what} at {user_line()}"
+        key = comms.sequence_log.order, zlib.crc32(own.encode())
+        if any(row != key for row in self.exchange(key)):
+            self._refuse_apart(comms, own)
+
+    def _refuse_apart(self, comms: Comms, own: str) -> NoReturn:
+        words = gather_objects(self.process_mesh, own)
+        named = ", ".join(f"rank {rank} is at {text}" for rank, text in zip(comms.ranks, words, strict=True))
+        text = f"{named}: messages of global tensors that do not belong together; {SAME_ORDER}"
+        comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
+        raise AgreementError(text)
+
+
+class _Message:
+    def __init__(self, ranks: DataRanks, what: str) -> None:
+        self._ranks, self._what, self._guard = ranks, what, guard(ranks.process_mesh)
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+        try:
+            self._ranks.begin_message(self._what)
+        except BaseException as error:
+            self._guard.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._guard.__exit__(*raised)  # type: ignore[arg-type]
+
+
+_BY_COMMS: weakref.WeakKeyDictionary[Comms, DataRanks] = weakref.WeakKeyDictionary()
+_ALONE: dict[Mesh, DataRanks] = {}
+
+
+def data_ranks(mesh: DeviceMesh | Mapping[str, int] | None, device_type: str) -> DataRanks:
+    """Return the data ranks of a mesh; all ranks of the mesh must call this at the same point.
+
+    Raises
+    ------
+    MeshError : the mesh has a pipeline axis, or sizes only.
+    """
+    process_mesh = init_mesh(mesh, device_type)
+    process_mesh.check_ranks()
+    comms, found_mesh = process_mesh.comms, process_mesh.mesh
+    if found_mesh.pipeline.size > 1:
+        raise MeshError(
+            f"global tensors on {found_mesh} with a pipeline axis of {found_mesh.pipeline.size} ranks; "
+            "expected data axes only: pass the mesh's data axes, as mesh['dp']"
+        )
+    if comms is None:
+        return _ALONE.setdefault(found_mesh, DataRanks(process_mesh))
+    install_hook()
+    found = _BY_COMMS.get(comms)
+    if found is None:
+        found = _BY_COMMS[comms] = DataRanks(process_mesh)
+    return found

@@ -1,0 +1,98 @@
+"""Messages of global tensors by the user's line: what an eager run sent, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fxdp.ranks.comms.sequence_log import user_frame
+
+_LINES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """The messages of one kind for one op at one line.
+
+    Attributes
+    ----------
+    line : file and line of the user's code; a backward's messages stand at the line that began it.
+    op : the op whose operand or result was sent.
+    kind : the collective: `all_reduce`, `all_gather`, ...
+    calls, bytes : the number of messages, and the bytes of this rank's values in all of them.
+    full : how many of these calls ran the op on full values on every rank, because no part would be exact.
+    """
+
+    line: str
+    op: str
+    kind: str
+    calls: int
+    bytes: int
+    full: int
+
+    def __str__(self) -> str:
+        rest = f", {self.full} run in full" if self.full else ""
+        return f"{self.line}: {self.op}: {self.calls} x {self.kind}, {self.bytes:,} bytes{rest}"
+
+
+_Key: TypeAlias = "tuple[str, str, str]"
+
+
+class MessageCounts:
+    """Counts of messages by line, op and kind; at most 4096 of them, the oldest go first."""
+
+    def __init__(self) -> None:
+        self._counts: dict[_Key, list[int]] = {}
+
+    def add(self, op: str, kind: str, size: int) -> None:
+        """Count one message of `size` bytes at the user's current line."""
+        found = self._at(op, kind)
+        found[0] += 1
+        found[1] += size
+
+    def add_full(self, op: str, kind: str) -> None:
+        """Count one op that ran on full values."""
+        self._at(op, kind)[2] += 1
+
+    def rows(self) -> tuple[MessageRow, ...]:
+        """Return the rows, those with the most bytes first."""
+        found = (MessageRow(*key, *counts) for key, counts in self._counts.items())
+        return tuple(sorted(found, key=lambda row: (-row.bytes, -row.calls, row.line)))
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._counts.clear()
+
+    def _at(self, op: str, kind: str) -> list[int]:
+        key = user_line(), op, kind
+        found = self._counts.get(key)
+        if found is None:
+            if len(self._counts) >= _LINES:
+                del self._counts[next(iter(self._counts))]
+            found = self._counts[key] = [0, 0, 0]
+        return found
+
+
+def user_line() -> str:
+    """Return the innermost line outside fxdp and torch, as `train.py:31`."""
+    frame = user_frame(sys._getframe(1))
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+COUNTS = MessageCounts()
+"""The counts of this process, which `eager_report` shows."""
+
+
+class EagerReport:
+    """The messages of global tensors so far, by line; `print` shows a line for each row."""
+
+    def __init__(self, rows: Iterable[MessageRow], plans: int) -> None:
+        self.rows, self.plans = tuple(rows), plans
+
+    def __str__(self) -> str:
+        head = f"{len(self.rows)} lines and ops with messages, {self.plans} kinds of calls planned"
+        return "\n".join([head, *map(str, self.rows)])
+
+    __repr__ = __str__

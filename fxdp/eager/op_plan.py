@@ -1,0 +1,257 @@
+"""The plan of one kind of call of an op: placements of operands, local op and arguments, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+import fxdp.rules  # noqa: F401  (registers the rules)
+from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.call_leaves import CallLeaves
+from fxdp.eager.hypotheses import AS_RESHAPE, Result, hypotheses, operand_types, proven_results
+from fxdp.eager.index_values import iotas
+from fxdp.eager.spec import GlobalSpec, spec_of
+from fxdp.eager.tensor import GlobalTensor
+from fxdp.ir.decompositions import Decomposition, Term
+from fxdp.ir.draws import draws
+from fxdp.ir.ops.layouts import READ_AS_THEY_LIE
+from fxdp.ir.placements import Partial, Placement, R, Shard
+from fxdp.ir.sizes import batch_factor, exact_quotient, number
+from fxdp.ir.types import TensorType
+from fxdp.placing.chooser import priced
+from fxdp.placing.memory_order import order_and_gaps
+from fxdp.rules.families.random import drawn_for_full_batch
+from fxdp.rules.localize import local_target, localized
+from fxdp.rules.registry import Alternative, Op, Operand, registry
+from fxdp.torch_compat import OpOverload
+
+_SENDS = 1.0
+"""The least cost of an alternative that sends anything; slicing costs less."""
+SMALL = 1024
+"""The most elements of a sum that is reduced when it is made, so that reading it sends nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedResult:
+    """The spec of a result, and the reduction with which it is made."""
+
+    spec: GlobalSpec
+    reduced: Partial | None = None
+
+
+@dataclass(slots=True)
+class OpPlan:
+    """How each rank runs one kind of call.
+
+    Attributes
+    ----------
+    target, args, kwargs : the local call; operands are `Operand` or `MinusOffset`.
+    axis : the batch axis; `DataRanks.unit` if nothing is sharded.
+    wants : the placement of each operand.
+    types : the operands' types in `B`.
+    foreign : operands sharded along a different axis, which are gathered first.
+    results : specs of the results; None: full values, whose shapes are known after the run.
+    decomposition : ops that run in place of `target`.
+    restrides : whether the kernel depends on strides.
+    shares : whether the result of a view op shares memory with the first operand.
+    draws : whether the call draws random numbers.
+    sends : whether a run sends anything, beyond slices.
+    reason : why the op runs on full values; empty if it does not.
+    """
+
+    op: OpOverload
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axis: BatchAxis
+    wants: tuple[Placement, ...]
+    types: tuple[TensorType, ...]
+    foreign: tuple[bool, ...]
+    results: tuple[PlannedResult | None, ...] | None = None
+    decomposition: Decomposition | None = None
+    restrides: bool = False
+    shares: bool = False
+    draws: bool = False
+    sends: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    key: tuple[float, tuple[int, int]]
+    cost: float
+    op: Op
+    alternative: Alternative
+    results: tuple[Result | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The operands of a call: leaves of its arguments, their placements along one axis."""
+
+    op: OpOverload
+    leaves: CallLeaves
+    axis: BatchAxis
+    placements: tuple[Placement, ...]
+    foreign: tuple[bool, ...]
+    known: tuple[TensorType, ...]
+    """The types by placement alone."""
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether an operand is sharded or partial."""
+        return any(p != R for p in self.placements)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether an operand is sharded."""
+        return any(isinstance(p, Shard) for p in self.placements)
+
+
+def placed(op: OpOverload, leaves: CallLeaves) -> Placed:
+    """Return the operands with their placements along the axis of the largest sharded one."""
+    tensors = leaves.tensors
+    specs = [t._spec if isinstance(t, GlobalTensor) else None for t in tensors]
+    sharded = [
+        (t.nbytes, s) for t, s in zip(tensors, specs, strict=True) if s is not None and s.layout.is_sharded
+    ]
+    if sharded:
+        axis = max(sharded, key=lambda found: found[0])[1].axis
+    else:
+        axis = next(s.axis.ranks.unit for s in specs if s is not None)
+    foreign = tuple(s is not None and s.layout.is_sharded and s.axis is not axis for s in specs)
+    placements = tuple(R if s is None or f else s.placement for s, f in zip(specs, foreign, strict=True))
+    known = tuple(
+        TensorType(t.dtype, tuple(t.shape)) if s is None or f else s.type
+        for t, s, f in zip(tensors, specs, foreign, strict=True)
+    )
+    return Placed(op, leaves, axis, placements, foreign, known)
+
+
+def cheapest_plan(call: Placed) -> OpPlan | None:
+    """Return the plan with the least to send over all hypotheses that hold; None if none holds."""
+    best: _Choice | None = None
+    axis = call.axis if call.sharded else None
+    for hypothesis in hypotheses(call.leaves, call.placements, axis):
+        types = operand_types(call.leaves, call.known, hypothesis)
+        results = proven_results(call.op, call.leaves, types, hypothesis, axis)
+        if results is None:
+            continue
+        index_dims = iotas(call.op, call.leaves.tensors, axis)
+        operands = tuple(map(Operand, range(len(types)), types, ((p,) for p in call.placements), index_dims))
+        args, kwargs = call.leaves.filled(operands, dict(hypothesis.sizes))
+        outputs = tuple(None if r is None else r.type for r in results)
+        op = Op(call.op, tuple(args), tuple(kwargs.items()), operands, outputs)
+        candidates = [a for a in _alternatives(op, call.leaves.tensors) if _can_be_cut(a, op)]
+        for alternative, cost, total, rank in priced(op, candidates):
+            key = float(round(total)), rank  # slices do not count: what follows is worth more than a slice
+            if best is None or key < best.key:
+                best = _Choice(key, cost, op, alternative, results)
+        if best is not None and best.cost < _SENDS:
+            break
+    return None if best is None else _plan(call, best)
+
+
+def full_plan(call: Placed, reason: str) -> OpPlan:
+    """Return the plan that runs the op on full values on every rank."""
+    operands = [Operand(i, t) for i, t in enumerate(call.known)]
+    args, kwargs = call.leaves.filled(operands, {}, kind=list)
+    op = call.op
+    apart = call.in_parts or any(call.foreign)
+    return OpPlan(
+        op, AS_RESHAPE.get(op, op), tuple(args), kwargs, call.axis, (R,) * len(operands), call.known,
+        call.foreign, restrides=op in READ_AS_THEY_LIE, shares=op.is_view and not apart,
+        draws=draws(op, args, kwargs), reason=reason if apart else "",
+    )  # fmt: skip
+
+
+def _alternatives(op: Op, tensors: Sequence[Tensor]) -> Iterator[Alternative]:
+    if draws(op.target, op.args, dict(op.kwargs)):
+        sizes, strides = (tuple(tensors[0].shape), tuple(tensors[0].stride())) if tensors else ((), ())
+        order, gaps = order_and_gaps(sizes, strides)
+        yield from drawn_for_full_batch(op, order, gaps, one_rank=False)
+        return
+    yield op.alternative()
+    found = registry.get(op.target)
+    if found is not None:
+        yield from found.rule(op)
+
+
+def _can_be_cut(alternative: Alternative, op: Op) -> bool:
+    """Return whether every dim that an alternative shards is a multiple of the batch.
+
+    Rules do not check their outputs: in a graph the sizes are known. Under a wrong hypothesis they are not.
+    """
+    pairs = [*zip(alternative.inputs, (o.type for o in op.operands), strict=True)]
+    pairs += zip(alternative.outputs, op.outputs, strict=True)  # type: ignore[arg-type]
+    for placement, type_ in pairs:
+        if isinstance(placement, Shard):
+            if type_ is None or placement.dim >= len(type_.shape):
+                return False
+            factor = batch_factor(type_.shape[placement.dim])
+            if factor is None or exact_quotient(factor, placement.outer) is None:
+                return False
+    return True
+
+
+def _plan(call: Placed, choice: _Choice) -> OpPlan:
+    op, alternative = choice.op, choice.alternative
+    pairs = zip(alternative.inputs, call.placements, strict=True)
+    wants = tuple(have if want is None else want for want, have in pairs)
+    args, kwargs = localized(op, alternative)
+    values = call.axis.values
+    target = local_target(op, alternative)
+    gathers = any(isinstance(h, Shard) and w == R for h, w in zip(call.placements, wants, strict=True))
+    return OpPlan(
+        op.target, AS_RESHAPE.get(target, target), _numbers(args, values),
+        {name: _numbers(value, values) for name, value in kwargs.items()},
+        call.axis, wants, tuple(o.type for o in op.operands), call.foreign,
+        results=tuple(_results(choice, call.axis)), decomposition=alternative.decomposition,
+        restrides=op.target in READ_AS_THEY_LIE,
+        shares=op.target.is_view and bool(wants) and wants[0] == call.placements[0] and not call.foreign[0],
+        draws=draws(op.target, op.args, dict(op.kwargs)), sends=choice.cost >= _SENDS,
+        reason="its rule has no cheaper way" if gathers else "",
+    )  # fmt: skip
+
+
+def _results(choice: _Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
+    placements = list(choice.alternative.outputs)
+    if choice.alternative.decomposition is not None:
+        placements = _placements_at_end(choice.alternative.decomposition)
+    for placement, result in zip(placements, choice.results, strict=True):
+        if placement is None or result is None:
+            yield None
+            continue
+        reduced = None
+        if isinstance(placement, Partial) and torch.Size(result.shape).numel() <= SMALL:
+            reduced, placement = placement, R
+        layout = axis.layout(placement)
+        yield PlannedResult(
+            spec_of(result.type.dtype, result.shape, result.stride, result.device, layout), reduced
+        )
+
+
+def _placements_at_end(decomposition: Decomposition) -> list[Placement | None]:
+    """Return the placements of the results after all steps: a sum that a later step reads is reduced."""
+    read = {(a.index, a.at) for step in decomposition.steps for a in step.args if isinstance(a, Term)}
+    found: list[Placement | None] = []
+    for term in decomposition.results:
+        if term is None:
+            found.append(None)
+        elif term.index < 0 and (term.index, R) in read:
+            found.append(R)
+        else:
+            found.append(decomposition.steps[-term.index - 1].at if term.index < 0 else term.at)
+    return found
+
+
+def _numbers(value: Any, values: dict[str, int]) -> Any:
+    """Return arguments with numbers for expressions, and lists for tuples, as ops take them."""
+    if isinstance(value, (tuple, list)):
+        return [_numbers(one, values) for one in value]
+    return number(value, values) if isinstance(value, sympy.Basic) else value

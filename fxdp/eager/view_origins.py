@@ -1,0 +1,98 @@
+"""Views of global tensors: which share memory with their base, and which have to be read anew.
+
+y = x.view(8, -1)[:, 0]     the local parts are views of one another: a write into y is one into x
+row = x[0]                  gathered, so a copy: `ViewOrigin` says of what; a write goes back by a scatter,
+                            and after a write into x the row is gathered anew when it is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fxdp.eager.redistribute import redistributed
+from fxdp.eager.tensor import GlobalTensor
+from fxdp.ir.placements import R
+
+
+@dataclass(slots=True)
+class Memory:
+    """The memory that a base and its sharing views have in common; counts writes into it."""
+
+    writes: int = 0
+
+
+@dataclass(slots=True)
+class ViewOrigin:
+    """What a view was made of.
+
+    Attributes
+    ----------
+    base, op, args, kwargs : the call `op(base, *args, **kwargs)` that returned the view.
+    shares : whether the local parts share memory.
+    result : which of several results the view is; None of one.
+    seen : writes into the base's memory that the view has seen, if it is a copy.
+    """
+
+    base: GlobalTensor
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shares: bool
+    result: int | None = None
+    seen: int = 0
+
+
+def memory_of(value: GlobalTensor) -> Memory:
+    """Return the memory of a global tensor, shared by its views."""
+    if value._memory is None:
+        value._memory = Memory()
+    return value._memory
+
+
+def note_view(view: Any, base: Tensor, op: Callable[..., Any], args: Any, kwargs: Any, shares: bool) -> None:
+    """Record what a view, or each of several, was made of."""
+    if not isinstance(base, GlobalTensor):
+        return
+    memory = memory_of(base)
+    several = isinstance(view, (list, tuple))
+    for index, one in enumerate(view if several else (view,)):
+        if isinstance(one, GlobalTensor):
+            which = index if several else None
+            one._origin = ViewOrigin(base, op, tuple(args), kwargs, shares, which, memory.writes)
+            if shares:
+                one._memory = memory
+
+
+def current_local(value: GlobalTensor) -> Tensor:
+    """Return the local part; a view that is a copy is made anew if its base was written since."""
+    origin = value._origin
+    if origin is None:
+        return value._local
+    if origin.shares:
+        if origin.base._origin is not None:  # a view of a copy
+            before = origin.base._local
+            if current_local(origin.base) is not before:
+                _renew(value, origin)
+        return value._local
+    if memory_of(origin.base).writes != origin.seen:
+        _renew(value, origin)
+    return value._local
+
+
+def gathered(value: Tensor, cause: str = "full()") -> Tensor:
+    """Return the full value of a global tensor without autograd, or the plain tensor itself."""
+    if not isinstance(value, GlobalTensor):
+        return value
+    local, spec = current_local(value), value._spec
+    return redistributed(local, spec.type, spec.placement, R, spec.axis, cause)
+
+
+def _renew(value: GlobalTensor, origin: ViewOrigin) -> None:
+    made = origin.op(origin.base, *origin.args, **origin.kwargs)
+    fresh: GlobalTensor = made if origin.result is None else made[origin.result]
+    value._local, value._spec = fresh._local, fresh._spec
+    origin.seen = memory_of(origin.base).writes

@@ -1,0 +1,140 @@
+"""Ops that write: the functional op, then a copy of its result into the local part of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxdp.eager.message_report import user_line
+from fxdp.eager.redistribute import redistributed
+from fxdp.eager.tensor import GlobalTensor, wrapped
+from fxdp.eager.view_origins import current_local, gathered, memory_of
+from fxdp.errors import InputError
+from fxdp.ir.draws import draws
+from fxdp.ir.placements import Placement, R
+from fxdp.torch_compat import OpOverload, aten
+
+_RESHAPES = frozenset({
+    "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "set_", "as_strided_",
+})  # fmt: skip
+_OTHER_NAMES: Mapping[Any, Any] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten._index_put_impl_.default: aten.index_put.default,
+}
+_SCATTERS: Mapping[Any, Any] = {
+    aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}  # fmt: skip
+"""For ops whose result may be a gathered copy, the op that puts a written copy back into the base."""
+
+
+def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an op that writes its first argument, and return this argument.
+
+    Raises
+    ------
+    InputError : the op changes a shape, writes an `out=` or a list, or into a view that cannot be written.
+    """
+    name = op._schema.name.partition("::")[2]
+    target = args[0] if args else None
+    if name in _RESHAPES:
+        raise InputError(
+            f"{user_line()}: {name} changes the shape of a global tensor in place; expected a new tensor: "
+            f"x = x.{name.rstrip('_')}(...)"
+        )
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not isinstance(target, Tensor) or not name.endswith("_") or written != [op._schema.arguments[0].name]:
+        raise InputError(
+            f"{user_line()}: {op} writes into {', '.join(written)}, which global tensors do not support; "
+            "expected an op that returns its result: leave out= away, or call the op without its underscore"
+        )
+    if op is aten._index_put_impl_.default:
+        args, kwargs = args[:4], {}
+    if op is aten.copy_.default:
+        _write(target, _expanded(args[1], target))
+    elif _is_full(target) and draws(op, args, kwargs) and all(map(_is_full, args[1:])):
+        _draw_in_place(op, target, args, kwargs)
+    else:
+        _write(target, _functional(op)(*args, **kwargs))
+    return target
+
+
+def _draw_in_place(op: OpOverload, target: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    # the functional op would fill a transposed value in another order
+    local = current_local(target) if isinstance(target, GlobalTensor) else target
+    if isinstance(target, GlobalTensor) and target._spec.axis.ranks.generators_differ:
+        raise target._spec.axis.ranks.drawing_apart()
+    op(local, *map(gathered, args[1:]), **kwargs)
+    if isinstance(target, GlobalTensor):
+        memory_of(target).writes += 1
+
+
+def _is_full(value: Any) -> bool:
+    return not isinstance(value, GlobalTensor) or value._spec.layout.is_full
+
+
+def _expanded(value: Any, target: Tensor) -> Tensor:
+    return value if value.shape == target.shape else value.expand(target.shape)  # type: ignore[no-any-return]
+
+
+@cache
+def _functional(op: OpOverload) -> Any:
+    """Return the op that returns what `op` writes."""
+    if op in _OTHER_NAMES:
+        return _OTHER_NAMES[op]
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    found = getattr(packet, op._overloadname, None)
+    if found is None:
+        raise InputError(
+            f"{user_line()}: {op} writes in place and has no form that returns its result; expected an op "
+            "that has one, as x = x.add(1)"
+        )
+    return found
+
+
+def _write(target: Tensor, value: Tensor) -> None:
+    """Copy a value into a plain or global tensor, in the target's own placement."""
+    if not isinstance(target, GlobalTensor):
+        target.copy_(gathered(value, "copy_"))
+        return
+    origin, local = target._origin, current_local(target)
+    if origin is not None and not origin.shares:
+        scatter = _SCATTERS.get(origin.op)
+        if scatter is None or origin.result is not None:
+            raise InputError(
+                f"{user_line()}: a write into {origin.op} of a global tensor, which is a gathered copy; "
+                "expected a write into the tensor itself: use torch.where, or index it in the assignment"
+            )
+        _write(origin.base, scatter(origin.base, value, *origin.args, **origin.kwargs))
+        return
+    if origin is not None and not _share_memory(local, origin.base._local):
+        raise InputError(
+            f"{user_line()}: a write into {origin.op} of a global tensor whose local part had to be copied; "
+            "expected a contiguous tensor: call .contiguous() before the view"
+        )
+    _copy_into(target, local, value)
+    memory_of(target).writes += 1
+
+
+def _copy_into(target: GlobalTensor, local: Tensor, value: Tensor) -> None:
+    spec = target._spec
+    given = value if isinstance(value, GlobalTensor) else wrapped(value, spec.axis.ranks.unit)
+    have: Placement = given._spec.placement
+    part, type_, axis = current_local(given), given._spec.type, given._spec.axis
+    if given._spec.layout.is_sharded and (axis is not spec.axis or have != spec.placement):
+        part, have = redistributed(part, type_, have, R, axis, "copy_"), R
+    if have != spec.placement:
+        of_target = spec.type if spec.layout.is_sharded else type_
+        part = redistributed(part, of_target, have, spec.placement, spec.axis, "copy_")
+    local.copy_(part)
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    empty = a.numel() == 0 or b.numel() == 0
+    return empty or a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
