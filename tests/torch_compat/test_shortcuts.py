@@ -80,8 +80,8 @@ def _numbers(model: nn.Module) -> list[Tensor]:
 
 def _eager() -> tuple[str, list[Tensor]]:
     """The text of a program, and what one computes."""
-    sharded = fxdp.plan(_model(9), (_tokens(),), mesh={"dp": 2}, strategy="shard").text
-    return sharded, _numbers(fxdp.compile(_model(9), backend="eager"))
+    sharded = fxdp.plan(_model(6), (_tokens(),), mesh={"dp": 2}, strategy="shard").text
+    return sharded, _numbers(fxdp.compile(_model(6), backend="eager"))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_without_one_a_program_is_the_same(
     text, numbers = _eager()
     assert text == eager[0]
     assert all(map(torch.equal, numbers, eager[1]))
-    torch.testing.assert_close(numbers, _numbers(_model(9)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(numbers, _numbers(_model(6)), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("on_disk")
@@ -136,7 +136,7 @@ def test_what_is_kept_on_disk_is_not_for_who_leaves_something_out(
     monkeypatch.setattr(symbolic_joint, "own", made)
     for setting, times in (("on", 1), ("on", 1), (f"-{name}", 2)):
         monkeypatch.setenv("FXDP_SHORTCUTS", setting)
-        assert fxdp.plan(_model(9), (_tokens(),), mesh={"dp": 2}, strategy="shard").text == eager[0]
+        assert fxdp.plan(_model(6), (_tokens(),), mesh={"dp": 2}, strategy="shard").text == eager[0]
         assert made.call_count == times
 
 

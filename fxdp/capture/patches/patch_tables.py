@@ -118,9 +118,10 @@ def recording_effects(
         *seedings(effects.seeded),
         asserts(effects.asked),
         *python_draws(),
-        *unchanged_parameters(module),
     )
-    with DenseOnly(), patched(patches), RefusedGenerators(), python_semantics(effects):
+    # last, so that a hook on a parameter is refused before the wing makes it a part of the backward
+    kept = patched(unchanged_parameters(module))
+    with DenseOnly(), patched(patches), RefusedGenerators(), python_semantics(effects), kept:
         yield effects
 
 

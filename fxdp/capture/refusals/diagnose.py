@@ -17,7 +17,7 @@ from fxdp.capture.captured import LeftStrategy
 from fxdp.capture.locations import chain, location_of_exception
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.eager_probe import Read
-from fxdp.errors import CaptureError, FxdpError
+from fxdp.errors import CaptureError, FxdpError, TorchMismatchError
 from fxdp.ir.metadata import Location
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
@@ -178,8 +178,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def with_tried(refusal: CaptureError, left: Sequence[LeftStrategy]) -> CaptureError:
-    """The error with the reasons why strategies of capture were left, where there are several."""
-    if len(left) < 2:
+    """Add the reasons why strategies were left, if there are several and the model is at fault."""
+    if len(left) < 2 or isinstance(refusal, TorchMismatchError):
         return refusal
     lines = "".join(f"\n  {one}" for one in left)
     return type(refusal)(f"{refusal}\ntried in this order:{lines}")
