@@ -10,7 +10,7 @@ from typing import Any
 from fxdp.capture.joint.raw_joint import differentiated
 from fxdp.capture.joint.symbolic_joint import annotated_joint, symbolic_joint
 from fxdp.capture.patches.patch_tables import around_capture
-from fxdp.lowering.inductor.compile import around_inductor, callable_of, compile_half, lower_inductor
+from fxdp.lowering.inductor.compile import around_inductor, callable_of, compile_phase, lower_inductor
 from fxdp.lowering.inductor.forward_backward import around_lowering, partition
 from fxdp.lowering.inductor.start import Start, go_on, start_of
 from fxdp.lowering.inductor.trace import op_caller
@@ -83,7 +83,7 @@ def extend() -> None:
     around_lowering.extend(_all_of(_LOWERING))
     op_caller.extend(_op_caller)
     partition.extend(pair_by_layer)
-    compile_half.extend(compile_by_region)
+    compile_phase.extend(compile_by_region)
     around_inductor.extend(_all_of(_INDUCTOR))
     callable_of.extend(_callable_of)
     lower_inductor.extend(lower_cached)

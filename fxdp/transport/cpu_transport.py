@@ -58,7 +58,6 @@ class CpuTransport(RowTransport):
             return
         self.cost = self._by_gloo(groups)
         if hosts is None or self.cost is None:
-            self.hosts = None
             return
         over_hosts = measured(lambda value: hosts.finish(hosts.start(value)), self.control)
         if is_cheaper(over_hosts, self.cost):
@@ -100,7 +99,7 @@ class CpuTransport(RowTransport):
         return self._name
 
     @property
-    def handed_bytes(self) -> int:  # type: ignore[override]
+    def handed_bytes(self) -> int:
         """The bytes of this rank's values that went by messages and through shared memory so far."""
         return 0 if self._group is None else self._group.handed_bytes
 

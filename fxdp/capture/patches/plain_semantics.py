@@ -20,7 +20,7 @@ from fxdp.errors import CaptureError
 from fxdp.torch_compat import Patch, around
 
 _APPLY: Any = vars(torch.autograd.Function)["apply"]
-_REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian", "jvp")
+_DERIVATIVES = ("grad", "grad_and_value", "vjp", "jacrev", "hessian", "jvp")
 
 
 def _refuse(what: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,6 +51,6 @@ REFUSED: tuple[Patch, ...] = (
     Patch(torch.autograd, "grad", around(partial(_refuse, "torch.autograd.grad"))),
     Patch(torch.autograd, "backward", around(partial(_refuse, "a backward inside of the model"))),
     Patch(Tensor, "backward", around(partial(_refuse, "a backward inside of the model"))),
-    *(Patch(torch.func, name, around(partial(_refuse, f"torch.func.{name}"))) for name in _REVERSE),
+    *(Patch(torch.func, name, around(partial(_refuse, f"torch.func.{name}"))) for name in _DERIVATIVES),
 )
 """Patches for the export of the user's code."""

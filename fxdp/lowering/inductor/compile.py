@@ -78,8 +78,8 @@ def lower_inductor(
 
 
 @dataclass(frozen=True)
-class Half:
-    """A forward or a backward that is to be compiled."""
+class PhaseGraph:
+    """The graph of one phase, forward or backward, that is to be compiled."""
 
     gm: fx.GraphModule
     visible: Sequence[int]
@@ -89,7 +89,7 @@ class Half:
     donated: frozenset[str]
     """The names of the inputs that the code may write over."""
     keeps_strides: bool
-    """Whether all strides are known before the half is compiled."""
+    """Whether all strides are known before the graph is compiled."""
     options: LoweringOptions
     start: Start
     compile_graph: Callable[[fx.GraphModule, Sequence[int], int, Sequence[int]], tuple[Any, list[Any]]]
@@ -97,10 +97,10 @@ class Half:
 
 
 @seam("startup")
-def compile_half(half: Half) -> tuple[Any, list[Any]]:
-    """Compile a half in one piece; return its code, and the strides of its results where Inductor chose."""
-    donated = donated_inputs(half.gm.graph, half.donated)
-    return half.compile_graph(half.gm, half.visible, half.fixed, donated)
+def compile_phase(phase: PhaseGraph) -> tuple[Any, list[Any]]:
+    """Compile a phase in one piece; return code, and the strides of its results if Inductor chose them."""
+    donated = donated_inputs(phase.gm.graph, phase.donated)
+    return phase.compile_graph(phase.gm, phase.visible, phase.fixed, donated)
 
 
 @seam("startup")
@@ -179,8 +179,8 @@ class _Compiler:
         compile_graph = partial(
             self._compile_graph, backward=backward, inference=inference, in_order=must_stay(gm.graph)
         )
-        return compile_half(
-            Half(gm, visible, fixed, names, self.keeps_strides, self.options, self.start, compile_graph)
+        return compile_phase(
+            PhaseGraph(gm, visible, fixed, names, self.keeps_strides, self.options, self.start, compile_graph)
         )
 
     def _compile_graph(

@@ -53,13 +53,11 @@ class RowTransport:
     across : the indices in the row of the ranks that one more process group must join; empty for none.
     share : a number that tells this rank's `across` from those of the other ranks of its host.
     cost : the cost of a sum over the network; None where it was not measured.
-    handed_bytes : the bytes of this rank's values that have travelled outside of process groups so far.
     """
 
     across: Sequence[int] = ()
     share: int = 0
     cost: LinkCost | None = None
-    handed_bytes: int = 0
 
     def __init__(self, row: OpenRow) -> None:
         # not `row` itself: `connect` holds torch's store, which must end with the process group
@@ -88,6 +86,11 @@ class RowTransport:
     def facts(self) -> dict[str, Any]:
         """The fields of `Mesh` that passes decide by."""
         return {"messages": False, "link": self.cost}
+
+    @property
+    def handed_bytes(self) -> int:
+        """The bytes of this rank's values that went outside of process groups so far."""
+        return 0
 
     @property
     def group_name(self) -> str:

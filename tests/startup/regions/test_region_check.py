@@ -200,6 +200,6 @@ def test_what_fails_the_check_is_compiled_in_one_piece(
         loss = fxdp.compile(model)(*sentences(2))
         loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    said = [r for r in caplog.records if "a half is compiled as one piece" in r.message]
+    said = [r for r in caplog.records if "a phase is compiled as one piece" in r.message]
     assert len(said) == 2
     assert all(r.levelno == logging.DEBUG for r in said)
