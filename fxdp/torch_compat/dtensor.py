@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -122,8 +123,17 @@ def sharded_tensor(
     own = torch.empty_like(local)
     made = DTensor.from_local(own, mesh, placements, run_check=False, shape=full.shape, stride=stride)
     parameter = nn.Parameter(made, requires_grad=full.requires_grad)
+    if _groups(parameter.device_mesh) != _groups(mesh):  # type: ignore[attr-defined]
+        # torch remembers specs by meshes that compare equal, even of process groups that are gone
+        _clear_sharding_prop_cache()
+        parameter = nn.Parameter(made, requires_grad=full.requires_grad)
     parameter._local_tensor = local  # type: ignore[attr-defined]
     return parameter
+
+
+def _groups(mesh: DeviceMesh) -> list[str] | None:
+    """Return the names of a mesh's process groups; None for a mesh on paper."""
+    return getattr(mesh, "_dim_group_names", None)
 
 
 def take_over(made: nn.Parameter, parameter: nn.Parameter) -> None:

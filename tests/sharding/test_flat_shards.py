@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
@@ -256,6 +257,21 @@ def test_states_go_on_elsewhere(how: str) -> None:
         pair.step(step)
     pair.assert_same()
     assert pair.lines() == [" ".join(TOGETHER), "8.weight"]
+
+
+def test_process_groups_of_other_names() -> None:
+    """DTensor remembers what ops make of meshes that compare equal, even if their groups are gone."""
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",), backend_override={"dp": "gloo"})
+    own = fxdp.compile(_plain(), mesh, strategy="shard", backend="eager")
+    assert all(p.full_tensor().shape == p.shape for p in own.parameters() if isinstance(p, DTensor))
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    pair = Pair()
+    pair.step(0)
+    state = pair.optimizers[0].state
+    for p in pair.nets[0].parameters():
+        assert isinstance(p, DTensor)
+        assert p.device_mesh.get_group(0) is state[p]["exp_avg"].device_mesh.get_group(0) is dist.group.WORLD
 
 
 def test_neighbours_that_are_not_joined() -> None:
