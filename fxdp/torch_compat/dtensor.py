@@ -125,7 +125,7 @@ def sharded_tensor(
     parameter = nn.Parameter(made, requires_grad=full.requires_grad)
     if _groups(parameter.device_mesh) != _groups(mesh):  # type: ignore[attr-defined]
         # torch remembers specs by meshes that compare equal, even of process groups that are gone
-        _clear_sharding_prop_cache()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         parameter = nn.Parameter(made, requires_grad=full.requires_grad)
     parameter._local_tensor = local  # type: ignore[attr-defined]
     return parameter
