@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fxdp.eager.dispatch import eager_report
     from fxdp.eager.loader import global_batch, shard
     from fxdp.eager.tensor import GlobalTensor
-    from fxdp.ir.placements import P, R, S
+    from fxdp.ir.types.placements import P, R, S
     from fxdp.module.checkpoint.safetensors_file import save_safetensors
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
@@ -115,13 +115,13 @@ _HOMES = {
     "CompiledModule": "module.compiled",
     "Debug": "options.option_values",
     "GlobalTensor": "eager.tensor",
-    "P": "ir.placements",
+    "P": "ir.types.placements",
     "Pipeline": "options.option_values",
     "Plan": "reports.plan",
-    "R": "ir.placements",
+    "R": "ir.types.placements",
     "Report": "oracle.report",
     "RowsPerSample": "capture.batch_dims",
-    "S": "ir.placements",
+    "S": "ir.types.placements",
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
     "eager_report": "eager.dispatch",

@@ -30,7 +30,7 @@ Wing: TypeAlias = Literal["startup", "transport", "python"]
 _EXTENDED_BY: dict[Wing, str] = {
     "startup": "fxdp.startup.wing",
     "transport": "fxdp.transport.cpu_transport",
-    "python": "fxdp.capture.patches.python_wing",
+    "python": "fxdp.capture.python.python_wing",
 }
 """The module of each wing whose function `extend` extends all of its seams."""
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.mesh import Mesh
 from fxdp.pipeline.cut.cut import assign
 from fxdp.pipeline.cut.phases import find_phases
 

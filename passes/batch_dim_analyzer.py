@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.placements import Placement
+from fxdp.ir.graph.level import Level
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import Placement
 from fxdp.placing.propagation import Choice, ShardingPropagation
 from fxdp.placing.sharing import shared_redistributions
 

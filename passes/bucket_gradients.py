@@ -10,14 +10,14 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.gradient_tails import computed_after, deferrable
-from fxdp.ir.level import Level
-from fxdp.ir.link_cost import LARGEST, bucket_of, in_memory
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Cause, meta, tensor_type
-from fxdp.ir.packing import Packing, elements
-from fxdp.ir.parameter_buckets import gradients_cause
-from fxdp.ir.types import TensorType, is_static
+from fxdp.ir.graph.gradient_tails import computed_after, deferrable
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, meta, tensor_type
+from fxdp.ir.graph.packing import Packing, elements
+from fxdp.ir.graph.parameter_buckets import gradients_cause
+from fxdp.ir.network.link_cost import LARGEST, bucket_of, in_memory
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import TensorType, is_static
 from fxdp.pipeline.cut.cost import node_flops
 
 

@@ -12,14 +12,11 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import reachable, results_of
-from fxdp.ir.level import Level
-from fxdp.ir.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Cause, Metadata, meta, tensor_operands, tensor_type
-from fxdp.ir.ops.parameter_shards import elements_each, shard_rows
-from fxdp.ir.packing import elements
-from fxdp.ir.parameter_buckets import (
+from fxdp.ir.graph.graphs import reachable, results_of
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, Metadata, meta, tensor_operands, tensor_type
+from fxdp.ir.graph.packing import elements
+from fxdp.ir.graph.parameter_buckets import (
     causes_of,
     gathers_cause,
     gradients_cause,
@@ -28,10 +25,13 @@ from fxdp.ir.parameter_buckets import (
     scatter_steps,
     wait_of,
 )
-from fxdp.ir.placements import Placement
-from fxdp.ir.signature import Gradient, Parameter
-from fxdp.ir.types import TensorType, type_bytes
-from fxdp.ir.zero_copy_gathers import fills_pages_of_memory
+from fxdp.ir.graph.signature import Gradient, Parameter
+from fxdp.ir.network.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
+from fxdp.ir.network.zero_copy_gathers import fills_pages_of_memory
+from fxdp.ir.ops.parameter_shards import elements_each, shard_rows
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import Placement
+from fxdp.ir.types.value_types import TensorType, type_bytes
 
 aten = torch.ops.aten
 

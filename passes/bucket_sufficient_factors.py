@@ -12,18 +12,18 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.factors import SUFFICIENT_FACTORS
-from fxdp.ir.gradient_tails import computed_after, deferrable
-from fxdp.ir.graphs import erase_unused
-from fxdp.ir.level import Level
-from fxdp.ir.link_cost import few_runs
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Cause, members_of, meta, tensor_type, value_bytes
-from fxdp.ir.packing import placed_call
-from fxdp.ir.parameter_buckets import causes_of
-from fxdp.ir.placements import Placement, R, Shard
-from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
+from fxdp.ir.graph.gradient_tails import computed_after, deferrable
+from fxdp.ir.graph.graphs import erase_unused
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, members_of, meta, tensor_type, value_bytes
+from fxdp.ir.graph.packing import placed_call
+from fxdp.ir.graph.parameter_buckets import causes_of
+from fxdp.ir.network.link_cost import few_runs
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType
 
 aten = torch.ops.aten
 

@@ -10,13 +10,13 @@ import torch
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir.graphs import erase_unused
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, example_layout, memory_layout, meta
+from fxdp.ir.graph.graphs import erase_unused
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, example_layout, memory_layout, meta
 from fxdp.ir.op_kinds import is_identity
-from fxdp.ir.sizes import product
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import product
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten

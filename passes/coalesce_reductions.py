@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Cause, members_of, meta, tensor_type
-from fxdp.ir.packing import Packing, elements
-from fxdp.ir.parameter_buckets import causes_of
-from fxdp.ir.types import is_static, type_bytes
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, members_of, meta, tensor_type
+from fxdp.ir.graph.packing import Packing, elements
+from fxdp.ir.graph.parameter_buckets import causes_of
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import is_static, type_bytes
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
 """Key of the all-reduces that may be combined: dtype, phase (True: backward), mesh axis."""

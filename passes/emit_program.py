@@ -12,18 +12,18 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir import redistributions
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import is_host_size, meta, tensor_type
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import is_host_size, meta, tensor_type
+from fxdp.ir.graph.signature import Constant, InputSpec, Size
+from fxdp.ir.network.transports import group_of
+from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
-from fxdp.ir.placements import R
 from fxdp.ir.redistribution_entry import Call, Redistribution
-from fxdp.ir.signature import Constant, InputSpec, Size
-from fxdp.ir.sizes import B
-from fxdp.ir.transports import group_of
-from fxdp.ir.types import ScalarType, TensorType
-from fxdp.ir.zero_copy_gathers import is_zero_copy
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import R
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import ScalarType, TensorType
 
 LARGEST = "b_max"
 """The name of the size input that holds the largest local batch."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.decompositions import Decomposition, DecompositionStep, Rewrite, Term
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.graphs import spread
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, meta, tensor_operands
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.graphs import spread
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, meta, tensor_operands
+from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Rewrite, Term
+from fxdp.ir.types.mesh import Mesh
 
 
 def _expand(node: fx.Node, decomposition: Decomposition) -> None:

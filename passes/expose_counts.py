@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, tensor_type
-from fxdp.ir.types import NodeType, TensorType
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, tensor_type
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import NodeType, TensorType
 
 aten = torch.ops.aten
 

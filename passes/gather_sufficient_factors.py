@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from fxdp.ir.factors import SUFFICIENT_FACTORS
-from fxdp.ir.graphs import results_of
-from fxdp.ir.level import Level
-from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta, tensor_operands, tensor_type, value_bytes
+from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta, tensor_operands, tensor_type, value_bytes
+from fxdp.ir.graph.signature import Gradient, Parameter
+from fxdp.ir.network.link_cost import LinkCost
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.placements import P, R, Shard
-from fxdp.ir.signature import Gradient, Parameter
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import P, R, Shard
 from fxdp.pipeline.cut.cost import node_cost
 
 aten = torch.ops.aten

@@ -11,16 +11,16 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir import redistributions
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import REGATHER, Mesh
-from fxdp.ir.metadata import Cause, copy_meta, meta, tensor_operands
-from fxdp.ir.parameter_buckets import rows_of
-from fxdp.ir.placements import ParamShard, Partial, Placement, R, Replicate, Shard
-from fxdp.ir.redistribution_cause import cause_of
-from fxdp.ir.types import ScalarType, TensorType
-from fxdp.ir.zero_copy_gathers import fills_pages_of_memory
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, copy_meta, meta, tensor_operands
+from fxdp.ir.graph.parameter_buckets import rows_of
+from fxdp.ir.graph.redistribution_cause import cause_of
+from fxdp.ir.network.zero_copy_gathers import fills_pages_of_memory
+from fxdp.ir.types.mesh import REGATHER, Mesh
+from fxdp.ir.types.placements import ParamShard, Partial, Placement, R, Replicate, Shard
+from fxdp.ir.types.value_types import ScalarType, TensorType
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Insertion:
         """Return the node from which a backward gathers a parameter.
 
         This is a post-forward shard if the mesh has a `post_forward_size`, except of parameters that ranks
-        gather without a copy (`fxdp/ir/zero_copy_gathers.py`).
+        gather without a copy (`fxdp/ir/network/zero_copy_gathers.py`).
         """
         full = self.made.get((node, R, False))
         # a zero-copy gather costs nothing, whatever the number of ranks

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, meta, tensor_type
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, meta, tensor_type
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import TensorType
 
 aten = torch.ops.aten
 

@@ -12,14 +12,14 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, is_host_size, meta, tensor_type
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_type
+from fxdp.ir.graph.signature import Size
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
-from fxdp.ir.signature import Size
-from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import LOCAL, OFFSET, B, named_size
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.op_view import op_view
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand

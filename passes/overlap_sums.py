@@ -8,11 +8,11 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.convolutions import gradients_apart
-from fxdp.ir.graphs import reachable
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.convolutions import gradients_apart
+from fxdp.ir.graph.graphs import reachable
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.mesh import Mesh
 from fxdp.pipeline.cut.cost import node_flops
 
 _BACKWARD = torch.ops.aten.convolution_backward.default

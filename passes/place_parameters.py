@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, meta, tensor_type
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, meta, tensor_type
+from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.placements import ParamShard
-from fxdp.ir.signature import Gradient, Parameter
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import ParamShard
+from fxdp.ir.types.value_types import TensorType
 
 aten = torch.ops.aten
 

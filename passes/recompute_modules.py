@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from fxdp.errors import InputError
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graphs import spread
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import copy_meta, is_host_size, meta, tensor_operands
-from fxdp.ir.types import tensor_types
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graphs import spread
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_operands
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import tensor_types
 
 
 def _module_paths(graph: fx.Graph) -> list[str]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import inputs_of, reachable
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
-from fxdp.ir.parameter_buckets import gather_starts, pieces, scatter_steps, wait_of
-from fxdp.ir.signature import Tangent
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graphs import inputs_of, reachable
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.parameter_buckets import gather_starts, pieces, scatter_steps, wait_of
+from fxdp.ir.graph.signature import Tangent
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import TensorType
 
 
 class _Schedule:

@@ -26,7 +26,7 @@ from fxdp.capture.joint.symbolic_joint import joint_of_forward, symbolic_joint
 from fxdp.capture.request import Request
 from fxdp.disk.entries import Entries
 from fxdp.disk.private_folder import PrivateFolder
-from fxdp.ir.graphs import copy_graph
+from fxdp.ir.graph.graphs import copy_graph
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
 from fxdp.settings import CacheSettings

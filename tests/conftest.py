@@ -106,7 +106,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers in each test, whatever ran before it."""
-    from fxdp.ir.draws import reseed
+    from fxdp.ir.graph.draws import reseed
 
     reseed(0)
 

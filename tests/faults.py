@@ -10,8 +10,8 @@ import pytest
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import copy_meta, meta
-from fxdp.ir.signature import Size
+from fxdp.ir.graph.metadata import copy_meta, meta
+from fxdp.ir.graph.signature import Size
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.localize_shapes import LocalizeShapes
 from fxdp.rules.registry import Alternative, Op, RegisteredRule, registry

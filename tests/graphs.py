@@ -19,13 +19,13 @@ import torch
 from torch import fx
 
 from fxdp.compiler.pass_manager import Pass
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.mesh import Mesh, mesh_of
-from fxdp.ir.metadata import Metadata, meta
-from fxdp.ir.placements import Placement
-from fxdp.ir.signature import InputSpec, OutputSpec, Size
-from fxdp.ir.sizes import LOCAL, OFFSET, B
-from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.metadata import Metadata, meta
+from fxdp.ir.graph.signature import InputSpec, OutputSpec, Size
+from fxdp.ir.types.mesh import Mesh, mesh_of
+from fxdp.ir.types.placements import Placement
+from fxdp.ir.types.sizes import LOCAL, OFFSET, B
+from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,

@@ -11,7 +11,7 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import read_inputs
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.program import Program
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle.verified_capture import capture_for
 from fxdp.oracle.verify import prepare_subject

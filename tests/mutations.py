@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.metadata import is_host_size, meta
-from fxdp.ir.signature import Size
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.graph.metadata import is_host_size, meta
+from fxdp.ir.graph.signature import Size
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import ScalarType, TensorType
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,8 @@ def test_rules_know_no_graph() -> None:
     for name, tree in trees():
         if room(name) == "rules":
             assert not {other for other in imported(tree) if other.startswith("torch.fx")}, name
-            assert not {other for other in ours(tree) if other in ("ir.graphs", "ir.notes")}, name
+            graphs = ("ir.graph.graphs", "ir.graph.metadata")
+            assert not {other for other in ours(tree) if other in graphs}, name
 
 
 def test_passes_are_imported_as_fxdp_passes() -> None:

@@ -24,7 +24,7 @@ try:
     main(["--help"])
 except SystemExit:
     assert fxdp.__version__ and not {"torch", "rich", "numpy"} & sys.modules.keys()
-    assert fxdp.S(0) == fxdp.ir.placements.S(0) and fxdp.skip.stash and "torch" in sys.modules
+    assert fxdp.S(0) == fxdp.ir.types.placements.S(0) and fxdp.skip.stash and "torch" in sys.modules
 
 import torch
 from torch._subclasses import FakeTensorMode

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.harness.models import CASES
 from benchmarks.harness.processes import launch
-from fxdp.ir.link_cost import LinkCost
+from fxdp.ir.network.link_cost import LinkCost
 from tests.hosts.machines import machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))

@@ -26,7 +26,7 @@ from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
 from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.compiler.prepare import prepare
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 
 WANTED_NODES_PER_SECOND = 5_000

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import local_of, shard_like
+from fxdp.ir.graph.model_tensors import local_of, shard_like
 
 ROUNDS, STEPS = 40, 5
 WAYS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "plain": {"foreach": False, "fused": False}}

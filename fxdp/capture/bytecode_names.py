@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 _ASKING = frozenset({"getattr", "hasattr", "get", "__dict__", "vars"})
 _CHANGES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_ATTR")

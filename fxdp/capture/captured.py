@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.external_places import ExternalPlace, ReadState
 from fxdp.capture.locations import Origin
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 Otherwise: TypeAlias = Literal["raises", "branches", "not finite", "other number"]
 """How the user's code continues after a failed check.

@@ -21,18 +21,18 @@ from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.raw_joint import trace_joint
 from fxdp.capture.joint.static import StaticMismatchError
 from fxdp.capture.locations import Origin
-from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
+from fxdp.capture.python.autograd_functions import check_module_hooks
 from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, with_tried
 from fxdp.capture.refusals.eager_probe import EagerProbe
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.request import Guarded, Request
 from fxdp.errors import CaptureError, InputError
-from fxdp.ir.draws import graph_draws
+from fxdp.ir.graph.draws import graph_draws
 from fxdp.torch_compat import compile_lock
 
 

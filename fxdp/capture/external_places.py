@@ -8,7 +8,7 @@ from typing import Any
 
 from fxdp.capture.bytecode_names import location_of_change
 from fxdp.capture.snapshot import ABSENT
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 
 @dataclass(frozen=True, slots=True)

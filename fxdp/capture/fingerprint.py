@@ -20,11 +20,11 @@ from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.request import Request
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Input
-from fxdp.ir.sizes import number
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.sizes import number
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
 
 _SIZE = 7  # any number for the sizes: both captures have the same symbols

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M

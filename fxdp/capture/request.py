@@ -56,7 +56,7 @@ class Request:
     branches: tuple[bool, ...] | None = ()
     """Known decisions of the code at each flag of the batch that the code branches on.
 
-    At further flags the likely branch is taken. None refuses branches on the batch (`patches/flags.py`).
+    At further flags the likely branch is taken. None refuses branches on the batch (`python/flags.py`).
     """
     origin: Origin | None = None
     """The user's lines behind the model; None for the line that starts the capture."""

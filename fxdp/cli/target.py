@@ -22,8 +22,8 @@ import fxdp
 from fxdp.capture.locations import Origin, location_of_function
 from fxdp.cli.show import working
 from fxdp.errors import FxdpError, InputError, a_kind
-from fxdp.ir.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
+from fxdp.ir.types.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
 
 _KEYS = ("model", "args", "kwargs")
 _FACTORY = """\

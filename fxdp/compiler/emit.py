@@ -14,13 +14,13 @@ from fxdp.compiler.order import emission
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import copy_graph, no_collection
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
-from fxdp.ir.model_tensors import signature_values
-from fxdp.ir.signature import Size
-from fxdp.ir.types import TensorType, local_shape
+from fxdp.ir.graph.graphs import copy_graph, no_collection
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.model_tensors import signature_values
+from fxdp.ir.graph.signature import Size
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor

@@ -16,18 +16,18 @@ from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
-from fxdp.ir.draws import drawn_seed, graph_draws
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.model_tensors import signature_values
-from fxdp.ir.outputs_behind import outputs_behind
-from fxdp.ir.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
-from fxdp.ir.signature import Buffer, Mutation, Parameter
+from fxdp.ir.graph.draws import drawn_seed, graph_draws
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.model_tensors import signature_values
+from fxdp.ir.graph.outputs_behind import outputs_behind
+from fxdp.ir.graph.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
+from fxdp.ir.graph.signature import Buffer, Mutation, Parameter
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
-from fxdp.ranks.failure import guard
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import exchange_in_backward
 from fxdp.runtime.bound import BoundProgram

@@ -14,14 +14,14 @@ from torch import fx
 from fxdp.capture.export.skip_marks import MARK
 from fxdp.compiler.sharding_checks import SHARDING_CHECKS
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import given_arguments
-from fxdp.ir.level import Level
-from fxdp.ir.metadata import Metadata, is_host_size, meta, tensor_operands
+from fxdp.ir.graph.graphs import given_arguments
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Metadata, is_host_size, meta, tensor_operands
+from fxdp.ir.graph.signature import Output, StageValue
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
-from fxdp.ir.placements import Partial, Placement, Shard
-from fxdp.ir.signature import Output, StageValue
-from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.placements import Partial, Placement, Shard
+from fxdp.ir.types.sizes import batch_factor, exact_quotient, fixed_by_data
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from fxdp.torch_compat import OpOverload, aten
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.collectives import STARTED_BY
 from fxdp.ir.ops.parameter_shards import STARTS
+from fxdp.ir.types.mesh import Mesh
 from fxdp.lowering.eager import forward_nodes
 from fxdp.runtime.ranges import Names
 

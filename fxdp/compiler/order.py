@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 
 from fxdp.capture.captured import Captured
 from fxdp.compiler.pass_manager import Pass
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.passes.assign_stages import AssignStages
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer

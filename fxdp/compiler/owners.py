@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fxdp.compiler.program import Program
 from fxdp.errors import StageError
-from fxdp.ir.signature import Gradient, Parameter
+from fxdp.ir.graph.signature import Gradient, Parameter
 
 
 @dataclass

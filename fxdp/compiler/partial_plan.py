@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fxdp.capture.locations import Origin
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.reports.plan import Plan
 from fxdp.reports.plan_data.details import Details

@@ -16,10 +16,10 @@ from typing import Protocol
 from torch import fx
 
 from fxdp.errors import InputError, VerifierError
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.graphs import no_collection
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.graphs import no_collection
+from fxdp.ir.graph.level import Level
+from fxdp.ir.types.mesh import Mesh
 from fxdp.torch_compat import without_autocast
 
 

@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
-from fxdp.ir.mesh import REGATHER, Mesh
-from fxdp.ir.metadata import meta
-from fxdp.ir.parameter_buckets import parameter_of, unsharded_parameters
-from fxdp.ir.signature import Gradient, Parameter
-from fxdp.ir.types import type_bytes
-from fxdp.ir.zero_copy_gathers import is_zero_copy
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.parameter_buckets import parameter_of, unsharded_parameters
+from fxdp.ir.graph.signature import Gradient, Parameter
+from fxdp.ir.network.zero_copy_gathers import is_zero_copy
+from fxdp.ir.types.mesh import REGATHER, Mesh
+from fxdp.ir.types.value_types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph

@@ -15,14 +15,14 @@ from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import log_captured
 from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
-from fxdp.ir.factors import has_sufficient_factors
-from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.graphs import copy_graph, inputs_of, results_of
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
-from fxdp.ir.metadata import has_no_rule, meta, tensor_operands, tensor_type
-from fxdp.ir.redistribution_cause import unconverted
-from fxdp.ir.signature import Mutation, OutputSpec, Parameter, StageValue, Tangent
+from fxdp.ir.graph.factors import has_sufficient_factors
+from fxdp.ir.graph.graph_text import target_text, type_text
+from fxdp.ir.graph.graphs import copy_graph, inputs_of, results_of
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import has_no_rule, meta, tensor_operands, tensor_type
+from fxdp.ir.graph.redistribution_cause import unconverted
+from fxdp.ir.graph.signature import Mutation, OutputSpec, Parameter, StageValue, Tangent
+from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases

@@ -14,9 +14,9 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
-from fxdp.ir.dtensor_specs import annotated, data_mesh
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.graph.dtensor_specs import annotated, data_mesh
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv

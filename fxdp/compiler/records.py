@@ -16,7 +16,7 @@ from torch import fx
 
 from fxdp.compiler.planning import Planning
 from fxdp.compiler.program import Program
-from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graph.graph_text import graph_text
 from fxdp.reports.plan_data.plan_json import plain
 from fxdp.torch_compat import trace_artifact, tracing
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import inputs_of, reachable
-from fxdp.ir.level import Level
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.signature import Tangent
+from fxdp.ir.graph.graphs import inputs_of, reachable
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Tangent
 from fxdp.torch_compat import aten
 
 Fault = tuple[fx.Node, str]

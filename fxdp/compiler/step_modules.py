@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from fxdp.compiler.emit import Lowered, WantedPart, device_of
 from fxdp.compiler.program import Program
-from fxdp.ir.draws import graph_draws
-from fxdp.ir.model_tensors import local_of, signature_values
-from fxdp.ir.signature import InputSpec, Parameter
-from fxdp.ir.sizes import evaluate
-from fxdp.ir.types import local_shape
+from fxdp.ir.graph.draws import graph_draws
+from fxdp.ir.graph.model_tensors import local_of, signature_values
+from fxdp.ir.graph.signature import InputSpec, Parameter
+from fxdp.ir.types.sizes import evaluate
+from fxdp.ir.types.value_types import local_shape
 from fxdp.pipeline.cut.partition import Part, backward_gives, backward_parts
 from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.write.events import RECORD, WAIT

@@ -21,9 +21,9 @@ from fxdp.compiler.planning import Planning
 from fxdp.compiler.prepare import check_sharding, prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, MeshError
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.graph.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.reports.rows import format_bytes
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from fxdp.compiler.invariants import CHECKS, UNTIL
 from fxdp.errors import VerifierError
-from fxdp.ir.graph_text import node_text
-from fxdp.ir.level import Level
+from fxdp.ir.graph.graph_text import node_text
+from fxdp.ir.graph.level import Level
 
 
 def verify(gm: fx.GraphModule, level: Level, after: str) -> None:

@@ -28,15 +28,15 @@ from fxdp.compiler.program import Program
 from fxdp.dynamo.break_report import BreakReport
 from fxdp.dynamo.graph_break_inputs import KnownPlacement, placements_of_tensor, record_placements
 from fxdp.errors import InputError, StateError
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Output
 from fxdp.ir.ops.collectives import finish, start_all_reduce
-from fxdp.ir.placements import Shard
-from fxdp.ir.signature import Output
-from fxdp.ir.sizes import LOCAL, B
+from fxdp.ir.types.placements import Shard
+from fxdp.ir.types.sizes import LOCAL, B
 from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.compiled import CompiledModule
-from fxdp.ranks.failure import guard
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.chained_modules import parameters_behind
 

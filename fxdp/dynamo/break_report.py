@@ -21,7 +21,7 @@ from fxdp.capture.external_state import external_state
 from fxdp.capture.locations import is_user_file
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.outside_state import ExternalState
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_out, graph_breaks
 
 _KEPT = "_fxdp_breaks"

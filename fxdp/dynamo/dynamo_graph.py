@@ -15,7 +15,7 @@ from fxdp.dynamo.dynamo_inputs import GraphInput, read_input
 from fxdp.dynamo.dynamo_sizes import TracedSizes, is_read
 from fxdp.dynamo.traced_model import GraphOperand, TracedGraph
 from fxdp.errors import InputError
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.torch_compat import TracedFrame, forget_sizes
 
 _NO_NAMES: Mapping[int, str] = {}

@@ -14,8 +14,8 @@ from fxdp.capture.joint.conditions import asked_of_sizes
 from fxdp.dynamo.dynamo_inputs import GraphInput
 from fxdp.dynamo.traced_model import SizeGuard
 from fxdp.errors import InputError
-from fxdp.ir.graphs import attribute_of
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.graphs import attribute_of
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
 Place = tuple[str, int]

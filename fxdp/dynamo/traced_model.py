@@ -22,9 +22,9 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.request import Guarded
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import Location, tensor_type
-from fxdp.ir.signature import Input
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import Location, tensor_type
+from fxdp.ir.graph.signature import Input
 
 
 class GraphOperand(NamedTuple):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fxdp.ir.placements import Placement, R, Shard
-from fxdp.ir.sizes import LOCAL, OFFSET, B
+from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.sizes import LOCAL, OFFSET, B
 
 if TYPE_CHECKING:
     from fxdp.eager.data_ranks import DataRanks

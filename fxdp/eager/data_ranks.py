@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.message_report import user_line
 from fxdp.errors import AgreementError, InputError, MeshError
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.comms import Comms, Departure, DepartureKind
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
-from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 

@@ -14,10 +14,10 @@ from fxdp.eager.redistribute import redistributed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import current_local
 from fxdp.errors import InputError
-from fxdp.ir.decompositions import Decomposition, Term
 from fxdp.ir.ops.layouts import lay_out
-from fxdp.ir.placements import Placement, R
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.decompositions import Decomposition, Term
+from fxdp.ir.types.placements import Placement, R
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.localize import MinusOffset
 from fxdp.rules.registry import Operand
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.call_leaves import CallLeaves
-from fxdp.ir.placements import Dim, Placement, Shard
-from fxdp.ir.sizes import B, evaluate
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Dim, Placement, Shard
+from fxdp.ir.types.sizes import B, evaluate
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload, aten
 
 _MORE = (2, 5)

@@ -16,8 +16,8 @@ from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.errors import InputError
-from fxdp.ir.placements import R, Shard
-from fxdp.ranks.failure import everywhere, guard, refusing
+from fxdp.ir.types.placements import R, Shard
+from fxdp.ranks.liveness.failure import everywhere, guard, refusing
 from fxdp.ranks.same_order import check_order
 
 _log = logging.getLogger("fxdp")

@@ -19,7 +19,7 @@ from fxdp.eager.redistribute import redistributed
 from fxdp.eager.spec import dense_stride, sharded_type, spec_of
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import current_local
-from fxdp.ir.placements import R, Shard
+from fxdp.ir.types.placements import R, Shard
 from fxdp.torch_compat import without_torch_function
 
 

@@ -17,12 +17,12 @@ from fxdp.eager.hypotheses import AS_RESHAPE, Result, hypotheses, operand_types,
 from fxdp.eager.index_values import iotas
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.tensor import GlobalTensor
-from fxdp.ir.decompositions import Decomposition, Term
-from fxdp.ir.draws import draws
+from fxdp.ir.graph.draws import draws
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE
-from fxdp.ir.placements import Partial, Placement, R, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient, number
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.decompositions import Decomposition, Term
+from fxdp.ir.types.placements import Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor, exact_quotient, number
+from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.chooser import priced
 from fxdp.placing.memory_order import order_and_gaps
 from fxdp.rules.families.random import drawn_for_full_batch

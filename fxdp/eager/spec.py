@@ -8,9 +8,9 @@ import torch
 
 from fxdp.eager.batch_axis import Layout
 from fxdp.errors import PlacementError
-from fxdp.ir.placements import Shard
-from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Shard
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType
 
 _SPECS = 1 << 16
 

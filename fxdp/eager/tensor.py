@@ -11,7 +11,7 @@ from torch import Tensor
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.spec import GlobalSpec, dense_stride, spec_of
 from fxdp.errors import InputError
-from fxdp.ir.placements import Placement, R, Shard
+from fxdp.ir.types.placements import Placement, R, Shard
 
 if TYPE_CHECKING:
     from fxdp.eager.view_origins import Memory, ViewOrigin

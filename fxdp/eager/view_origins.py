@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxdp.eager.redistribute import redistributed
 from fxdp.eager.tensor import GlobalTensor
-from fxdp.ir.placements import R
+from fxdp.ir.types.placements import R
 
 
 @dataclass(slots=True)

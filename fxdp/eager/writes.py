@@ -14,8 +14,8 @@ from fxdp.eager.redistribute import redistributed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import current_local, gathered, memory_of
 from fxdp.errors import InputError
-from fxdp.ir.draws import draws
-from fxdp.ir.placements import Placement, R
+from fxdp.ir.graph.draws import draws
+from fxdp.ir.types.placements import Placement, R
 from fxdp.torch_compat import OpOverload, aten
 
 _RESHAPES = frozenset({

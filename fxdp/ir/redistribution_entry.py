@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.placements import Partial, Placement
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Partial, Placement
+from fxdp.ir.types.value_types import TensorType
 
 
 class Emission(Protocol):

@@ -33,13 +33,22 @@ from typing import Any, NoReturn
 from torch import fx
 
 from fxdp.errors import FxdpError, PlacementError
-from fxdp.ir.mesh import REPLICATE
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops import parameter_shards as rows
-from fxdp.ir.placements import ParamShard, Partial, Placement, R, Replicate, Shard, has_terms, sharded_axis
 from fxdp.ir.redistribution_entry import Call, Emission, Redistribution
-from fxdp.ir.sizes import batch_factor, exact_quotient
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.mesh import REPLICATE
+from fxdp.ir.types.placements import (
+    ParamShard,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    has_terms,
+    sharded_axis,
+)
+from fxdp.ir.types.sizes import batch_factor, exact_quotient
+from fxdp.ir.types.value_types import TensorType
 
 # -- the names ---------------------------------------------------------------------------------------------
 

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.convolutions import gradients_apart
-from fxdp.ir.graphs import ancestors, copy_graph, subgraph
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.convolutions import gradients_apart
+from fxdp.ir.graph.graphs import ancestors, copy_graph, subgraph
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import keeps_zeros
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten, graph_module, sizes_behind
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.graphs import ancestors, results_of, subgraph
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.signature import Gradient, Mutation, Output, StageValue, Tangent
+from fxdp.ir.graph.graphs import ancestors, results_of, subgraph
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Gradient, Mutation, Output, StageValue, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.forward_backward_pair import Boxed, ForwardBackward
 from fxdp.lowering.op_by_op import op_by_op

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.aligned_bias import attend, attend_backward
 from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.library import COMPOSITIONS, aten, existing
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload
 
 _FUNCTIONS = (

@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from fxdp.capture.captured import Check
 from fxdp.capture.patches.module_state import unchanged
-from fxdp.ir.draws import kept_random_state
-from fxdp.ir.model_tensors import is_sharded
+from fxdp.ir.graph.draws import kept_random_state
+from fxdp.ir.graph.model_tensors import is_sharded
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.process_mesh import ProcessMesh

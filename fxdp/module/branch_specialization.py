@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured, Check
 from fxdp.compiler.program import Program
-from fxdp.ir.draws import random_state, set_random_state
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Buffer, Input, Mutation, Parameter
+from fxdp.ir.graph.draws import random_state, set_random_state
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Input, Mutation, Parameter
 from fxdp.module.call import Call
 
 

@@ -10,7 +10,7 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey, call_lines
 from fxdp.module.guards.values import digest_of
@@ -19,7 +19,7 @@ from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
-from fxdp.ranks.failure import everywhere, refuse, refusing
+from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import apart, check_order
 from fxdp.runtime.unsharded_parameters import UnshardedParameters

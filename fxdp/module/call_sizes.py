@@ -13,11 +13,11 @@ from torch import Tensor, fx
 from fxdp.capture.captured import Captured, Condition
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.signature import Input
-from fxdp.ir.sizes import B, evaluate, named_size, rank_sizes
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.sizes import B, evaluate, named_size, rank_sizes
+from fxdp.ir.types.value_types import TensorType
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call
 

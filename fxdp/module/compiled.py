@@ -15,7 +15,7 @@ from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.strategy_choice import legal_strategies
 from fxdp.errors import StateError
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
@@ -31,8 +31,8 @@ from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
 from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
 from fxdp.options import Options
-from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.unsharded_parameters import UnshardedParameters

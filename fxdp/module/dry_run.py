@@ -23,8 +23,8 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import log_program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.mesh_text import parse_mesh
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.module.call import Call, check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader

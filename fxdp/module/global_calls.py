@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.captured import OutputLeaf
 from fxdp.errors import InputError, PlacementError
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.placements import Placement, R, Shard
-from fxdp.ir.signature import Output
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Output
+from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import TensorType
 from fxdp.module.cache_entry import CacheEntry
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.chained_modules import GLOBAL_GRADIENT, feeds

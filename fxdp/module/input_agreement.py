@@ -20,10 +20,10 @@ import torch
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import strided_draws
 from fxdp.errors import FxdpError, InputError
-from fxdp.ir.raw_bytes import number_of
+from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
-from fxdp.ranks.failure import everywhere
+from fxdp.ranks.liveness.failure import everywhere
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")

@@ -6,7 +6,7 @@ from torch import fx
 
 from fxdp.compiler.planning import Planning
 from fxdp.errors import StateError
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.wrappers import Bare
 from fxdp.ranks.process_mesh import ProcessMesh

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError, MeshError, StateError, a_kind
-from fxdp.ir.model_tensors import is_sharded, local_of
+from fxdp.ir.graph.model_tensors import is_sharded, local_of
 from fxdp.module.module_wrapper import ModuleWrapper
 
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_unflatten
 
 from fxdp.capture.captured import Captured, Check, OutputLeaf, SizeLeaf
 from fxdp.errors import InputError
-from fxdp.ir.sizes import number
-from fxdp.ranks.failure import everywhere
+from fxdp.ir.types.sizes import number
+from fxdp.ranks.liveness.failure import everywhere
 
 
 def packed(captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:

@@ -18,7 +18,7 @@ from fxdp.capture.batch_dims import LEFT_OUT, spread_prefix
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
 from fxdp.module.call import Call
-from fxdp.ranks.failure import everywhere
+from fxdp.ranks.liveness.failure import everywhere
 
 Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
 """For each tensor the sizes of all dims except the batch dim."""

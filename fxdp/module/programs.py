@@ -28,8 +28,8 @@ from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import log_program
-from fxdp.ir.draws import graph_draws
-from fxdp.ir.graphs import no_collection
+from fxdp.ir.graph.draws import graph_draws
+from fxdp.ir.graph.graphs import no_collection
 from fxdp.module.assertion_attribution import failing_ranks
 from fxdp.module.branch_specialization import OtherBranch, on_its_branch
 from fxdp.module.cache import LRU
@@ -43,7 +43,7 @@ from fxdp.module.same_programs import SamePrograms
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
-from fxdp.ranks.failure import everywhere, refusing
+from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.chained_modules import chained
 from fxdp.runtime.streams import Streams

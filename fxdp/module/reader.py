@@ -15,7 +15,7 @@ from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_n
 from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind
-from fxdp.ir.raw_bytes import number_of
+from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.guards.guards import GuardedState, Guards

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError
-from fxdp.ir.metadata import meta
-from fxdp.ir.model_tensors import is_sharded, local_of
-from fxdp.ir.raw_bytes import as_bytes, plain
-from fxdp.ir.signature import Buffer, Parameter
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.model_tensors import is_sharded, local_of
+from fxdp.ir.graph.signature import Buffer, Parameter
+from fxdp.ir.network.raw_bytes import as_bytes, plain
 from fxdp.ir.tensor_difference import difference
 from fxdp.module.call import Call
 from fxdp.module.input_agreement import check_inputs_agree
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, broadcast_tensors
-from fxdp.ranks.failure import everywhere
+from fxdp.ranks.liveness.failure import everywhere
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")

@@ -18,7 +18,7 @@ from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.model_checks import device_type
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.ranks.agreement import gather_objects
-from fxdp.ranks.failure import everywhere, refusing
+from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.mesh_init import with_shard_group
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.sharded_parameters import materialise, shard_parameters

@@ -12,7 +12,7 @@ from torch import Tensor
 from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.errors import InputError, a_kind
-from fxdp.ir.link_cost import LinkCost
+from fxdp.ir.network.link_cost import LinkCost
 from fxdp.options.option_checks import (
     ANY_COUNT,
     SWITCH,

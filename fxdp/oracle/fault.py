@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.ir.graph_text import node_text
-from fxdp.ir.metadata import Location, meta, tensor_operands
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graph_text import node_text
+from fxdp.ir.graph.metadata import Location, meta, tensor_operands
+from fxdp.ir.types.value_types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

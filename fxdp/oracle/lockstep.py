@@ -16,15 +16,15 @@ from typing import Any
 from torch import Tensor, fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.draws import graph_draws, node_draws
-from fxdp.ir.graphs import attribute_of, results_of
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import is_host_size, meta
+from fxdp.ir.graph.draws import graph_draws, node_draws
+from fxdp.ir.graph.graphs import attribute_of, results_of
+from fxdp.ir.graph.metadata import is_host_size, meta
+from fxdp.ir.graph.signature import Input, InputSpec, OutputSpec, Size, Tangent
 from fxdp.ir.op_kinds import mixes
-from fxdp.ir.placements import ParamShard, Partial, Placement, Replicate, Shard
-from fxdp.ir.signature import Input, InputSpec, OutputSpec, Size, Tangent
 from fxdp.ir.tensor_difference import difference
-from fxdp.ir.types import ScalarType, TensorType, local_shape
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import ParamShard, Partial, Placement, Replicate, Shard
+from fxdp.ir.types.value_types import ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import cancelled, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw

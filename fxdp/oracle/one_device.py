@@ -14,10 +14,10 @@ from fxdp.capture.captured import Captured, OutputLeaf
 from fxdp.capture.inputs import run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import copy_of
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import meta
-from fxdp.ir.model_tensors import is_placeholder_parameter, signature_values
-from fxdp.ir.signature import (
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.model_tensors import is_placeholder_parameter, signature_values
+from fxdp.ir.graph.signature import (
     Buffer,
     Gradient,
     Input,

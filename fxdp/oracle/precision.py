@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.refusals.stateful import copy_of
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.types import tensor_types
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.types.value_types import tensor_types
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 

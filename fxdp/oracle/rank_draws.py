@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir.draws import (
+from fxdp.ir.graph.draws import (
     drawn_seed,
     kept_random_state,
     own_generator,
@@ -17,7 +17,7 @@ from fxdp.ir.draws import (
     rank_seed,
     set_random_state,
 )
-from fxdp.ir.placements import Shard
+from fxdp.ir.types.placements import Shard
 
 _CHANCE = 1e-6
 _BLOCK = 16  # torch fills normal numbers in blocks and draws the last, partial block again

@@ -8,14 +8,14 @@ from typing import Any
 import sympy
 from torch import fx
 
-from fxdp.ir.graphs import attribute_of, results_of
-from fxdp.ir.metadata import is_host_size, meta
+from fxdp.ir.graph.graphs import attribute_of, results_of
+from fxdp.ir.graph.metadata import is_host_size, meta
+from fxdp.ir.graph.signature import InputSpec, OutputSpec
 from fxdp.ir.op_kinds import is_unwritten
 from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.layouts import arguments_in_format
-from fxdp.ir.signature import InputSpec, OutputSpec
-from fxdp.ir.sizes import B, number
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.sizes import B, number
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload, aten
 
 _POISON = float("nan")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, OutputSpec, Parameter, result_words
+from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, OutputSpec, Parameter, result_words
 from fxdp.ir.tensor_difference import difference
 from fxdp.oracle.compare import cancelled, magnitude
 

@@ -12,8 +12,8 @@ from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import InputError
-from fxdp.ir.draws import kept_random_state
-from fxdp.ir.sizes import B, named_size
+from fxdp.ir.graph.draws import kept_random_state
+from fxdp.ir.types.sizes import B, named_size
 from fxdp.module.call import request_of
 from fxdp.options import Options
 from fxdp.oracle.branches import branches_at, on_branch

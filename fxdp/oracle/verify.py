@@ -16,9 +16,9 @@ from fxdp.compiler.order import canonical
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import InputError, VerifierError
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.mesh import Mesh, mesh_of
-from fxdp.ir.mesh_text import parse_mesh
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.types.mesh import Mesh, mesh_of
+from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.module.call import check_arguments
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader

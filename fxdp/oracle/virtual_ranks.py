@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.mesh import Mesh
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parameter_shards import own_shard
 from fxdp.ir.ops.parts import combine
-from fxdp.ir.placements import Dim, ParamShard, Placement, Shard
 from fxdp.ir.redistributions import redistribution_of
-from fxdp.ir.sizes import LOCAL, evaluate, rank_sizes
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import Dim, ParamShard, Placement, Shard
+from fxdp.ir.types.sizes import LOCAL, evaluate, rank_sizes
 
 
 class VirtualRanks:

@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from fxdp.capture.batch_dims import by_sample
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs, read_inputs
-from fxdp.ir.draws import graph_draws, kept_random_state, reseed
-from fxdp.ir.graphs import results_of
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.signature import Gradient, Input, InputSpec, Mutation, OutputSpec
+from fxdp.ir.graph.draws import graph_draws, kept_random_state, reseed
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.graph.signature import Gradient, Input, InputSpec, Mutation, OutputSpec
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.ir.redistributions import price
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import TensorType, type_bytes
+from fxdp.ir.types.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import TensorType, type_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
 
 

@@ -9,13 +9,13 @@ import sympy
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir.graphs import argument, spread
-from fxdp.ir.metadata import memory_layout, meta, tensor_operands
+from fxdp.ir.graph.graphs import argument, spread
+from fxdp.ir.graph.metadata import memory_layout, meta, tensor_operands
+from fxdp.ir.graph.signature import Buffer, Input, Parameter
 from fxdp.ir.op_kinds import reads_shape_alone
 from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS
 from fxdp.ir.ops.library import aten
-from fxdp.ir.signature import Buffer, Input, Parameter
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.memory_order import drawn_for, memory_gaps
 
 _NEW = (aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)

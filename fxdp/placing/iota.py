@@ -12,11 +12,11 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import keeps_values
 from fxdp.ir.ops.library import aten
-from fxdp.ir.sizes import B
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import ScalarType, TensorType
 
 _COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
 """The dtypes that can hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""

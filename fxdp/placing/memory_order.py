@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fxdp.ir.metadata import MemoryLayout, meta, tensor_operands, typical_layout
+from fxdp.ir.graph.metadata import MemoryLayout, meta, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.metadata import meta
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.rules.registry import Op, Operand
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir.draws import draws, draws_again
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import UNKNOWN, Location, is_host_size, meta, value_bytes
-from fxdp.ir.placements import Partial, Placement, R, Shard
-from fxdp.ir.signature import Gradient, Input, Mutation, Output, Tangent
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.graph.draws import draws, draws_again
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import UNKNOWN, Location, is_host_size, meta, value_bytes
+from fxdp.ir.graph.signature import Gradient, Input, Mutation, Output, Tangent
+from fxdp.ir.types.placements import Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.chooser import cheapest, choose, redistribution_cost
 from fxdp.placing.gpu_draws import check_draw
 from fxdp.placing.iota import iota_dim

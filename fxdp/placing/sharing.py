@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir.metadata import meta, tensor_operands, value_bytes
-from fxdp.ir.placements import P, Partial, Placement, R, Shard
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.metadata import meta, tensor_operands, value_bytes
+from fxdp.ir.types.placements import P, Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.propagation import ShardingPropagation
 
 

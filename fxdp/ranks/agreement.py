@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
-from fxdp.ir.model_tensors import local_of
-from fxdp.ir.raw_bytes import as_bytes, plain
-from fxdp.ir.types import dtype_name
+from fxdp.ir.graph.model_tensors import local_of
+from fxdp.ir.network.raw_bytes import as_bytes, plain
+from fxdp.ir.types.value_types import dtype_name
 from fxdp.ranks.comms import harmless, not_understood
-from fxdp.ranks.failure import convert
+from fxdp.ranks.liveness.failure import convert
 from fxdp.ranks.plain_values import decode, encode
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.tree.rank_parts import RankParts

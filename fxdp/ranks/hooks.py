@@ -6,7 +6,8 @@
     SIGTERM                              reported, then the process ends by the signal as usual
     SIGKILL, os._exit, a crash           nothing is reported; the connections end
 
-Where these hooks are not called (a child of multiprocessing), use `report_errors()` of `ranks/failure.py`.
+Where these hooks are not called (a child of multiprocessing), use `report_errors()` of
+`ranks/liveness/failure.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fxdp.ranks.comms import Departure, DepartureKind, broadcast_everywhere, speaking_comms
-from fxdp.ranks.comms.interrupt import prepare_signal
-from fxdp.ranks.failure import broadcast_all
+from fxdp.ranks.liveness.failure import broadcast_all
+from fxdp.ranks.liveness.interrupt import prepare_signal
 from fxdp.torch_compat import replace_for_good
 
 _TERMINATED = (

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from fxdp.errors import InputError, RankFailedError, StateError, a_kind
-from fxdp.ranks.failure import report_errors
+from fxdp.ranks.liveness.failure import report_errors
 from fxdp.settings import Launch, Settings, become
 from fxdp.torch_compat import TCPStore
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
-from fxdp.ir.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
+from fxdp.ir.types.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.comms import Comms, add_group, find_comms, open_comms
 from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, own_address
 from fxdp.ranks.comms.row_transport import open_transport

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.errors import MeshError
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.comms import Comms
 
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 

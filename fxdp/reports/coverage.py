@@ -15,13 +15,13 @@ from torch import fx
 
 from fxdp.capture.locations import Origin
 from fxdp.ir import redistributions
-from fxdp.ir.factors import SUFFICIENT_FACTORS
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.metadata import is_host_size, meta, tensor_operands
-from fxdp.ir.placements import Replicate, Shard
-from fxdp.ir.signature import Input
-from fxdp.ir.sizes import B, fixed_by_data, mentions_batch
-from fxdp.ir.types import NodeType, tensor_types, type_bytes
+from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.metadata import is_host_size, meta, tensor_operands
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.placements import Replicate, Shard
+from fxdp.ir.types.sizes import B, fixed_by_data, mentions_batch
+from fxdp.ir.types.value_types import NodeType, tensor_types, type_bytes
 from fxdp.reports.remedies import cause_and_remedy
 from fxdp.reports.rows import CoverageRow, format_bytes
 from fxdp.reports.sheet import Sheet, Shown

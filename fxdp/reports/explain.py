@@ -8,8 +8,8 @@ from torch import fx
 
 from fxdp.capture.locations import Origin
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import node_text
-from fxdp.ir.metadata import has_no_rule, is_host_size, meta, tensor_operands
+from fxdp.ir.graph.graph_text import node_text
+from fxdp.ir.graph.metadata import has_no_rule, is_host_size, meta, tensor_operands
 from fxdp.reports.plan_data.parameter_table import first_read
 from fxdp.reports.rows import Explanation
 from fxdp.rules.registry import registry

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fxdp.errors import InputError, a_kind
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.reports.by_line import place, shortened
 from fxdp.reports.plan_data.collective import Collective, Need
 from fxdp.reports.plan_data.details import Details

@@ -7,8 +7,8 @@ from typing import Any
 from jinja2 import Environment
 from torch import fx
 
-from fxdp.ir.graph_text import node_text, type_text
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.graph_text import node_text, type_text
+from fxdp.ir.graph.metadata import meta
 from fxdp.reports.by_line import place
 
 COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}

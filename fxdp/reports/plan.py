@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from torch import fx
 
 from fxdp.errors import InputError, StateError, a_kind
-from fxdp.ir.graph_text import graph_text, target_text
-from fxdp.ir.metadata import has_no_rule, meta
+from fxdp.ir.graph.graph_text import graph_text, target_text
+from fxdp.ir.graph.metadata import has_no_rule, meta
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.coverage import Coverage
@@ -87,7 +87,7 @@ class Plan:
         - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor: full shape, one placement per data axis,
           on the mesh given to `fxdp.compile`, or on a mesh without process groups; a tuple of specs for
           several results. Micro-batches are not an axis of this mesh.
-        - `fxdp.ir.metadata.meta(node)`: `placement`, the `reason` for the placement, the `cause` of a
+        - `fxdp.ir.graph.metadata.meta(node)`: `placement`, the `reason` for the placement, the `cause` of a
           collective, and the `location` in the model's code.
 
         `print_readable()` shows full shapes and lines of code. To see the program that a rank runs, read

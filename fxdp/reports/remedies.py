@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import has_no_rule, meta
-from fxdp.ir.sizes import fixed_by_data
-from fxdp.ir.types import tensor_types
+from fxdp.ir.graph.metadata import has_no_rule, meta
+from fxdp.ir.types.sizes import fixed_by_data
+from fxdp.ir.types.value_types import tensor_types
 from fxdp.rules.registry import registry
 
 _RELATES = "relates samples to one another"

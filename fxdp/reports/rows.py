@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 
 def flat_dict(row: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Parameter
-from fxdp.ir.types import type_bytes
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Parameter
+from fxdp.ir.types.value_types import type_bytes
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.partition import Partition
 from fxdp.pipeline.schedule.schedule import Schedule

@@ -15,8 +15,8 @@ To write a rule as a function (`fxdp.register_rule`):
 sizes.
 """
 
-from fxdp.ir.decompositions import Rewrite
-from fxdp.ir.placements import P, R, S
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import P, R, S
 from fxdp.rules import families as families
 from fxdp.rules.registry import Alternative, Op
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from fxdp.ir.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import positions
-from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, product
-from fxdp.ir.types import TensorType, type_bytes
+from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
+from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import LOCAL, OFFSET, B, exact_quotient, product
+from fxdp.ir.types.value_types import TensorType, type_bytes
 from fxdp.rules.dims import offered
 from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.torch_compat import OpOverload

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxdp.ir.placements import Dim, P, Shard
+from fxdp.ir.types.placements import Dim, P, Shard
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand
 

@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from string import ascii_letters
 from typing import TypeAlias
 
-from fxdp.ir.decompositions import Rewrite
-from fxdp.ir.placements import Dim, P, Placement, Shard
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, P, Placement, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.registry import Alternative, Op, Operand
 
 Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]

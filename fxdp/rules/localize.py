@@ -14,10 +14,10 @@ from typing import Any
 import sympy
 from torch.utils import _pytree as pytree
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.sizes import LOCAL, B
-from fxdp.ir.types import local_shape
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.sizes import LOCAL, B
+from fxdp.ir.types.value_types import local_shape
 from fxdp.rules.registry import Alternative, Op, Operand, overloads
 from fxdp.torch_compat import OpOverload
 

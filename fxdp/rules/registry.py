@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fxdp.errors import InputError
-from fxdp.ir.decompositions import Decomposition, Rewrite
-from fxdp.ir.placements import Dim, Placement, R, Shard
-from fxdp.ir.sizes import batch_factor
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.decompositions import Decomposition, Rewrite
+from fxdp.ir.types.placements import Dim, Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
-from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import meta
-from fxdp.ir.model_tensors import full_value, shard_like
-from fxdp.ir.signature import Input, InputSpec, Mutation
+from fxdp.ir.graph.draws import drawn_seed, node_draws, own_generator, rank_seed
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.model_tensors import full_value, shard_like
+from fxdp.ir.graph.signature import Input, InputSpec, Mutation
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.runtime.once_differentiable import once_differentiable

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import RankFailedError
+from fxdp.ir.network.raw_bytes import as_bytes, plain
 from fxdp.ir.ops.moments import combine
-from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
 
 _LATE = "timed out waiting"  # from gloo's error message; torch has no exception class for this

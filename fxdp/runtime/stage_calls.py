@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fxdp.ir.draws import own_generator, part_seed
+from fxdp.ir.graph.draws import own_generator, part_seed
 from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
-from fxdp.ir.model_tensors import full_value, shard_like
-from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, OutputSpec, Parameter
+from fxdp.ir.graph.model_tensors import full_value, shard_like
+from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, OutputSpec, Parameter
 from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names, RangedStep

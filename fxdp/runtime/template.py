@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.placements import Shard
-from fxdp.ir.signature import Buffer, Constant, Input, InputSpec, Parameter, Size, StageValue, Tangent
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Buffer, Constant, Input, InputSpec, Parameter, Size, StageValue, Tangent
+from fxdp.ir.types.placements import Shard
 from fxdp.lowering.eager import backward_inputs, forward_inputs
 
 _NOTHING: Mapping[str, Any] = {}

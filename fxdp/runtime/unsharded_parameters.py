@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.ir.model_tensors import local_of, sharding_of
+from fxdp.ir.graph.model_tensors import local_of, sharding_of
 from fxdp.ir.ops.parameter_shards import shard_range
 
 Key: TypeAlias = "tuple[str, torch.dtype]"

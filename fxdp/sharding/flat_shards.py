@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fxdp.ir.adjoining import line_of
-from fxdp.ir.model_tensors import local_of
+from fxdp.ir.graph.model_tensors import local_of
+from fxdp.ir.network.adjoining import line_of
 from fxdp.sharding.optimizer_counterpart import as_dtensor
 from fxdp.torch_compat import dtensor_like
 

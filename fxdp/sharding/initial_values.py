@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxdp.ir.draws import kept_random_state
-from fxdp.ir.model_tensors import full_value
+from fxdp.ir.graph.draws import kept_random_state
+from fxdp.ir.graph.model_tensors import full_value
 
 _Place: TypeAlias = "tuple[nn.Module, dict[str, Any], str]"
 """The place where a tensor is registered: module, registry of the module, name in the registry."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.model_tensors import all_local, local_of
+from fxdp.ir.graph.model_tensors import all_local, local_of
 from fxdp.sharding.flat_shards import (
     FlatShards,
     adjacent,

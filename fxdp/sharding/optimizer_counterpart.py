@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.model_tensors import local_of, sharding_of
+from fxdp.ir.graph.model_tensors import local_of, sharding_of
 from fxdp.ir.ops.parameter_shards import shard_range
 from fxdp.torch_compat import shard_axes, sharded_tensor
 

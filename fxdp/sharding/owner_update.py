@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fxdp.errors import InputError
-from fxdp.ir.model_tensors import local_of
-from fxdp.ir.raw_bytes import pack, packed_size, unpack
-from fxdp.ir.types import dtype_name
-from fxdp.ranks.failure import guard
+from fxdp.ir.graph.model_tensors import local_of
+from fxdp.ir.network.raw_bytes import pack, packed_size, unpack
+from fxdp.ir.types.value_types import dtype_name
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.optimizer_counterpart import as_dtensor, counterpart_of, keep_options, rows_of
 from fxdp.sharding.shard_owners import ShardOwners

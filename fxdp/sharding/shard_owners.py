@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError
-from fxdp.ir.model_tensors import sharding_of
+from fxdp.ir.graph.model_tensors import sharding_of
 from fxdp.ir.ops.parameter_shards import shard_range
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.process_mesh import ProcessMesh

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError
-from fxdp.ir.model_tensors import is_sharded
+from fxdp.ir.graph.model_tensors import is_sharded
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.local_step import LocalShards, LocalStep
 from fxdp.sharding.owner_update import OwnerUpdate

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError, StateError
-from fxdp.ir.model_tensors import is_sharded, local_of, placeholder_for, sharding_of
+from fxdp.ir.graph.model_tensors import is_sharded, local_of, placeholder_for, sharding_of
+from fxdp.ir.network.zero_copy_gathers import shares_memory
 from fxdp.ir.ops.parameter_shards import fills_pages, largest_shard, shard_range
-from fxdp.ir.zero_copy_gathers import shares_memory
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines, sorted_buffers
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.initial_values import initialise

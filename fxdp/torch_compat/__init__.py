@@ -19,9 +19,9 @@ from fxdp.torch_compat.dynamo import *  # noqa: F403
 from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.fake_values import *  # noqa: F403
+from fxdp.torch_compat.faults.lstm_states import *  # noqa: F403
+from fxdp.torch_compat.faults.mends import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
-from fxdp.torch_compat.lstm_states import *  # noqa: F403
-from fxdp.torch_compat.mends import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403

@@ -34,7 +34,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PropagateUnbackedSymInts
 from torch.fx.traceback import preserve_node_meta
 
-from fxdp.torch_compat.attention_sums import attention_sums
+from fxdp.torch_compat.faults.attention_sums import attention_sums
 from fxdp.torch_compat.operators import patched_kernels
 from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten

@@ -19,12 +19,12 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxdp.torch_compat.attention_sums import attention_sums
-from fxdp.torch_compat.convolution_strides import convolution_strides
-from fxdp.torch_compat.counted_masks import counted_masks
-from fxdp.torch_compat.kept_order import kept_order
-from fxdp.torch_compat.open_strides import open_strides
-from fxdp.torch_compat.selected_offsets import selected_offsets
+from fxdp.torch_compat.faults.attention_sums import attention_sums
+from fxdp.torch_compat.faults.convolution_strides import convolution_strides
+from fxdp.torch_compat.faults.counted_masks import counted_masks
+from fxdp.torch_compat.faults.kept_order import kept_order
+from fxdp.torch_compat.faults.open_strides import open_strides
+from fxdp.torch_compat.faults.selected_offsets import selected_offsets
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [

@@ -61,7 +61,7 @@ PERMANENT: tuple[Permanent, ...] = (
         "is in use", "the interpreter's exit, and in forked children",
     ),
     Permanent(
-        "the handler of SIGURG", "ranks/comms/interrupt.py", "the first mesh of several ranks",
+        "the handler of SIGURG", "ranks/liveness/interrupt.py", "the first mesh of several ranks",
         "signals are the process's",
         "a system call of the main thread is interrupted and goes on; nothing where it has a handler",
         "never: a signal that comes late would meet none",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.ir.transports import fits_messages
+from fxdp.ir.network.transports import fits_messages
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, OutOfOrderError, Round
 from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work

@@ -18,7 +18,7 @@ import torch
 
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.comms.channel import Channel
-from fxdp.ranks.comms.departure import not_understood
+from fxdp.ranks.liveness.departure import not_understood
 from fxdp.transport.other_memory import OtherMemory
 from fxdp.transport.shared_buffers import WHERE, SharedBuffer, open_buffer
 

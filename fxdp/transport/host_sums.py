@@ -33,8 +33,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.ranks.comms.departure import LateError
 from fxdp.ranks.comms.messages import Messages, Round
+from fxdp.ranks.liveness.departure import LateError
 from fxdp.torch_compat import Work
 from fxdp.transport.host_places import HostPlaces
 from fxdp.transport.shared_buffers import BufferRotation, chunk, elements
@@ -152,7 +152,7 @@ class HostSums:
         try:
             return self.messages.finish(wanted)
         except LateError as error:
-            # they may wait for another host: `ranks/failure.py` finds the late rank, as with gloo
+            # they may wait for another host: `ranks/liveness/failure.py` finds the late rank, as with gloo
             raise RuntimeError(f"timed out waiting for ranks of this host: {error}") from error
 
     def _read(self, begun: HostSum) -> None:

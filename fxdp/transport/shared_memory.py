@@ -27,8 +27,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fxdp.ir.adjoining import line_of
-from fxdp.ir.transports import rotating_buffers
+from fxdp.ir.network.adjoining import line_of
+from fxdp.ir.network.transports import rotating_buffers
 from fxdp.ranks.comms.messages import Messages, Round
 from fxdp.transport.direct_sums import DirectSums, Reduction
 from fxdp.transport.in_flight import Begun, InFlight, Step

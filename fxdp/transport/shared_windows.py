@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.ir.adjoining import line_of
+from fxdp.ir.network.adjoining import line_of
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, Round
 from fxdp.transport.shared_buffers import SharedBuffer, opened
 

@@ -12,10 +12,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.ir.sizes import B
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from tests.capturing import capture
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP
-from fxdp.ir.sizes import mentions_batch
+from fxdp.ir.types.sizes import mentions_batch
 from tests.exactness.cases import in_fours
 
 from .oracle import check

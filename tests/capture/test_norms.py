@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.moments import MOMENTS_OP
-from fxdp.ir.sizes import mentions_batch
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.sizes import mentions_batch
+from fxdp.ir.types.value_types import TensorType
 
 from .oracle import check
 

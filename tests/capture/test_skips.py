@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.skip_marks import MARK, SkipPoint, label_of, route_skips
 from fxdp.errors import CaptureError
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.metadata import Location, meta
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.metadata import Location, meta
 from fxdp.skip import Namespace, current_skip_tracker, pop, skippable, stash
 from tests.capturing import capture
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
 from fxdp.capture.captured import OutputLeaf, SizeLeaf
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.ir.sizes import B
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.sizes import B
 from tests.capturing import capture
 
 from .oracle import check

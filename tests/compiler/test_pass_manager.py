@@ -10,12 +10,12 @@ from torch import fx
 
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.errors import VerifierError
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import S
 from tests.graphs import Sketch, mesh
 
 aten = torch.ops.aten

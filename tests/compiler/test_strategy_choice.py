@@ -12,7 +12,7 @@ import fxdp
 from fxdp.compiler import device_memory as memory
 from fxdp.compiler.strategy_choice import legal_strategies
 from fxdp.errors import MeshError
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 from tests.captures import KNOWN, captured_once
 

@@ -17,12 +17,12 @@ from fxdp.compiler.invariants import CHECKS
 from fxdp.compiler.verifier import verify
 from fxdp.errors import VerifierError
 from fxdp.ir import redistributions
-from fxdp.ir.decompositions import Decomposition
-from fxdp.ir.level import Level
-from fxdp.ir.metadata import Cause, Location
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, Location
+from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.ops.moments import MOMENTS_OP
-from fxdp.ir.placements import MOMENTS, P, ParamShard, R, S
-from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.decompositions import Decomposition
+from fxdp.ir.types.placements import MOMENTS, P, ParamShard, R, S
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

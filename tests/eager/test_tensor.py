@@ -100,7 +100,7 @@ def _two_meshes() -> str:
 def _alone() -> Any:
     from fxdp.eager.data_ranks import DataRanks
     from fxdp.eager.tensor import wrapped
-    from fxdp.ir.mesh import mesh_of
+    from fxdp.ir.types.mesh import mesh_of
     from fxdp.ranks.process_mesh import ProcessMesh
 
     ranks = DataRanks(ProcessMesh(mesh_of({"dp": 1}, "cpu")))

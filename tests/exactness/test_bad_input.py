@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-import fxdp.ranks.comms.watch
+import fxdp.ranks.liveness.watch
 from tests.limits import SOON_S, scaled
 from tests.rank_pool import RankPool
 

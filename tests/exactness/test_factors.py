@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.compiler.program import Program
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from tests.exactness.models import counterpart_of, gradient_errors, part
 from tests.lockstep import check
 from tests.rank_pool import RankPool

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import full_value, local_of
+from fxdp.ir.graph.model_tensors import full_value, local_of
 from fxdp.ir.tensor_difference import difference
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from tests.captures import KNOWN, captured_once

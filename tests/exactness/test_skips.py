@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxdp.compiler.planning import Planning
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from tests.capture.unet import UNet, unet_inputs
 from tests.lockstep import check
 

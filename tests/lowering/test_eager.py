@@ -5,8 +5,8 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.ir.placements import R, S
-from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.placements import R, S
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.ir.model_tensors import full_value
+from fxdp.ir.graph.model_tensors import full_value
 from tests.rank_pool import RankPool
 
 

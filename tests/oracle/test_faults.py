@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.ir.graph_text import target_text
+from fxdp.ir.graph.graph_text import target_text
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import P, R, S
+from fxdp.ir.types.placements import P, R, S
 from fxdp.oracle import rank_draws
 from fxdp.rules.registry import Alternative, Op, registry
 from tests import faults

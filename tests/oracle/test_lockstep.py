@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input, Output
 from fxdp.ir.tensor_difference import difference
+from fxdp.ir.types.placements import P, R, S
 from fxdp.options import Options
 from fxdp.oracle.lockstep import LockStep
 from fxdp.oracle.verified_capture import capture_for

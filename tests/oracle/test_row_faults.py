@@ -12,8 +12,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import fxdp
 from fxdp.errors import VerifierError
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import ParamShard, R
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.placements import ParamShard, R
 from fxdp.passes import BucketParameters, PlaceParameters, SchedulePrefetch
 from tests import faults
 from tests.captures import KNOWN, captured_once

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.captured import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Buffer, Mutation
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Mutation
 from fxdp.oracle import verified_capture
 from fxdp.oracle.splits import default_splits
 

@@ -6,9 +6,9 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from fxdp.errors import StageError
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import R, S
-from fxdp.ir.signature import Input, Output, Parameter
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input, Output, Parameter
+from fxdp.ir.types.placements import R, S
 from fxdp.passes.assign_stages import AssignStages
 from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after

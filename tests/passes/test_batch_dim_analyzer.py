@@ -6,10 +6,10 @@ import torch
 from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.ops.full_batch_draws import twin
-from fxdp.ir.placements import R, S
-from fxdp.ir.signature import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.placements import R, S
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from tests.graphs import Sketch, after, mesh
 

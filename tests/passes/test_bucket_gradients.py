@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fxdp.compiler.verifier import verify
 from fxdp.ir import redistributions
-from fxdp.ir.level import Level
-from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.metadata import Cause, Location, meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Gradient, Input, Output, OutputSpec, Parameter
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, Location, meta
+from fxdp.ir.graph.signature import Gradient, Input, Output, OutputSpec, Parameter
+from fxdp.ir.network.link_cost import LinkCost
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.bucket_gradients import BucketGradients, cut_into_buckets
 from tests.graphs import Sketch, after, mesh
 

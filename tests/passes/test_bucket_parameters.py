@@ -9,12 +9,12 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.mesh import mesh_of
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import P, ParamShard, R, S
-from fxdp.ir.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.network.link_cost import LinkCost
+from fxdp.ir.types.mesh import mesh_of
+from fxdp.ir.types.placements import P, ParamShard, R, S
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.bucket_parameters import BucketParameters
 from fxdp.passes.insert_collectives import InsertCollectives

@@ -7,11 +7,11 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.ir import redistributions
-from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Gradient, Input, Output, OutputSpec, Parameter
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Gradient, Input, Output, OutputSpec, Parameter
+from fxdp.ir.network.link_cost import LinkCost
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.bucket_sufficient_factors import BucketSufficientFactors
 from fxdp.passes.gather_sufficient_factors import GatherSufficientFactors
 from fxdp.passes.insert_collectives import InsertCollectives

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import PlacementError
-from fxdp.ir.signature import Input, Output
-from fxdp.ir.sizes import B
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.sizes import B
 from fxdp.passes.canonicalize import Canonicalize
 from tests.graphs import Sketch, after
 from tests.lockstep import check

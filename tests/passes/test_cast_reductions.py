@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Gradient, Input, Parameter
+from fxdp.ir.graph.signature import Gradient, Input, Parameter
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.cast_reductions import CastReductions
 from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh

@@ -6,10 +6,10 @@ from torch import fx
 
 from fxdp.compiler.verifier import verify
 from fxdp.ir import redistributions
-from fxdp.ir.level import Level
-from fxdp.ir.metadata import Cause, Location
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, Location
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from tests.graphs import Sketch, after
 

@@ -8,10 +8,10 @@ from expecttest import assert_expected_inline
 
 from fxdp.compiler.verifier import verify
 from fxdp.ir import redistributions
-from fxdp.ir.level import Level
-from fxdp.ir.metadata import Cause, Location, meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.metadata import Cause, Location, meta
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.emit_program import EmitProgram
 from tests.graphs import Sketch, after
 
@@ -145,7 +145,7 @@ mesh(dp=2)
 
 
 def test_a_constant_of_the_model_called_rows_is_no_row_list() -> None:
-    from fxdp.ir.signature import Constant
+    from fxdp.ir.graph.signature import Constant
 
     gm = _gather()
     first = next(iter(gm.graph.nodes))

@@ -7,8 +7,8 @@ from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.compiler.verifier import verify
-from fxdp.ir.level import Level
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.level import Level
+from fxdp.ir.graph.signature import Input, Output
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from fxdp.passes.expand_decompositions import ExpandDecompositions
 from fxdp.passes.insert_collectives import InsertCollectives

@@ -5,7 +5,7 @@ import operator
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.signature import Input, Output
 from fxdp.passes.expose_counts import ExposeCounts
 from tests.graphs import Sketch, after
 

@@ -5,10 +5,10 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.errors import PlacementError
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Buffer as BufferSlot
-from fxdp.ir.signature import Gradient, Input, Mutation, Output, Parameter
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.graph.signature import Buffer as BufferSlot
+from fxdp.ir.graph.signature import Gradient, Input, Mutation, Output, Parameter
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 

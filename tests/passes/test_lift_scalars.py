@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.signature import Input, Output
 from fxdp.passes.lift_scalars import LiftScalars
 from tests.graphs import Sketch, after
 

@@ -8,9 +8,9 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.decompositions import Rewrite
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.localize_shapes import LocalizeShapes
 from tests.graphs import Sketch, after
 
@@ -178,8 +178,8 @@ mesh(dp=2)
 def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B*s0]", R)
-    from fxdp.ir.metadata import meta
-    from fxdp.ir.types import TensorType
+    from fxdp.ir.graph.metadata import meta
+    from fxdp.ir.types.value_types import TensorType
 
     s0 = meta(x).type.shape[0].args[1] if isinstance(meta(x).type, TensorType) else None  # type: ignore
     cut = g.call(redistributions.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))

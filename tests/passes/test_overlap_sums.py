@@ -7,10 +7,10 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.link_cost import LinkCost
-from fxdp.ir.metadata import Cause, Location, meta
-from fxdp.ir.placements import P, Placement, R, S
-from fxdp.ir.signature import Gradient, Input, OutputSpec, Parameter
+from fxdp.ir.graph.metadata import Cause, Location, meta
+from fxdp.ir.graph.signature import Gradient, Input, OutputSpec, Parameter
+from fxdp.ir.network.link_cost import LinkCost
+from fxdp.ir.types.placements import P, Placement, R, S
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.overlap_sums import OverlapSums
 from tests.graphs import Sketch, after, mesh, text

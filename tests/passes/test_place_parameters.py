@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.ir.mesh import mesh_of
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.graph.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.types.mesh import mesh_of
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.place_parameters import PlaceParameters
 from tests.graphs import Sketch, after, text

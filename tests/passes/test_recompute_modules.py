@@ -6,9 +6,9 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.errors import InputError
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.graph.signature import Gradient, Input, Output, Parameter, Tangent
+from fxdp.ir.types.placements import P, R, S
 from fxdp.passes import RecomputeModules
 from tests.graphs import Sketch, after
 

@@ -6,7 +6,7 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.passes.bucket_parameters import BucketParameters
 from fxdp.passes.schedule_prefetch import SchedulePrefetch
 from tests.graphs import after, mesh

@@ -13,8 +13,8 @@ from torch import fx
 
 from fxdp.capture.captured import Captured
 from fxdp.compiler.prepare import prepare
-from fxdp.ir.graphs import copy_graph
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.graph.graphs import copy_graph
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.pipeline.schedule.catalogue import SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes

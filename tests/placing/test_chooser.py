@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.ir.placements import P, Placement, R, S
-from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType, type_bytes
+from fxdp.ir.types.placements import P, Placement, R, S
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType, type_bytes
 from fxdp.placing.chooser import choose, redistribution_cost
 from fxdp.rules.registry import Alternative, Op, Operand
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import PlacementError
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from tests.exactness.cases import Model
 from tests.fallbacks import no_fallback
 from tests.lockstep import compiled

@@ -7,7 +7,7 @@ import torch
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects
-from fxdp.ranks.failure import guard, refusing
+from fxdp.ranks.liveness.failure import guard, refusing
 from fxdp.ranks.mesh_init import init_mesh
 from tests.rank_pool import RankPool
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fxdp.ranks import hooks
-from fxdp.ranks.comms.interrupt import Caller
+from fxdp.ranks.liveness.interrupt import Caller
 from fxdp.torch_compat import replace_for_good
 from tests.limits import HANG_S
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.ranks.failure import report_errors
+from fxdp.ranks.liveness.failure import report_errors
 from tests.captures import captured_once
 from tests.rank_pool import RankPool
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 import fxdp
-from fxdp.ir.metadata import meta
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.value_types import TensorType
 
 
 def test_plan_of_many_ranks() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 
 import fxdp
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.reports.by_line import folded, place, starred
 from fxdp.reports.sheet import Shown
 from tests.reports.plan_data.test_collectives import Pairs, Tagger, _inputs, normed

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from fxdp.errors import RuleError
-from fxdp.ir.placements import Replicate
+from fxdp.ir.types.placements import Replicate
 from fxdp.rules.proof.case import SPLITS, Case, placements_of, spelled
 from fxdp.rules.proof.samples import Sample as T
 from fxdp.rules.registry import Alternative

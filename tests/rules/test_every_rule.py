@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import Partial, Shard
+from fxdp.ir.types.placements import Partial, Shard
 from fxdp.rules.registry import Alternative, Kind, registry
 from fxdp.torch_compat import OpOverload, all_op_names
 from tests.rules.harness import Case, shown

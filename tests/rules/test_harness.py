@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.ir.decompositions import Rewrite
-from fxdp.ir.placements import P, Placement, R, S
-from fxdp.ir.sizes import B
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import P, Placement, R, S
+from fxdp.ir.types.sizes import B
 from fxdp.rules.registry import Alternative
 from tests.rules.harness import Case, RuleError, T, case, placements_of, shown, spelled
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxdp.ir.placements import Placement
-from fxdp.ir.sizes import B
+from fxdp.ir.types.placements import Placement
+from fxdp.ir.types.sizes import B
 from fxdp.rules.registry import Alternative
 from tests.rules.harness import Case, RuleError, T, case, placements_of, spelled
 

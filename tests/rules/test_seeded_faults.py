@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fxdp.ir.ops import parts
-from fxdp.ir.placements import Partial, Placement, R
+from fxdp.ir.types.placements import Partial, Placement, R
 from fxdp.rules.proof import samples
 from fxdp.rules.registry import Alternative, registry
 from fxdp.torch_compat import OpOverload

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.ir.placements import R, S
-from fxdp.ir.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.graph.signature import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types.placements import R, S
 from fxdp.lowering.eager import lower_eager
 from fxdp.runtime.bound import BoundProgram
 from tests.graphs import Sketch

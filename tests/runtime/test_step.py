@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.ir.signature import Gradient, Output, Parameter
+from fxdp.ir.graph.signature import Gradient, Output, Parameter
 from fxdp.runtime.step import Step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fxdp.ir.placements import R, S
-from fxdp.ir.signature import Constant, Input, Output, Parameter, StageValue, Tangent
+from fxdp.ir.graph.signature import Constant, Input, Output, Parameter, StageValue, Tangent
+from fxdp.ir.types.placements import R, S
 from fxdp.runtime.template import CallFrame, TangentSpec
 from tests.graphs import Sketch
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import local_of, shard_like
+from fxdp.ir.graph.model_tensors import local_of, shard_like
 from tests.sharding.test_sharded_optimizers import OPTIMIZERS, Maker
 
 BY_MATRIX = ("adafactor", "adafactor foreach", "muon", "user's own")

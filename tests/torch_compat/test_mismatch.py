@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.capture.patches import autograd_functions
+from fxdp.capture.python import autograd_functions
 from fxdp.errors import TorchMismatchError
 from fxdp.startup.memoized import memoized_fakes
 from fxdp.torch_compat import exporting, torch_mismatch, why_not_compiled

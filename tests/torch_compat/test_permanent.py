@@ -29,7 +29,7 @@ CHANGES = {
     "cli/target.py": {"sys.modules", "sys.path"},
     "ranks/hooks.py": {"replace_for_good", "signal.signal", "signal.set_wakeup_fd"},
     "ranks/launcher.py": {"signal.signal"},
-    "ranks/comms/interrupt.py": {"signal.signal"},
+    "ranks/liveness/interrupt.py": {"signal.signal"},
     "settings.py": {"os.environ"},
     "torch_compat/distributed.py": {"_world.pg_group_ranks", "world.bound_device_id"},
     "torch_compat/dtensor.py": {"replace_for_good"},

@@ -13,8 +13,8 @@ from torch import nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.compiler.program import Program
-from fxdp.ir.draws import kept_random_state
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.graph.draws import kept_random_state
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import tolerances

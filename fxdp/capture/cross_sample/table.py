@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from fxdp.ir.graphs import argument_of
+from fxdp.ir.graph.graphs import argument_of
 from fxdp.torch_compat import OpOverload
 
 _FAMILIES = ("statistics", "mean_losses", "batch_norm", "strided_views")

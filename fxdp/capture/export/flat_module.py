@@ -25,7 +25,7 @@ from fxdp.capture.patches.unbacked_hints import HintedNumber
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 
 @dataclass

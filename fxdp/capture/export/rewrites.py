@@ -19,7 +19,7 @@ from torch import fx
 from fxdp import torch_compat
 from fxdp.capture.export.loop_iterations import SPLITS, argument_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
-from fxdp.ir.graphs import given_arguments
+from fxdp.ir.graph.graphs import given_arguments
 from fxdp.torch_compat import aten
 
 _TOGETHER = frozenset({aten.cat.default, aten.stack.default})

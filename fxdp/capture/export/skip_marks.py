@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.captured import Route
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import aten
 
 _LABEL = "fxdp_skip"

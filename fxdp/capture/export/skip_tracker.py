@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fxdp.capture.export.skip_marks import SkipPoint, mark, skip_error, skip_key
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.skip.base import Skippable
 from fxdp.skip.declarations import find_faults
 from fxdp.skip.exchange import Exchange

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import spread
+from fxdp.ir.graph.graphs import spread
 from fxdp.torch_compat import aten
 
 _ASSERTIONS = frozenset(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of
 
 
 def hold_written_constants(gm: fx.GraphModule) -> None:

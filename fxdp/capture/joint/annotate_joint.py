@@ -25,9 +25,9 @@ from fxdp.capture.refusals.dense_only import check_dense
 from fxdp.capture.refusals.overlaps import check_overlap
 from fxdp.capture.refusals.unwritten import check_unwritten
 from fxdp.errors import CaptureError
-from fxdp.ir.graphs import attribute_of, results_of
-from fxdp.ir.metadata import Metadata, meta
-from fxdp.ir.signature import (
+from fxdp.ir.graph.graphs import attribute_of, results_of
+from fxdp.ir.graph.metadata import Metadata, meta
+from fxdp.ir.graph.signature import (
     Buffer,
     Constant,
     Gradient,

@@ -17,9 +17,9 @@ import sympy
 from torch import fx
 
 from fxdp.capture.captured import Captured, Condition
-from fxdp.ir.draws import draws
-from fxdp.ir.metadata import meta, tensor_operands, typical_layout
-from fxdp.ir.sizes import B, named_size
+from fxdp.ir.graph.draws import draws
+from fxdp.ir.graph.metadata import meta, tensor_operands, typical_layout
+from fxdp.ir.types.sizes import B, named_size
 
 
 def for_several(found: Captured) -> Captured:

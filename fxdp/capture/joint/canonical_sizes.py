@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 import torch
 
-from fxdp.ir.placements import Dim
-from fxdp.ir.sizes import B
-from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.ir.types.placements import Dim
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 
 
 class Sizes:

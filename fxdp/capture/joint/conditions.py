@@ -12,8 +12,8 @@ from torch import fx
 from fxdp.capture.captured import Condition
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.locations import LocationIndex, Origin
-from fxdp.ir.metadata import Location, meta, tensor_type
-from fxdp.ir.sizes import B
+from fxdp.ir.graph.metadata import Location, meta, tensor_type
+from fxdp.ir.types.sizes import B
 from fxdp.torch_compat import aten
 
 _TRAINING = 5  # the position of `training` among the arguments of aten.batch_norm

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import sympy
 
-from fxdp.ir.sizes import B
+from fxdp.ir.types.sizes import B
 from fxdp.torch_compat import as_float, binary_logarithm, float_power, true_quotient
 
 _DEGREE = 2

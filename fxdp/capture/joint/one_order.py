@@ -26,10 +26,10 @@ from typing import Any
 from torch import fx
 
 from fxdp.capture.captured import Captured
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import copy_meta, meta
-from fxdp.ir.signature import Buffer, Gradient, Mutation
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import copy_meta, meta
+from fxdp.ir.graph.signature import Buffer, Gradient, Mutation
 from fxdp.torch_compat import graph_module
 
 

@@ -23,15 +23,23 @@ from torch import fx
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.export.dead_rng_ops import join_unread_draws
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.export.loop_vectorization import merge_loops
 from fxdp.capture.export.needless_writes import drop_needless_writes
 from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.ir.metadata import Location, MemoryLayout, Metadata, example_layout, keep_layout, meta, set_layouts
-from fxdp.ir.signature import Constant
-from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.capture.python.loop_vectorization import merge_loops
+from fxdp.ir.graph.metadata import (
+    Location,
+    MemoryLayout,
+    Metadata,
+    example_layout,
+    keep_layout,
+    meta,
+    set_layouts,
+)
+from fxdp.ir.graph.signature import Constant
+from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 from fxdp.torch_compat import aten
 
 _STRIDED = frozenset(

@@ -14,7 +14,7 @@ from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims,
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
-from fxdp.ir.sizes import fixed_by_data
+from fxdp.ir.types.sizes import fixed_by_data
 from fxdp.torch_compat import forget_tensors
 from fxdp.wings import seam
 

@@ -17,7 +17,7 @@ from torch import fx, nn
 from fxdp import torch_compat
 from fxdp.capture.locations import LocationIndex, module_path
 from fxdp.errors import CaptureError
-from fxdp.ir.signature import InputSpec, Parameter
+from fxdp.ir.graph.signature import InputSpec, Parameter
 from fxdp.torch_compat import aten
 
 

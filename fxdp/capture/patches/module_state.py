@@ -24,7 +24,7 @@ from torch import fx, nn
 from fxdp import torch_compat
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.torch_compat import aten
 
 

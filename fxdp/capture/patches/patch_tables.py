@@ -15,17 +15,17 @@ from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.plain_semantics import REFUSED
-from fxdp.capture.patches.raise_checks import AskedChecks, asserts
 from fxdp.capture.patches.random_numbers import RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, value_reads
-from fxdp.capture.patches.tensor_slices import TensorSlices
 from fxdp.capture.patches.unbacked_hints import HintedNumber
+from fxdp.capture.python.raise_checks import AskedChecks, asserts
+from fxdp.capture.python.tensor_slices import TensorSlices
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.capture.refusals.parameter_changes import unchanged_parameters
-from fxdp.ir.draws import kept_random_state
-from fxdp.ir.graphs import no_collection
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.draws import kept_random_state
+from fxdp.ir.graph.graphs import no_collection
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, aten, patched
 from fxdp.wings import seam
 

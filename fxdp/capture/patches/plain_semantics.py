@@ -4,7 +4,7 @@
     x.register_hook(scale)                  export would drop the hook
     torch.autograd.grad(y, x)               export would detach the derivative
 
-Each is refused with its line. The wing (`fxdp/capture/patches/python_wing.py`) captures them instead.
+Each is refused with its line. The wing (`fxdp/capture/python/python_wing.py`) captures them instead.
 """
 
 from __future__ import annotations

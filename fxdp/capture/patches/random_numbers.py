@@ -33,9 +33,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame, outside_python
-from fxdp.capture.patches.flags import mark
+from fxdp.capture.python.flags import mark
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNIT = ("random", "random_sample", "ranf", "sample", "rand")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.joint.fit import fit_int
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 Place: TypeAlias = "tuple[str, int]"
 """A file, and a line."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 Line: TypeAlias = "tuple[str, int]"
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.locations import location_of_call
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import unheard
 
 _MAKERS = ("to_sparse", "sparse_", "to_mkldnn", "_nested_", "quantize_per_")

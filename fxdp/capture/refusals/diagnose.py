@@ -18,7 +18,7 @@ from fxdp.capture.locations import chain, location_of_exception
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.eager_probe import Read
 from fxdp.errors import CaptureError, FxdpError, TorchMismatchError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 _MARKS = (

@@ -19,10 +19,10 @@ from fxdp import torch_compat
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.locations import location_of_call
 from fxdp.capture.mixed_precision import MixedPrecision
-from fxdp.capture.patches.tensor_slices import selecting_mask
 from fxdp.capture.patches.unbacked_hints import HintedNumber
+from fxdp.capture.python.tensor_slices import selecting_mask
 from fxdp.capture.refusals.stateful import aside, copy_of
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 
 _READS: dict[Any, str] = {
     Tensor.item: ".item()",

@@ -18,8 +18,8 @@ from torch import Tensor
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
-from fxdp.ir.draws import graph_draws, node_draws
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.draws import graph_draws, node_draws
+from fxdp.ir.graph.metadata import meta
 
 
 def is_contiguous(tensor: Tensor) -> bool:

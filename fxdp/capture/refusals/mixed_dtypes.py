@@ -9,10 +9,10 @@ from torch import fx
 
 from fxdp.capture.locations import Origin
 from fxdp.errors import InputError
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Input
-from fxdp.ir.types import TensorType, dtype_name
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.value_types import TensorType, dtype_name
 from fxdp.torch_compat import aten
 
 _PRODUCTS = frozenset(

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import aten
 
 

@@ -15,10 +15,10 @@ from torch import fx
 
 from fxdp.capture.locations import Origin
 from fxdp.errors import InputError
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Input
-from fxdp.ir.sizes import mentions_batch
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.sizes import mentions_batch
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten
 
 _BAGS = frozenset({aten._embedding_bag.default, aten._embedding_bag_forward_only.default})

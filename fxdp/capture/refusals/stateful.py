@@ -23,8 +23,8 @@ from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.refusals.changed_decisions import Decisions, location_of
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
-from fxdp.ir.draws import kept_random_state, reseed
-from fxdp.ir.model_tensors import is_placeholder_parameter
+from fxdp.ir.graph.draws import kept_random_state, reseed
+from fxdp.ir.graph.model_tensors import is_placeholder_parameter
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _log = logging.getLogger("fxdp")

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_unwritten, is_view, reads_shape_alone
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten
 
 _MOVES = frozenset({aten.clone.default, aten._to_copy.default, aten.cat.default, aten.stack.default})

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir.adjoining import line_of
+from fxdp.ir.network.adjoining import line_of
 from fxdp.ir.ops.library import aten, opaque
 from fxdp.torch_compat import room_to_send, start_gathers, start_scatter, start_zero_copy
 

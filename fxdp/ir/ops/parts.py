@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxdp.ir.ops import moments
-from fxdp.ir.placements import ParamShard, Partial, Placement, Replicate, Shard
+from fxdp.ir.types.placements import ParamShard, Partial, Placement, Replicate, Shard
 
 
 def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from torch import fx
 
-from fxdp.ir.graphs import ancestors
+from fxdp.ir.graph.graphs import ancestors
 from fxdp.ir.ops.packed_sums import start_sums
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.lowering.forward_backward_pair import ForwardBackward

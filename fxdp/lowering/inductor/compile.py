@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
-from fxdp.ir.signature import InputSpec
+from fxdp.ir.graph.signature import InputSpec
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.forward_backward_pair import Boxed, ForwardBackward
 from fxdp.lowering.inductor.collective_order import must_stay

@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import meta, tensor_type
-from fxdp.ir.signature import Buffer, Constant, InputSpec, Mutation, Parameter
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter
+from fxdp.ir.types.value_types import TensorType
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order
 from fxdp.lowering.inductor.partitioner_hints import (

@@ -44,9 +44,9 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxdp.ir.draws import draws, node_draws
-from fxdp.ir.graphs import ancestors, keep_ancestors
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.draws import draws, node_draws
+from fxdp.ir.graph.graphs import ancestors, keep_ancestors
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.lowering.inductor.strides import results
 from fxdp.torch_compat import aten, handing_on

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graphs import argument, results_of
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graphs import argument, results_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.full_batch_draws import is_twin
-from fxdp.ir.placements import Shard
-from fxdp.ir.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size
-from fxdp.ir.sizes import B, named_size
-from fxdp.ir.types import TensorType, local_shape
+from fxdp.ir.types.placements import Shard
+from fxdp.ir.types.sizes import B, named_size
+from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.decomposition_overrides import mended
 from fxdp.lowering.inductor.partitioner_hints import marked, save_results_alone

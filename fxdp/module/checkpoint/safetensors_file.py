@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError, StateError, a_kind
-from fxdp.ir.model_tensors import local_of, sharding_of
+from fxdp.ir.graph.model_tensors import local_of, sharding_of
 from fxdp.ir.ops.parameter_shards import shard_range
 from fxdp.module.checkpoint.checkpoint_folder import path_of
 from fxdp.module.checkpoint.saving import process_mesh_of, together
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
-from fxdp.ranks.failure import guard
+from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _DTYPES = {

@@ -28,7 +28,7 @@ from fxdp.module.checkpoint.checkpoint_folder import (
 from fxdp.module.checkpoint.checkpoint_state import differences, state_of, take, wanted_by
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
-from fxdp.ranks.failure import everywhere, guard
+from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.process_mesh import ProcessMesh
 
 

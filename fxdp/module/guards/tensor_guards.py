@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fxdp.capture.snapshot import ABSENT
-from fxdp.ir.model_tensors import all_local, local_of
+from fxdp.ir.graph.model_tensors import all_local, local_of
 from fxdp.module.guards.comparison import Comparison, Reading, all_hold
 
 _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"

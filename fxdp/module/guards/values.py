@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxdp.ir.raw_bytes import number_of
+from fxdp.ir.network.raw_bytes import number_of
 
 _log = logging.getLogger("fxdp")
 

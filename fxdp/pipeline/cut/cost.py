@@ -21,11 +21,11 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.graphs import argument, given_arguments
-from fxdp.ir.metadata import meta, tensor_operands, value_bytes
+from fxdp.ir.graph.graphs import argument, given_arguments
+from fxdp.ir.graph.metadata import meta, tensor_operands, value_bytes
 from fxdp.ir.op_kinds import picks
-from fxdp.ir.sizes import hint
-from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ir.types.sizes import hint
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
 
 FLOPS_PER_BYTE = 16.0

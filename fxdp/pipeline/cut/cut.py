@@ -17,9 +17,9 @@ from torch import fx
 
 from fxdp.errors import StageError
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import meta, sequence_number, value_bytes
+from fxdp.ir.graph.metadata import meta, sequence_number, value_bytes
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.balance import balance
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.phases import Phases

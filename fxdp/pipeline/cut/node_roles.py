@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.draws import node_draws
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.signature import Buffer, Constant, Input, Parameter, Size
-from fxdp.ir.sizes import LOCAL, OFFSET
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.sizes import LOCAL, OFFSET
+from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten
 
 _HEAVY = frozenset(

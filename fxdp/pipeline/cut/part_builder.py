@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import fx
 
-from fxdp.ir.metadata import copy_meta, meta
-from fxdp.ir.signature import OutputSpec, StageValue
+from fxdp.ir.graph.metadata import copy_meta, meta
+from fxdp.ir.graph.signature import OutputSpec, StageValue
 from fxdp.torch_compat import graph_module
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.graphs import inputs_of
-from fxdp.ir.metadata import Location, meta, tensor_type
-from fxdp.ir.placements import Partial, Placement
-from fxdp.ir.signature import OutputSpec, Parameter, StageValue
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import Location, meta, tensor_type
+from fxdp.ir.graph.signature import OutputSpec, Parameter, StageValue
+from fxdp.ir.types.placements import Partial, Placement
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.schedule.transfers import Edge
 
 

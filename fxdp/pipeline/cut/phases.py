@@ -19,12 +19,12 @@ from torch import fx
 
 from fxdp.errors import StageError
 from fxdp.ir import redistributions
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graph_text import target_text
-from fxdp.ir.metadata import meta
-from fxdp.ir.placements import P, ParamShard, R, Replicate
-from fxdp.ir.signature import Input, Mutation
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input, Mutation
+from fxdp.ir.types.placements import P, ParamShard, R, Replicate
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir.graphs import inputs_of, results_of
-from fxdp.ir.metadata import copy_meta, meta, placed_tensor, tensor_type, value_bytes
+from fxdp.ir.graph.graphs import inputs_of, results_of
+from fxdp.ir.graph.metadata import copy_meta, meta, placed_tensor, tensor_type, value_bytes
+from fxdp.ir.graph.parameter_buckets import gather_starts, unsharded_parameters
+from fxdp.ir.graph.signature import Gradient, OutputSpec, StageValue, Tangent
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.parameter_buckets import gather_starts, unsharded_parameters
-from fxdp.ir.placements import R
-from fxdp.ir.signature import Gradient, OutputSpec, StageValue, Tangent
+from fxdp.ir.types.placements import R
 from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 
 Fault = tuple[fx.Node, str]
 

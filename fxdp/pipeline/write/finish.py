@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import placed_tensor
-from fxdp.ir.signature import Gradient, OutputSpec, Parameter
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.metadata import placed_tensor
+from fxdp.ir.graph.signature import Gradient, OutputSpec, Parameter
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.stage_shards import StageShards

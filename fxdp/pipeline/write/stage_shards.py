@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.ops.parameter_shards import shard_range
-from fxdp.ir.signature import Parameter
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import StepGraph

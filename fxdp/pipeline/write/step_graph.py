@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir import raw_bytes
+from fxdp.ir.network import raw_bytes
 from fxdp.ir.ops.parameter_shards import shard_rows
-from fxdp.ir.placements import ParamShard, Placement
-from fxdp.ir.sizes import evaluate
-from fxdp.ir.types import TensorType, local_shape
+from fxdp.ir.types.placements import ParamShard, Placement
+from fxdp.ir.types.sizes import evaluate
+from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.pipeline.write.events import Events
 from fxdp.runtime import p2p
 from fxdp.runtime.streams import P2P_BACKWARD, P2P_FORWARD, REDUCE

@@ -28,8 +28,8 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.ops.parts import join_parts
-from fxdp.ir.placements import Partial, Shard
-from fxdp.ir.sizes import evaluate
+from fxdp.ir.types.placements import Partial, Shard
+from fxdp.ir.types.sizes import evaluate
 from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, backward_parts, forward_gives
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check

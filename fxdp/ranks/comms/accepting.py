@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms.addresses import Addresses
-from fxdp.ranks.comms.departure import Departure, DepartureKind
 from fxdp.ranks.comms.descriptors import as_limit
 from fxdp.ranks.comms.handshake import Handshake, StrangerError, hello, welcome
+from fxdp.ranks.liveness.departure import Departure, DepartureKind
 
 _SLEEP_MS = 100
 _AGAIN_S = 0.2  # before the next attempt to call

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from fxdp.errors import MeshError, RankFailedError
-from fxdp.ranks.comms.failure_broadcast import KeyValueStore, store_lost
+from fxdp.ranks.liveness.failure_broadcast import KeyValueStore, store_lost
 
 _LOOK_S = 0.5  # interval of checks for failures
 _LOOK_S_PER_RANK, _LONGEST_LOOK_S = 0.0005, 4.0  # a store answers some 50,000 requests per second

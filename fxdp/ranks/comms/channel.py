@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.comms.departure import Departure, DepartureKind, LateError, as_bytes, as_text
 from fxdp.ranks.comms.frames import DATA_BYTES, PLACE_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.comms.wires import Peer, Wires
+from fxdp.ranks.liveness.departure import Departure, DepartureKind, LateError, as_bytes, as_text
 
 _PING_S = 0.05
 _AGAIN_S = 3.0  # before a rank reports its position again: most ranks ask at about the same time

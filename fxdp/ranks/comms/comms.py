@@ -1,7 +1,7 @@
 """All communication of one rank in one mesh.
 
     main thread     collectives on process groups, small ones on `messages`, rounds on `control`
-    watch thread    sleeps until a rank ends (`comms/watch.py`)
+    watch thread    sleeps until a rank ends (`liveness/watch.py`)
 
 A rank that fails first reports this on the control channel and then cuts all groups, so every rank knows the
 cause when a wait there breaks. A `Comms` lives as long as the process group, so `find_comms` can return the
@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ranks.comms.channel import Channel
-from fxdp.ranks.comms.departure import Departure, DepartureKind
-from fxdp.ranks.comms.interrupt import Caller
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.comms.row_transport import RowTransport
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
 from fxdp.ranks.comms.sockets import OpenSocket, cut
-from fxdp.ranks.comms.stragglers import StragglerDetection
-from fxdp.ranks.comms.watch import Watch
+from fxdp.ranks.liveness.departure import Departure, DepartureKind
+from fxdp.ranks.liveness.interrupt import Caller
+from fxdp.ranks.liveness.stragglers import StragglerDetection
+from fxdp.ranks.liveness.watch import Watch
 from fxdp.torch_compat import collectives_begun
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import socket
 
 from fxdp.ranks.comms.channel import Channel, RefusedError
-from fxdp.ranks.comms.departure import as_bytes, as_text
 from fxdp.ranks.comms.frames import FrameKind, framed
 from fxdp.ranks.comms.wires import Peer
+from fxdp.ranks.liveness.departure import as_bytes, as_text
 
 
 class Control(Channel):

@@ -16,7 +16,7 @@ import os
 import resource
 
 from fxdp.errors import MeshError
-from fxdp.ir.transports import NEIGHBOURS, rotating_buffers
+from fxdp.ir.network.transports import NEIGHBOURS, rotating_buffers
 from fxdp.settings import Settings
 
 _PER_GROUP = 4  # opened by gloo itself: a listener, an epoll, an event or two

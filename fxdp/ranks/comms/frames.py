@@ -11,7 +11,7 @@
     WAITS        sender waits for this round: round number, and sender's position
     MISSING      ranks that the sender misses in this round, beyond the receiver (only in a tree)
     ASKS         request for the receiver's position, as a wait has timed out (passed on in a tree)
-    PLACE        position of a rank, read by `comms/stragglers.py` (passed on in a tree)
+    PLACE        position of a rank, read by `liveness/stragglers.py` (passed on in a tree)
     (nothing)    sender was killed                                                  end of stream
 
 Lengths and kinds are checked before a frame is stored.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 import struct
 
-from fxdp.ranks.comms.departure import TEXT_BYTES, DepartureKind
+from fxdp.ranks.liveness.departure import TEXT_BYTES, DepartureKind
 
 DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 ROUND = struct.Struct("<q")  # the beginning of a WAITS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fxdp.ir.link_cost import LinkCost
+from fxdp.ir.network.link_cost import LinkCost
 from fxdp.ranks.comms.channel import Channel
 
 _ELEMENTS = 1 << 18  # 1 MiB, 85 ms at 100 Mbit/s: with 256 KiB the first TCP packets took twice their time

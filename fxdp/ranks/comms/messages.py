@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.comms.departure import LateError
 from fxdp.ranks.comms.sequence_log import SequenceLog
+from fxdp.ranks.liveness.departure import LateError
 
 HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, moment of the sequence log
 _BUFFER = 1 << 20

@@ -17,17 +17,17 @@ from fxdp.ranks.comms.cancellable import made_while_looking
 from fxdp.ranks.comms.channel import Channel
 from fxdp.ranks.comms.comms import Comms
 from fxdp.ranks.comms.control import Control
-from fxdp.ranks.comms.departure import Departure, DepartureKind, as_bytes, as_text
 from fxdp.ranks.comms.descriptors import check_limit, needed, of_hosts
-from fxdp.ranks.comms.failure_broadcast import FailureBroadcast, KeyValueStore, store_lost
 from fxdp.ranks.comms.interfaces import own_address
 from fxdp.ranks.comms.live import live_comms, remember
 from fxdp.ranks.comms.messages import Messages
-from fxdp.ranks.comms.peers import Peers
 from fxdp.ranks.comms.processors import are_alike
 from fxdp.ranks.comms.rendezvous import connect_all
 from fxdp.ranks.comms.row_transport import OpenRow, RowTransport, open_transport
 from fxdp.ranks.comms.sockets import open_sockets, shared_sockets
+from fxdp.ranks.liveness.departure import Departure, DepartureKind, as_bytes, as_text
+from fxdp.ranks.liveness.failure_broadcast import FailureBroadcast, KeyValueStore, store_lost
+from fxdp.ranks.liveness.peers import Peers
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_joining import connect_tree
 from fxdp.ranks.tree.tree_messages import TreeMessages

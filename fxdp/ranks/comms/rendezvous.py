@@ -21,8 +21,8 @@ from fxdp.errors import MeshError
 from fxdp.ranks.comms.accepting import Rendezvousing
 from fxdp.ranks.comms.addresses import Addresses
 from fxdp.ranks.comms.descriptors import as_limit
-from fxdp.ranks.comms.failure_broadcast import KeyValueStore
 from fxdp.ranks.comms.interfaces import resolved
+from fxdp.ranks.liveness.failure_broadcast import KeyValueStore
 
 _BACKLOG = 128  # callers queued by the kernel: beyond, a caller waits a second or more
 _QUESTIONS = 5  # unanswered probes after which a silent machine counts as lost

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fxdp.ir.link_cost import LinkCost
+from fxdp.ir.network.link_cost import LinkCost
 from fxdp.ranks.comms.channel import Channel
 from fxdp.ranks.comms.link_speed import measured
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages, OutOfOrderError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.channel import Channel
-from fxdp.ranks.comms.departure import not_understood
+from fxdp.ranks.liveness.departure import not_understood
 
 _DESCRIPTORS = "/proc/self/fd"
 _HASH = struct.Struct("<Q")

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fxdp.ranks.comms.departure import UNHEARD, Departure, DepartureKind, sent_nonsense
 from fxdp.ranks.comms.frames import FrameKind, NoFrameError, take_frame
+from fxdp.ranks.liveness.departure import UNHEARD, Departure, DepartureKind, sent_nonsense
 
 _CHUNK = 1 << 16
 _UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)

@@ -20,7 +20,9 @@ import numpy as np
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.channel import Channel, RefusedError
-from fxdp.ranks.comms.departure import (
+from fxdp.ranks.comms.frames import DATA_BYTES, ROUND, FrameKind, framed
+from fxdp.ranks.comms.wires import Peer
+from fxdp.ranks.liveness.departure import (
     TEXT_BYTES,
     TEXT_LIMIT,
     Departure,
@@ -29,8 +31,6 @@ from fxdp.ranks.comms.departure import (
     as_text,
     harmless,
 )
-from fxdp.ranks.comms.frames import DATA_BYTES, ROUND, FrameKind, framed
-from fxdp.ranks.comms.wires import Peer
 from fxdp.ranks.tree.rank_parts import RankParts
 from fxdp.ranks.tree.tree_shape import TreePlace
 

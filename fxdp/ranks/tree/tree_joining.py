@@ -16,8 +16,8 @@ from typing import Any
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.accepting import Rendezvousing
 from fxdp.ranks.comms.addresses import Addresses
-from fxdp.ranks.comms.failure_broadcast import KeyValueStore
 from fxdp.ranks.comms.rendezvous import listening, met
+from fxdp.ranks.liveness.failure_broadcast import KeyValueStore
 from fxdp.ranks.tree.tree_shape import ARITY, TreePlace, tree_places
 
 _FEW = 8

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fxdp.ir.transports import NEIGHBOURS
+from fxdp.ir.network.transports import NEIGHBOURS
 
 ARITY = NEIGHBOURS - 1  # one neighbor is the parent
 """Most children of a rank; with several hosts, a host's first rank has at most half as many on the host."""

@@ -12,12 +12,12 @@ from torch import fx
 
 from fxdp.capture.locations import Origin, is_user_file
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Cause, Location, is_host_size, meta
-from fxdp.ir.sizes import B
-from fxdp.ir.transports import transport_name
-from fxdp.ir.types import dtype_name, tensor_types, type_bytes
+from fxdp.ir.graph.graph_text import target_text, type_text
+from fxdp.ir.graph.metadata import Cause, Location, is_host_size, meta
+from fxdp.ir.network.transports import transport_name
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import dtype_name, tensor_types, type_bytes
 from fxdp.reports.plan_data.collective import Collective, Need, Overlapped
 from fxdp.reports.rows import CommRow
 from fxdp.rules.registry import registry

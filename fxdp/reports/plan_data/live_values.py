@@ -17,19 +17,19 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graphs import results_of
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import meta, tensor_type
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.graph.signature import Buffer, Constant, Gradient, Input, InputSpec, Parameter
+from fxdp.ir.network.transports import fits_messages, rotating_buffers, transport_of
+from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
-from fxdp.ir.placements import ParamShard
-from fxdp.ir.signature import Buffer, Constant, Gradient, Input, InputSpec, Parameter
-from fxdp.ir.sizes import B
-from fxdp.ir.transports import fits_messages, rotating_buffers, transport_of
-from fxdp.ir.types import TensorType, local_shape, tensor_types, type_bytes
-from fxdp.ir.zero_copy_gathers import is_zero_copy
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import ParamShard
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType, local_shape, tensor_types, type_bytes
 
 _WORDS = {Parameter: "parameters", Buffer: "buffers", Constant: "buffers", Input: "inputs"}
 _INSIDE: Mapping[Any, int] = {MOMENTS_OP: 2, STANDARDIZE_OP: 1, STANDARDIZE_BACKWARD_OP: 3}

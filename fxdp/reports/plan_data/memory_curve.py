@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from fxdp.errors import InputError
-from fxdp.ir.signature import Parameter
+from fxdp.ir.graph.signature import Parameter
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.reports.plan_data.live_values import LiveValues, summed

@@ -9,15 +9,15 @@ from math import prod
 from torch import Tensor, fx
 
 from fxdp.capture.locations import Origin
-from fxdp.ir.factors import product_of_factors
-from fxdp.ir.graphs import inputs_of, results_of
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.metadata import Location, meta, tensor_type
+from fxdp.ir.graph.factors import product_of_factors
+from fxdp.ir.graph.graphs import inputs_of, results_of
+from fxdp.ir.graph.metadata import Location, meta, tensor_type
+from fxdp.ir.graph.redistribution_cause import unconverted
+from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.ops.parameter_shards import largest_shard
-from fxdp.ir.placements import ParamShard
-from fxdp.ir.redistribution_cause import unconverted
-from fxdp.ir.signature import Gradient, Parameter
-from fxdp.ir.types import TensorType, dtype_name
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import ParamShard
+from fxdp.ir.types.value_types import TensorType, dtype_name
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 

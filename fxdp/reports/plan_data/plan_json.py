@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fxdp.errors import FxdpError, InputError, a_kind
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.reports.rows import CoverageRow

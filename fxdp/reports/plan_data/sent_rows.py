@@ -10,12 +10,12 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graph_text import type_text
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import Location, meta
-from fxdp.ir.redistribution_cause import unconverted
-from fxdp.ir.signature import OutputSpec, Parameter, result_words
-from fxdp.ir.types import TensorType, dtype_name
+from fxdp.ir.graph.graph_text import type_text
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.ir.graph.redistribution_cause import unconverted
+from fxdp.ir.graph.signature import OutputSpec, Parameter, result_words
+from fxdp.ir.types.value_types import TensorType, dtype_name
 from fxdp.pipeline.cut.partition import CutEdge, Partition
 from fxdp.pipeline.write.stage_shards import PARAMETERS
 from fxdp.pipeline.write.step_graph import Sent, waits

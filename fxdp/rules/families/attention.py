@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Placement, R
+from fxdp.ir.types.placements import Placement, R
 from fxdp.rules.dims import argument_or_none
 from fxdp.rules.labels import by_labels, filled, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule

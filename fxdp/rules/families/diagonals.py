@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import sympy
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.sizes import OFFSET, batch_factor
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, Shard
+from fxdp.ir.types.sizes import OFFSET, batch_factor
 from fxdp.rules.dims import rearranged, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule

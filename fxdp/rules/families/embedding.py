@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import P, R
-from fxdp.ir.sizes import hint, product
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import P, R
+from fxdp.ir.types.sizes import hint, product
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -53,7 +53,7 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
     """Yield a partial table only: the range of a rank's bags, which begin at `offsets`, depends on values.
 
     Sums and means are linear in the table. Capture decomposes bags of equal length into reads of rows, which
-    may be sharded (`fxdp/capture/patches/substitutes.py`).
+    may be sharded (`fxdp/capture/python/substitutes.py`).
     """
     if op.arg("mode") != _MAXIMUM and P in op.arg("weight").placements:
         yield op.alternative({0: P}, (P, *(R if t else None for t in op.outputs[1:])))

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 
 import torch
 
-from fxdp.ir.decompositions import Rewrite, Term
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax, amin
-from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types.decompositions import Rewrite, Term
+from fxdp.ir.types.placements import Dim, Shard
+from fxdp.ir.types.sizes import batch_factor
 from fxdp.rules.builder import MAX, MIN, SUM, DecompositionBuilder
 from fxdp.rules.dims import keeps_dims, offered, wrap
 from fxdp.rules.registry import Alternative, Op

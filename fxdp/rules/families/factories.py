@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import P, R, Shard
-from fxdp.ir.sizes import batch_factor, mentions_batch
+from fxdp.ir.types.placements import P, R, Shard
+from fxdp.ir.types.sizes import batch_factor, mentions_batch
 from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 

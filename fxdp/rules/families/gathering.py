@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import P, S
-from fxdp.ir.sizes import B
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import P, S
+from fxdp.ir.types.sizes import B
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule

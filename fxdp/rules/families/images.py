@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.sizes import mentions_batch
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.sizes import mentions_batch
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
 

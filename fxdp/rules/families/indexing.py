@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten
-from fxdp.ir.sizes import B
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.sizes import B
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient, local_size
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, Shard
+from fxdp.ir.types.sizes import batch_factor, exact_quotient, local_size
 from fxdp.rules.dims import offered, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule

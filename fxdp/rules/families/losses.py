@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import torch
 
-from fxdp.ir.decompositions import Rewrite, Term
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import Dim, P, Placement, R, Shard
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.decompositions import Rewrite, Term
+from fxdp.ir.types.placements import Dim, P, Placement, R, Shard
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.builder import DecompositionBuilder
 from fxdp.rules.labels import by_labels, letters, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
-from fxdp.ir.placements import MOMENTS, R, Shard
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import MOMENTS, R, Shard
 from fxdp.rules.dims import argument_or_none, wrap_all
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule

@@ -15,7 +15,7 @@ import torch
 
 from fxdp.ir.op_kinds import linear_groups
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.types.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule

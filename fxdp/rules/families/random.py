@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Placement, R, Shard
-from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.sizes import LOCAL, OFFSET, B, batch_factor
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import filled_like
 from fxdp.rules.families.pointwise import aligned

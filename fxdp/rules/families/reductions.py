@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import P, Shard
+from fxdp.ir.types.placements import P, Shard
 from fxdp.rules.builder import in_parts
 from fxdp.rules.dims import argument_or_none, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (

@@ -11,10 +11,10 @@ from typing import Any
 
 import sympy
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.sizes import B, exact_quotient
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, Shard
+from fxdp.ir.types.sizes import B, exact_quotient
 from fxdp.rules.dims import has_argument, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import torch
 
-from fxdp.ir.decompositions import Term
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax
-from fxdp.ir.placements import Shard
+from fxdp.ir.types.decompositions import Term
+from fxdp.ir.types.placements import Shard
 from fxdp.rules.builder import MAX, SUM, DecompositionBuilder
 from fxdp.rules.registry import Alternative, Op
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fxdp.ir.decompositions import Rewrite
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.placements import Dim, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
-from fxdp.ir.types import local_shape
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, Shard
+from fxdp.ir.types.sizes import batch_factor, exact_quotient, mentions_batch, product
+from fxdp.ir.types.value_types import local_shape
 from fxdp.rules.dims import has_argument, moved, rearranged, wrap, wrap_all
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import linear

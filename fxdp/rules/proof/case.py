@@ -23,9 +23,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import RuleError
-from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.sizes import OFFSET, batch_factor, rank_sizes
-from fxdp.ir.types import TensorType, local_shape
+from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import OFFSET, batch_factor, rank_sizes
+from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
 from fxdp.rules.proof import decomposition_run, samples
 from fxdp.rules.proof.samples import Sample, expression

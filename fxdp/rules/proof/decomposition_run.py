@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxdp.ir.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.ops.parts import combine
-from fxdp.ir.placements import Partial, R
-from fxdp.ir.sizes import rank_sizes
-from fxdp.ir.types import local_shape
+from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
+from fxdp.ir.types.placements import Partial, R
+from fxdp.ir.types.sizes import rank_sizes
+from fxdp.ir.types.value_types import local_shape
 from fxdp.rules.proof import samples
 
 _Terms = dict[int, tuple[list[torch.Tensor], Any]]

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parts import combine
-from fxdp.ir.placements import Dim, Partial, Placement, Shard
-from fxdp.ir.sizes import B, number, rank_sizes
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Dim, Partial, Placement, Shard
+from fxdp.ir.types.sizes import B, number, rank_sizes
+from fxdp.ir.types.value_types import TensorType
 
 TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")

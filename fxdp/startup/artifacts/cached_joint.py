@@ -25,7 +25,7 @@ from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.annotate_joint import first_names
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.disk.entries import Entries, key_of
-from fxdp.ir.graph_form import (
+from fxdp.ir.graph.graph_form import (
     NoTextError,
     exact_text,
     graph_bytes,
@@ -34,7 +34,7 @@ from fxdp.ir.graph_form import (
     tensor_text,
     value_text,
 )
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.settings import CacheSettings, ShortcutSettings
 from fxdp.torch_compat import REGIONS, is_on, known_of_symbols, tracing_modes
 

@@ -21,9 +21,16 @@ from torch import fx, nn
 
 from fxdp.disk.entries import Entries, key_of
 from fxdp.errors import StateError
-from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text, value_text
-from fxdp.ir.metadata import Metadata, meta
-from fxdp.ir.signature import InputSpec
+from fxdp.ir.graph.graph_form import (
+    NoTextError,
+    exact_text,
+    graph_bytes,
+    graph_of_bytes,
+    node_text,
+    value_text,
+)
+from fxdp.ir.graph.metadata import Metadata, meta
+from fxdp.ir.graph.signature import InputSpec
 from fxdp.lowering.forward_backward_pair import ForwardBackward, LoweredBackward
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.compile import LoweringOptions

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.capture.export.loop_iterations import writes_of
-from fxdp.ir.graphs import attribute_of, given_arguments
+from fxdp.ir.graph.graphs import attribute_of, given_arguments
 from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, aten, written_value
 
 ForwardMetadata: TypeAlias = tuple[Any, ...]

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.startup.regions.between import (
     InsideError,

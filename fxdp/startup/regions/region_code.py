@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir.graph_form import graph_bytes, graph_of_bytes
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graph_form import graph_bytes, graph_of_bytes
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.lowering.forward_backward_pair import Boxed
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import results

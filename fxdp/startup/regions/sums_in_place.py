@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.network.transports import MESSAGE_BYTES
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import finish_sums, start_sums
-from fxdp.ir.transports import MESSAGE_BYTES
 from fxdp.lowering.inductor.collective_order import communicates
 from fxdp.startup.regions.between import calls_between
 from fxdp.torch_compat import aten

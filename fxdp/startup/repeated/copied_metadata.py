@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from fxdp.capture.locations import LocationIndex
-from fxdp.ir.metadata import Location, sequence_number
+from fxdp.ir.graph.metadata import Location, sequence_number
 from fxdp.startup.repeated.repeated_forward import Layers
 from fxdp.startup.repeated.repeated_program import OtherLayersError, RepeatedProgram
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir.graphs import results_of
-from fxdp.ir.signature import Gradient, Mutation
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.signature import Gradient, Mutation
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.forward_backward import Pair
 from fxdp.lowering.inductor.strides import results

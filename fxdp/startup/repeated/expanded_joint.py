@@ -14,10 +14,10 @@ from typing import Any
 from torch import fx
 
 from fxdp.capture.joint.annotate_joint import SignatureSpecs, identifier, node_name, spec_name
-from fxdp.ir.graph_form import value_text
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import Metadata, copy_meta, meta, sequence_number
-from fxdp.ir.signature import Buffer, Gradient, InputSpec, Mutation, OutputSpec, Parameter
+from fxdp.ir.graph.graph_form import value_text
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import Metadata, copy_meta, meta, sequence_number
+from fxdp.ir.graph.signature import Buffer, Gradient, InputSpec, Mutation, OutputSpec, Parameter
 from fxdp.startup.repeated.copied_metadata import Locations, Numbers
 from fxdp.startup.repeated.repeated_forward import Layers
 from fxdp.startup.repeated.repeated_program import Member, MoreLayers, RepeatedProgram

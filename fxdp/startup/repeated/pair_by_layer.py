@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.signature import InputSpec
+from fxdp.ir.graph.signature import InputSpec
 from fxdp.lowering.inductor.forward_backward import Cut
 from fxdp.lowering.shapes import Shapes
 from fxdp.startup.repeated.expanded_check import check_expanded

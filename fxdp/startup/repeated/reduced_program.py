@@ -19,14 +19,14 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir.draws import node_draws
-from fxdp.ir.graph_form import NoTextError, tensor_text
-from fxdp.ir.graphs import results_of
-from fxdp.ir.metadata import copy_meta, meta
+from fxdp.ir.graph.draws import node_draws
+from fxdp.ir.graph.graph_form import NoTextError, tensor_text
+from fxdp.ir.graph.graphs import results_of
+from fxdp.ir.graph.metadata import copy_meta, meta
+from fxdp.ir.graph.signature import Gradient, InputSpec, Mutation
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.ir.ops.parameter_shards import STARTS
-from fxdp.ir.signature import Gradient, InputSpec, Mutation
 from fxdp.startup.repeated.region_windows import Regions, find_regions, operands
 from fxdp.startup.repeated.repeated_program import Member, OtherLayersError
 from fxdp.torch_compat import OpOverload, graph_module

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.graph_form import NoTextError, exact_text
+from fxdp.ir.graph.graph_form import NoTextError, exact_text
 from fxdp.startup.repeated.repetitions import longest_run
 
 Place = tuple[int, int]

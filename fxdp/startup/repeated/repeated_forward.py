@@ -18,8 +18,8 @@ from torch import fx, nn
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.annotate_joint import first_names
 from fxdp.capture.locations import module_path
-from fxdp.ir.graph_form import NoTextError, tensor_text, value_text
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graph.graph_form import NoTextError, tensor_text, value_text
+from fxdp.ir.graph.graphs import attribute_of
 from fxdp.startup.repeated.region_windows import Place, Regions, find_regions, operands
 from fxdp.torch_compat import graph_module
 

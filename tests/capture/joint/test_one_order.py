@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.joint.one_order import in_one_order
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.metadata import meta
 from tests.capturing import capture
 
 

@@ -15,9 +15,9 @@ from fxdp.capture.captured import SizeLeaf
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.static import size
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import meta
-from fxdp.ir.sizes import B
-from fxdp.ir.types import ScalarType
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import ScalarType
 from tests import lockstep
 from tests.capture.oracle import check
 from tests.capturing import capture

@@ -16,7 +16,7 @@ from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.capture.patches.patch_tables import capture_patches
-from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graph.graph_text import graph_text
 from fxdp.reports.plan_data.collective_rows import communication
 from tests.capturing import capture
 from tests.lockstep import check

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import meta
-from fxdp.ir.signature import Buffer, Mutation
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Buffer, Mutation
 from tests import lockstep
 from tests.capture.oracle import check
 from tests.capturing import capture

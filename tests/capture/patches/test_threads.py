@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import fxdp
-from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graph.graph_text import graph_text
 from tests.capturing import capture
 
 _WAIT = 60.0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxdp.capture.refusals.diagnose import capture_error
 from fxdp.capture.refusals.eager_probe import Read
 from fxdp.errors import CaptureError
-from fxdp.ir.metadata import Location
+from fxdp.ir.graph.metadata import Location
 from tests.capturing import capture
 
 X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

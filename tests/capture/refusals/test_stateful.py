@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import CaptureError
-from fxdp.ir.model_tensors import placeholder_for
+from fxdp.ir.graph.model_tensors import placeholder_for
 from tests.capturing import capture
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fxdp.ir.ops.moments import MOMENTS_OP, combine, moments
 from fxdp.ir.ops.parts import combine as join
-from fxdp.ir.placements import MOMENTS
+from fxdp.ir.types.placements import MOMENTS
 
 SPLITS = [(7,), (3, 4), (5, 2, 0, 1), (1, 1, 1, 1, 1), (0, 0, 6)]
 

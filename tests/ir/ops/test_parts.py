@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fxdp.ir.ops.parts import combine, join_parts, take_part
-from fxdp.ir.placements import P, R, S
+from fxdp.ir.types.placements import P, R, S
 
 SPLITS = st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0)
 

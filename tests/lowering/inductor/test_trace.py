@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import Cause, Location
-from fxdp.ir.placements import P, R, S
-from fxdp.ir.signature import Input, Output
+from fxdp.ir.graph.metadata import Cause, Location
+from fxdp.ir.graph.signature import Input, Output
+from fxdp.ir.types.placements import P, R, S
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.trace import joint_function

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
-from fxdp.ir.mesh import mesh_of
+from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
 from tests.capturing import capture
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxdp.ir.metadata import meta, value_bytes
-from fxdp.ir.signature import Input
-from fxdp.ir.types import TensorType
+from fxdp.ir.graph.metadata import meta, value_bytes
+from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops
 from tests.capturing import capture
 from tests.graphs import Sketch

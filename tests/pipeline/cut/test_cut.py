@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.cli.demo.model import GPT, GPTConfig
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.cut import costs

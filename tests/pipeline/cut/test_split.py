@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.phases import recall_phases
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS

@@ -4,7 +4,7 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.compiler.executable import gathered_keys
-from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graph.graph_text import graph_text
 from fxdp.passes import BucketParameters, SchedulePrefetch
 from fxdp.pipeline.cut.split import split_gathers
 from tests.graphs import mesh

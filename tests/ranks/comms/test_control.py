@@ -15,7 +15,7 @@ from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.comms import channel
 from fxdp.ranks.comms.channel import RefusedError
 from fxdp.ranks.comms.control import Control
-from fxdp.ranks.comms.departure import Departure, DepartureKind, harmless
+from fxdp.ranks.liveness.departure import Departure, DepartureKind, harmless
 from tests.limits import HANG_S, SOON_S, scaled
 
 _HEADER = struct.Struct("<BIi")

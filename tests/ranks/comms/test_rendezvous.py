@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms import accepting, handshake
-from fxdp.ranks.comms.failure_broadcast import EVERYWHERE, FailureBroadcast, tell
 from fxdp.ranks.comms.rendezvous import connect_all
+from fxdp.ranks.liveness.failure_broadcast import EVERYWHERE, FailureBroadcast, tell
 from tests.limits import HANG_S, scaled
 
 _HOST = "127.0.0.1"

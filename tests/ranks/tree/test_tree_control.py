@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.channel import RefusedError
-from fxdp.ranks.comms.departure import Departure, DepartureKind
 from fxdp.ranks.comms.frames import FrameKind, framed
+from fxdp.ranks.liveness.departure import Departure, DepartureKind
 from fxdp.ranks.tree.tree_control import TreeControl
 from tests.limits import HANG_S, SOON_S, scaled
 from tests.ranks.tree.small_trees import late_words, settle, together, tree

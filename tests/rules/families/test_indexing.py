@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxdp.ir.placements import Dim
+from fxdp.ir.types.placements import Dim
 from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten

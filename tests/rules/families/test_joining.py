@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._ops import OpOverload
 
-from fxdp.ir.sizes import B
+from fxdp.ir.types.sizes import B
 from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten

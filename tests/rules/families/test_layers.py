@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fxdp.ir.placements import Dim
-from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Dim
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.registry import Op, Operand, registry
 from tests.rules.harness import spelled
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxdp.ir.sizes import B
+from fxdp.ir.types.sizes import B
 from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fxdp.ir.ops.moments import MOMENTS_OP
-from fxdp.ir.placements import Dim
-from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType
+from fxdp.ir.types.placements import Dim
+from fxdp.ir.types.sizes import B
+from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.registry import Op, Operand, registry
 from tests.rules.harness import T, check, shown, spelled
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._ops import OpOverload
 
-from fxdp.ir.placements import Dim, S
-from fxdp.ir.sizes import B
+from fxdp.ir.types.placements import Dim, S
+from fxdp.ir.types.sizes import B
 from fxdp.rules.families.views import regrouped
 from tests.rules.harness import T, check, listed, shown
 

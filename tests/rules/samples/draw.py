@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from fxdp.ir.placements import Dim
-from fxdp.ir.sizes import B
+from fxdp.ir.types.placements import Dim
+from fxdp.ir.types.sizes import B
 from fxdp.rules.proof.samples import Sample as T
 
 Choice = TypeVar("Choice")

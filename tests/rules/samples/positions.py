@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxdp.ir.placements import Dim
+from fxdp.ir.types.placements import Dim
 from fxdp.rules.proof.samples import Sample as T
 from tests.rules.samples.draw import Call, Draw, Maker, call
 

@@ -20,8 +20,8 @@ from fxdp.capture.inputs import read_inputs
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.capture.patches.patch_tables import capture_patches
-from fxdp.ir.graph_text import graph_text
-from fxdp.ir.metadata import layouts
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.graph.metadata import layouts
 from fxdp.startup.artifacts import cached_joint as module
 from tests.capturing import capture
 

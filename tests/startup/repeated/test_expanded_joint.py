@@ -15,7 +15,7 @@ from fxdp.capture.export.exported import export
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.inputs import read_inputs
 from fxdp.capture.patches.patch_tables import capture_patches
-from fxdp.ir.metadata import meta
+from fxdp.ir.graph.metadata import meta
 from fxdp.startup.repeated import joint_by_layer
 from fxdp.startup.repeated.repeated_forward import Layers
 from tests.capturing import capture

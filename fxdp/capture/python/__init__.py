@@ -1,0 +1,1 @@
+"""Wing: Python semantics beyond those of `torch.export`. Without this room such models are refused."""

@@ -1,0 +1,39 @@
+"""Extend the core's seams with Python semantics beyond those of `torch.export`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from fxdp.capture.patches.patch_tables import RecordedEffects, capture_semantics, python_semantics
+from fxdp.capture.patches.random_numbers import UNIT_DRAWS
+from fxdp.capture.patches.tensor_reads import symbolic_len
+from fxdp.capture.python.autograd_functions import AUTOGRAD
+from fxdp.capture.python.flags import FLAGS
+from fxdp.capture.python.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
+from fxdp.capture.python.norm_averages import NORMS
+from fxdp.capture.python.raise_checks import checks
+from fxdp.capture.python.substitutes import SUBSTITUTES
+from fxdp.torch_compat import Patch, patched
+
+
+def _of_capture(
+    _own: Callable[..., Any], module: nn.Module, loss_fn: Callable[..., Any] | None
+) -> tuple[Patch, ...]:
+    return (*NORMS, *SUBSTITUTES, symbolic_len(module, loss_fn))
+
+
+@contextlib.contextmanager
+def _of_code(_own: Callable[..., Any], effects: RecordedEffects) -> Iterator[None]:
+    patches = (*AUTOGRAD, *INNER_GRADIENTS, *FLAGS, *checks(effects.asked), *UNIT_DRAWS)
+    with MarkedWhenMade(), patched(patches), effects.slices:
+        yield
+
+
+def extend() -> None:
+    """Extend both seams; called once, when the first model is captured."""
+    capture_semantics.extend(_of_capture)
+    python_semantics.extend(_of_code)

@@ -1,0 +1,1 @@
+"""Liveness of the ranks: detect ranks that are late or dead, tell all others, and end their calls."""
