@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.eager.data_ranks import DataRanks, data_ranks
+from fxdp.eager.one_device_view import show_one_device_to_modules
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.errors import InputError
 from fxdp.ir.types.placements import R, Shard
@@ -105,6 +106,7 @@ def _ranks_of(tree: Any, mesh: DeviceMesh | Mapping[str, int] | None) -> DataRan
 
 
 def _entered(tree: Any, ranks: DataRanks, batch_dims: Any) -> Any:
+    show_one_device_to_modules()
     leaves, structure = pytree.tree_flatten(tree)
     with guard(ranks.process_mesh):
         with refusing(ranks.process_mesh):

@@ -28,7 +28,7 @@ from fxdp.ir.graph.signature import (
     Parameter,
     Tangent,
 )
-from fxdp.torch_compat import without_autocast
+from fxdp.torch_compat import one_device, patched, without_autocast
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ def run_eager(
     tensors = _tensors((args, inputs))
     twin = copy_of(module)
     twin.zero_grad(set_to_none=True)
-    leaves = pytree.tree_leaves(run_model(twin, args, inputs, loss_fn, precision))
+    with patched(one_device()):
+        leaves = pytree.tree_leaves(run_model(twin, args, inputs, loss_fn, precision))
     kinds = zip(leaves, captured.leaves, strict=True)
     outputs = [leaf for leaf, kind in kinds if isinstance(kind, OutputLeaf)]
     tangents = {i: _tangent(i, output) for i, output in enumerate(outputs) if output.requires_grad}
     values: dict[OutputSpec, Tensor] = {Output(i): o.detach().clone() for i, o in enumerate(outputs)}
     values |= {Output(check.output): torch.tensor(check.passes) for check in captured.checks}
     if tangents:
-        with without_autocast():
+        with patched(one_device()), without_autocast():
             torch.autograd.backward([outputs[i] for i in tangents], list(tangents.values()))
     named = twin.named_parameters()
     values |= {Gradient(Parameter(n)): p.grad for n, p in named if p.grad is not None}

@@ -18,6 +18,7 @@ from fxdp.module.call import request_of
 from fxdp.options import Options
 from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import widen, widened
+from fxdp.torch_compat import one_device, patched
 
 _BRANCHES = 64
 WIDE = "in float64"
@@ -74,7 +75,7 @@ def _run(twin: nn.Module, inputs: Any, options: Options) -> Any:
     args, kwargs = inputs
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
-    with kept_random_state():
+    with kept_random_state(), patched(one_device()):
         return twin(*args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from fxdp.torch_compat.faults.lstm_states import *  # noqa: F403
 from fxdp.torch_compat.faults.mends import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
+from fxdp.torch_compat.one_rank import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.patch import *  # noqa: F403

@@ -10,11 +10,11 @@ the former state.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PERMANENT", "Permanent", "replace_for_good"]
+__all__ = ["PERMANENT", "Permanent", "replace_for_good", "replace_in_modules"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,14 @@ PERMANENT: tuple[Permanent, ...] = (
         "groups that another thread makes at the same moment are not split either", "once the group is made",
     ),
     Permanent(
+        "the functions of torch.distributed that communicate or tell about ranks",
+        "torch_compat/one_rank.py", "the first global tensor",
+        "a module may be called in any thread, and its end is not told: no block for a guard of one thread",
+        "one Python frame more in each call; then torch's own, unless a module's forward or an autograd "
+        "function's backward with global tensors is the caller",
+        "never: global tensors may be made at any time",
+    ),
+    Permanent(
         "the first of warnings.filters", "capture/patches/silence.py", "each capture",
         "C code reads this very list", "nothing: the filter applies to the thread that captures",
         "the end of the capture",
@@ -139,3 +147,10 @@ def replace_for_good(name: str, make: Callable[[Any], Any]) -> None:
     for part in owners:
         owner = getattr(owner, part)
     setattr(owner, attribute, make(getattr(owner, attribute)))
+
+
+def replace_in_modules(bound: Mapping[str, Sequence[dict[str, Any]]], value: Any) -> None:
+    """Replace a function of `torch.distributed` in the modules that bind it, given by name."""
+    for name, owners in bound.items():
+        for owner in owners:
+            owner[name] = value

@@ -17,11 +17,13 @@ from tests.rooms import FXDP, ROOT
 
 _FOR_GOOD = frozenset(
     {
-        "replace_for_good", "signal", "set_wakeup_fd", "register_lowering", "make_fallback",
-        "insert", "append", "extend", "update", "setdefault", "pop", "popitem", "remove", "clear",
+        "replace_for_good", "replace_in_modules", "signal", "set_wakeup_fd", "register_lowering",
+        "make_fallback", "insert", "append", "extend", "update",
+        "setdefault", "pop", "popitem", "remove", "clear",
     }
 )  # fmt: skip
 """Functions that change what they are a method of, or a table of torch's or Python's."""
+_REPLACE = ("replace_for_good", "replace_in_modules")
 _GATE = ("torch_compat/patch.py", "torch_compat/permanent.py")
 
 CHANGES = {
@@ -35,6 +37,7 @@ CHANGES = {
     "torch_compat/dtensor.py": {"replace_for_good"},
     "torch_compat/dtensor_ops.py": {"DTensor._op_dispatcher._custom_op_handlers"},
     "torch_compat/dynamo.py": {"registry._BACKENDS"},
+    "torch_compat/one_rank.py": {"replace_in_modules"},
     "torch_compat/inductor.py": {"make_fallback", "register_lowering"},
 }
 """All that fxdp changes of what it imports, without `Patch`: with a row of `PERMANENT` each."""
@@ -52,7 +55,7 @@ class _Names(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         own = (node.module or "").partition(".")[0] == "fxdp"
-        kept = [alias for alias in node.names if not own or alias.name == "replace_for_good"]
+        kept = [alias for alias in node.names if not own or alias.name in _REPLACE]
         self.imported |= {alias.asname or alias.name for alias in kept}
 
     def visit_Assign(self, node: ast.Assign) -> None:

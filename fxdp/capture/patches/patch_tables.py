@@ -140,7 +140,9 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
         stack.enter_context(around_capture())
-        here = stack.enter_context(patched((*ALL_OF_CAPTURE, *capture_semantics(module, loss_fn))))
+        here = stack.enter_context(
+            patched((*ALL_OF_CAPTURE, *torch_compat.one_device(), *capture_semantics(module, loss_fn)))
+        )
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
