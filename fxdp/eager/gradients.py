@@ -27,17 +27,32 @@ _NO_OPERANDS = frozenset({
 """Functions that ask about tensors, or begin a backward: parameters stay themselves."""
 
 
-def call_above_autograd(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def call_above_autograd(
+    cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
     if func is torch.autograd.grad:
-        args, kwargs = _global_grad_outputs(args, kwargs)
-    elif torch.is_grad_enabled() and func not in _NO_OPERANDS:
+        args, kwargs = _global_grad_outputs(args, kwargs or {})
+    elif torch.is_grad_enabled() and func not in _NO_OPERANDS and (_has_plain(args) or kwargs):
+        kwargs = kwargs or {}
         axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
         if axis is not None:
             args = _entered(args, axis)
             kwargs = {name: _entered(value, axis) for name, value in kwargs.items()} if kwargs else kwargs
     with without_torch_function():
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+GlobalTensor.__torch_function__ = classmethod(call_above_autograd)  # type: ignore[assignment,method-assign]
+
+
+def _has_plain(args: Any) -> bool:
+    """Return whether an argument may have to enter: a plain tensor, or a list that may hold one."""
+    for value in args:
+        kind = type(value)
+        if kind is not GlobalTensor and (kind is list or kind is tuple or isinstance(value, Tensor)):
+            return True
+    return False
 
 
 def full_value(value: GlobalTensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 import fxdp.rules  # noqa: F401  (registers the rules)
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.call_leaves import CallLeaves
-from fxdp.eager.hypotheses import AS_RESHAPE, Result, hypotheses, operand_types, proven_results
+from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.tensor import GlobalTensor
@@ -159,13 +159,16 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
 
 def full_plan(call: Placed, reason: str) -> OpPlan:
     """Return the plan that runs the op on full values on every rank."""
+    known = tuple(TensorType(t.dtype, tuple(t.shape)) for t in call.leaves.tensors)
+    proven = proven_results(call.op, call.leaves, known, Hypothesis(), None)
+    results = None if proven is None else tuple(_full_results(proven, call.axis))
     operands = [Operand(i, t) for i, t in enumerate(call.known)]
     args, kwargs = call.leaves.filled(operands, {}, kind=list)
     op = call.op
     apart = call.in_parts or any(call.foreign)
     return OpPlan(
         op, AS_RESHAPE.get(op, op), tuple(args), kwargs, call.axis, (R,) * len(operands), call.known,
-        call.foreign, restrides=op in READ_AS_THEY_LIE, shares=op.is_view and not apart,
+        call.foreign, results, restrides=op in READ_AS_THEY_LIE, shares=op.is_view and not apart,
         draws=draws(op, args, kwargs), reason=reason if apart else "",
     )  # fmt: skip
 
@@ -208,8 +211,8 @@ def _plan(call: Placed, choice: _Choice) -> OpPlan:
     target = local_target(op, alternative)
     gathers = any(isinstance(h, Shard) and w == R for h, w in zip(call.placements, wants, strict=True))
     return OpPlan(
-        op.target, AS_RESHAPE.get(target, target), _numbers(args, values),
-        {name: _numbers(value, values) for name, value in kwargs.items()},
+        op.target, AS_RESHAPE.get(target, target), numbers(args, values),
+        {name: numbers(value, values) for name, value in kwargs.items()},
         call.axis, wants, tuple(o.type for o in op.operands), call.foreign,
         results=tuple(_results(choice, call.axis)), decomposition=alternative.decomposition,
         restrides=op.target in READ_AS_THEY_LIE,
@@ -217,6 +220,15 @@ def _plan(call: Placed, choice: _Choice) -> OpPlan:
         draws=draws(op.target, op.args, dict(op.kwargs)), sends=choice.cost >= _SENDS,
         reason="its rule has no cheaper way" if gathers else "",
     )  # fmt: skip
+
+
+def _full_results(results: Iterable[Result | None], axis: BatchAxis) -> Iterator[PlannedResult | None]:
+    for one in results:
+        if one is None:
+            yield None
+        else:
+            layout = axis.ranks.unit.full
+            yield PlannedResult(spec_of(one.type.dtype, one.shape, one.stride, one.device, layout))
 
 
 def _results(choice: _Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
@@ -250,8 +262,8 @@ def _placements_at_end(decomposition: Decomposition) -> list[Placement | None]:
     return found
 
 
-def _numbers(value: Any, values: dict[str, int]) -> Any:
+def numbers(value: Any, values: dict[str, int]) -> Any:
     """Return arguments with numbers for expressions, and lists for tuples, as ops take them."""
     if isinstance(value, (tuple, list)):
-        return [_numbers(one, values) for one in value]
+        return [numbers(one, values) for one in value]
     return number(value, values) if isinstance(value, sympy.Basic) else value

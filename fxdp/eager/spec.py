@@ -19,9 +19,10 @@ class GlobalSpec:
     """The type of a global tensor; `spec_of` returns equal types as one object, hashed by identity.
 
     `stride` has the strides of one device: `reshape` and the order of random numbers follow from them.
+    `metadata` has the arguments with which torch makes a wrapper.
     """
 
-    __slots__ = ("axis", "device", "dtype", "layout", "placement", "shape", "stride", "type")
+    __slots__ = ("axis", "device", "dtype", "layout", "metadata", "placement", "shape", "stride", "type")
 
     def __init__(
         self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], device: torch.device,
@@ -30,6 +31,7 @@ class GlobalSpec:
         self.dtype, self.shape, self.stride, self.device, self.layout = dtype, shape, stride, device, layout
         self.axis, self.placement = layout.axis, layout.placement
         self.type = sharded_type(dtype, shape, layout)
+        self.metadata = (shape, stride, None, None, dtype, torch.strided, device)
 
 
 @lru_cache(maxsize=_SPECS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -24,41 +24,42 @@ class GlobalTensor(torch.Tensor):
     `x.mean()` the mean over all ranks' samples. `fxdp.global_batch` and `fxdp.shard` make global tensors.
     Plain tensors in the same op count as equal on all ranks. All ranks must run the same ops in the same
     order; `item()` and the like of small results send nothing, so that one rank may call them alone.
+
     """
 
     _local: Tensor
     _spec: GlobalSpec
-    _origin: ViewOrigin | None
-    """What this tensor is a view of."""
-    _memory: Memory | None
+    _origin: ViewOrigin | None = None
+    """What this tensor is a view of, if its base may be written without it."""
+    _memory: Memory | None = None
     """The memory that it shares with its views."""
+    _viewed: tuple[Tensor, Any] | None = None
+    """The local part of the base that shares memory with this view, and the op that made the view."""
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: GlobalSpec) -> GlobalTensor:
         """Wrap this rank's local value of a global tensor; without autograd."""
-        made: GlobalTensor = torch.Tensor._make_wrapper_subclass(
-            cls, spec.shape, strides=spec.stride, dtype=spec.dtype, device=spec.device
-        )
-        made._local, made._spec, made._origin, made._memory = local, spec, None, None
+        made: GlobalTensor = torch.Tensor._make_wrapper_subclass(cls, *spec.metadata)
+        made._local, made._spec = local, spec
         return made
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function of torch; parameters enter as replicated global tensors."""
-        from fxdp.eager.gradients import call_above_autograd
+        """Run a function of torch; `gradients`, which imports this class, puts its own function here."""
+        import fxdp.eager.gradients  # noqa: F401
 
-        return call_above_autograd(func, args, kwargs or {})
+        return cls.__torch_function__(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run one op below autograd on the local parts."""
-        from fxdp.eager.dispatch import run_op
+        """Run one op below autograd; `dispatch`, which imports this class, puts its own function here."""
+        import fxdp.eager.dispatch  # noqa: F401
 
-        return run_op(func, args, kwargs or {})
+        return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @property
     def local(self) -> Tensor:

@@ -8,7 +8,7 @@ row = x[0]                  gathered, so a copy: `ViewOrigin` says of what; a wr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -27,11 +27,12 @@ class Memory:
 
 @dataclass(slots=True)
 class ViewOrigin:
-    """What a view was made of.
+    """What a copy, or a view of a copy, was made of.
 
     Attributes
     ----------
-    base, op, args, kwargs : the call `op(base, *args, **kwargs)` that returned the view.
+    base, op, args, kwargs : the call `op(base, *args, **kwargs)` that returned the view. The base has no
+        gradient: autograd keeps views in its graph, which must not keep the graph.
     shares : whether the local parts share memory.
     result : which of several results the view is; None of one.
     seen : writes into the base's memory that the view has seen, if it is a copy.
@@ -57,30 +58,40 @@ def note_view(view: Any, base: Tensor, op: Callable[..., Any], args: Any, kwargs
     """Record what a view, or each of several, was made of."""
     if not isinstance(base, GlobalTensor):
         return
-    memory = memory_of(base)
     several = isinstance(view, (list, tuple))
     for index, one in enumerate(view if several else (view,)):
-        if isinstance(one, GlobalTensor):
+        if not isinstance(one, GlobalTensor):
+            continue
+        memory = memory_of(base)
+        if shares:
+            one._memory = memory
+        if shares and base._origin is None:
+            one._viewed = base._local, op
+        else:
             which = index if several else None
-            one._origin = ViewOrigin(base, op, tuple(args), kwargs, shares, which, memory.writes)
-            if shares:
-                one._memory = memory
+            one._origin = ViewOrigin(
+                _without_graph(base), op, tuple(args), dict(kwargs), shares, which, memory.writes
+            )
 
 
 def current_local(value: GlobalTensor) -> Tensor:
     """Return the local part; a view that is a copy is made anew if its base was written since."""
+    if value._origin is not None:
+        renew(value)
+    return value._local
+
+
+def renew(value: GlobalTensor) -> None:
+    """Make a copy, or a view of a copy, anew if its base was written since."""
     origin = value._origin
     if origin is None:
-        return value._local
+        return
     if origin.shares:
-        if origin.base._origin is not None:  # a view of a copy
-            before = origin.base._local
-            if current_local(origin.base) is not before:
-                _renew(value, origin)
-        return value._local
-    if memory_of(origin.base).writes != origin.seen:
-        _renew(value, origin)
-    return value._local
+        before = origin.base._local
+        if current_local(origin.base) is not before:
+            _make_again(value, origin)
+    elif memory_of(origin.base).writes != origin.seen:
+        _make_again(value, origin)
 
 
 def gathered(value: Tensor, cause: str = "full()") -> Tensor:
@@ -91,8 +102,15 @@ def gathered(value: Tensor, cause: str = "full()") -> Tensor:
     return redistributed(local, spec.type, spec.placement, R, spec.axis, cause)
 
 
-def _renew(value: GlobalTensor, origin: ViewOrigin) -> None:
+def _make_again(value: GlobalTensor, origin: ViewOrigin) -> None:
     made = origin.op(origin.base, *origin.args, **origin.kwargs)
     fresh: GlobalTensor = made if origin.result is None else made[origin.result]
     value._local, value._spec = fresh._local, fresh._spec
     origin.seen = memory_of(origin.base).writes
+
+
+def _without_graph(value: GlobalTensor) -> GlobalTensor:
+    made = GlobalTensor(value._local, value._spec)
+    made._origin = None if value._origin is None else replace(value._origin)
+    made._memory, made._viewed = memory_of(value), value._viewed
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,9 +26,11 @@ _OTHER_NAMES: Mapping[Any, Any] = {
     aten.normal_.default: aten.normal_functional.default,
     aten._index_put_impl_.default: aten.index_put.default,
 }
-_SCATTERS: Mapping[Any, Any] = {
+_SCATTERS: Mapping[Any, Callable[..., Any]] = {
     aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.detach.default: lambda base, value: value, aten.alias.default: lambda base, value: value,
+    aten.view.default: lambda base, value, size: value.reshape(base.shape),
 }  # fmt: skip
 """For ops whose result may be a gathered copy, the op that puts a written copy back into the base."""
 
@@ -104,7 +106,7 @@ def _write(target: Tensor, value: Tensor) -> None:
         target.copy_(gathered(value, "copy_"))
         return
     origin, local = target._origin, current_local(target)
-    if origin is not None and not origin.shares:
+    if origin is not None:
         scatter = _SCATTERS.get(origin.op)
         if scatter is None or origin.result is not None:
             raise InputError(
@@ -113,10 +115,10 @@ def _write(target: Tensor, value: Tensor) -> None:
             )
         _write(origin.base, scatter(origin.base, value, *origin.args, **origin.kwargs))
         return
-    if origin is not None and not _share_memory(local, origin.base._local):
+    if target._viewed is not None and not _share_memory(local, target._viewed[0]):
         raise InputError(
-            f"{user_line()}: a write into {origin.op} of a global tensor whose local part had to be copied; "
-            "expected a contiguous tensor: call .contiguous() before the view"
+            f"{user_line()}: a write into {target._viewed[1]} of a global tensor whose local part had to be "
+            "copied; expected a contiguous tensor: call .contiguous() before the view"
         )
     _copy_into(target, local, value)
     memory_of(target).writes += 1
