@@ -28,6 +28,7 @@ def _fail_on_one() -> None:
 
 
 def _hang_on_one() -> None:
+    dist.barrier()  # else rank 0 may leave while rank 1 joins
     while dist.get_rank() == 1:
         time.sleep(0.1)
 
