@@ -17,6 +17,7 @@ import torch
 
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim
 from fxdp.ir.types.sizes import B
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
@@ -100,6 +101,8 @@ def index_put(op: Op) -> Iterator[Alternative]:
     written = trailing(layout.result, values.ndim)
     carried = [(target, layout.source), (values, _keep(written, layout.source))]
     yield from by_labels(op, carried, [layout.source], broadcast=True)
+    if not _fits(values, written, layout):
+        return
     positions = [*layout.indices, (values, _keep(written, layout.broadcast))]
     for label, rows, rewrite in _own_rows(target, layout):
         split = [(target, rows), *((o, _keep(labels, label)) for o, labels in positions)]
@@ -109,6 +112,16 @@ def index_put(op: Op) -> Iterator[Alternative]:
     if op.arg("accumulate"):
         yield from by_labels(op, positions, ["_" * target.ndim], broadcast=True, addends=[target])
         yield from sums_of_parts(op, target, values)
+
+
+def _fits(values: Operand, written: str, layout: _Layout) -> bool:
+    """Return whether the written values broadcast to the positions; the meta kernel does not ask."""
+    sizes: dict[str, set[Dim]] = {}
+    for operand, labels in layout.indices:
+        for label, size in zip(labels, operand.shape, strict=True):
+            sizes.setdefault(label, set()).add(size)
+    dims = zip(written, values.shape, strict=True)
+    return all(n == 1 or label not in sizes or n in sizes[label] for label, n in dims)
 
 
 def _masked_write(

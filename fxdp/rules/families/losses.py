@@ -26,6 +26,10 @@ from fxdp.rules.labels import by_labels, letters, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
+_AS_PREDICTION = (
+    aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default,
+    aten.soft_margin_loss.default,
+)  # fmt: skip
 
 
 @rule(
@@ -36,13 +40,19 @@ _NONE, _MEAN, _SUM = 0, 1, 2
     kind="contracted",
 )  # fmt: skip
 def elementwise_loss(op: Op) -> Iterator[Alternative]:
-    """Yield shards of any dim of prediction, target and weights, which broadcast."""
+    """Yield shards of any dim of prediction, target and weights, which broadcast.
+
+    Some kernels write into memory of the prediction's shape, so that dims of size 1 of the prediction do not
+    broadcast, though the meta kernels would let them.
+    """
     if op.arg("reduction") == _MEAN:
         return
     names = letters(max(o.ndim for o in op.operands))
     result = names if op.arg("reduction") == _NONE else ""
     inputs = [(o, trailing(names, o.ndim)) for o in op.operands]
-    yield from by_labels(op, inputs, [result], broadcast=True)
+    for alternative in by_labels(op, inputs, [result], broadcast=True):
+        if op.target not in _AS_PREDICTION or isinstance(alternative.inputs[0], Shard):
+            yield alternative
 
 
 @rule(

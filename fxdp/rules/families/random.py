@@ -100,7 +100,7 @@ def drawn_for_full_batch(
             if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):
                 yield _kept(op, alternative, shard, order, gaps)
     if found.name == "drawn_like":
-        yield _kept(op, op.alternative({o.index: None for o in op.operands}), None, order, gaps)
+        yield _kept(op, op.alternative({0: None}), None, order, gaps)
     else:
         yield _kept(op, op.alternative(), None, order, gaps)
 
@@ -108,8 +108,12 @@ def drawn_for_full_batch(
 def _kept(
     op: Op, alternative: Alternative, shard: Shard | None, order: tuple[int, ...], gaps: tuple[int, ...]
 ) -> Alternative:
+    # of the first operand the shape is read, of others (`high`) the value
     unread = registry[op.target].name == "drawn_like"
-    dims = tuple(UNREAD if unread else p.dim if isinstance(p, Shard) else -1 for p in alternative.inputs)
+    dims = tuple(
+        UNREAD if unread and i == 0 else p.dim if isinstance(p, Shard) else -1
+        for i, p in enumerate(alternative.inputs)
+    )
     arguments: tuple[tuple[str, Any], ...] = (
         ("full", op.output.shape),
         ("dims", dims),

@@ -125,9 +125,9 @@ def _masked_index(g: Draw, put: bool) -> Call:
 
 
 def _embedding_backward(g: Draw) -> Call:
-    labels = g.dims(1, 2)
+    labels, rows = g.dims(1, 2), g.one([3, 5])  # with a row beyond the last one torch writes beyond its memory
     return call(
-        g.t(labels + "c"), g.ints(labels, 5), g.one([3, 5]), g.one([-1, 1]), g.one([False, False, True])
+        g.t(labels + "c"), g.ints(labels, rows), rows, g.one([-1, 1]), g.one([False, False, True])
     )
 
 
