@@ -21,7 +21,7 @@ from fxdp.ir.graph.draws import draws
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE
 from fxdp.ir.types.decompositions import Decomposition, Term
 from fxdp.ir.types.placements import Partial, Placement, R, Shard
-from fxdp.ir.types.sizes import batch_factor, exact_quotient, number
+from fxdp.ir.types.sizes import B, batch_factor, exact_quotient, number
 from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.chooser import priced
 from fxdp.placing.memory_order import order_and_gaps
@@ -142,7 +142,12 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
         results = proven_results(call.op, call.leaves, types, hypothesis, axis)
         if results is None:
             continue
-        index_dims = iotas(call.op, call.leaves.tensors, axis)
+        index_dims = [
+            dim
+            if dim is not None and type_.shape[dim] == B
+            else None  # of a batch of 1, [0] is arange(B), too
+            for dim, type_ in zip(iotas(call.op, call.leaves.tensors, axis), types, strict=True)
+        ]
         operands = tuple(map(Operand, range(len(types)), types, ((p,) for p in call.placements), index_dims))
         args, kwargs = call.leaves.filled(operands, dict(hypothesis.sizes))
         outputs = tuple(None if r is None else r.type for r in results)

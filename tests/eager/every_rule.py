@@ -41,15 +41,12 @@ def name_of(op: OpOverload) -> str:
 
 _MAKERS = all_samples()
 _NO_VALUE = {"empty_like", "new_empty", "new_empty_strided"}
-_NOT_READ = {
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), {3}),
-    **dict.fromkeys(
-        ("native_batch_norm", "_batch_norm_no_update", "_native_batch_norm_legit_functional",
-         "_native_batch_norm_legit_no_training"),
-        {1, 2},
-    ),
+_NOT_READ: dict[str, tuple[int, ...]] = {
+    "_embedding_bag": (3,), "_embedding_bag_forward_only": (3,), "native_batch_norm": (1, 2),
+    "_batch_norm_no_update": (1, 2), "_native_batch_norm_legit_functional": (1, 2),
+    "_native_batch_norm_legit_no_training": (1, 2),
 }  # fmt: skip
-"""Results without a meaning in some modes, whose shapes are others in torch's meta kernels than on the CPU."""
+"""Results without a meaning in some modes, to which torch's meta kernels give other shapes than the CPU's."""
 _OTHER_STRIDES = {"_linalg_svd", "linalg_eig", "nonzero", "nonzero_static"}
 """Results whose strides are others in torch's meta kernels than on the CPU."""
 
@@ -139,7 +136,9 @@ def _placement(value: Tensor, batch: int, choose: Random, bits: bool) -> Placeme
     for dim, size in enumerate(value.shape):
         if size and size % batch == 0:
             found += [Shard(dim), Shard(dim)]  # most values that meet a rule are sharded
-            found += [Shard(dim, outer) for outer in range(2, size // batch + 1) if size // batch % outer == 0]
+            found += [
+                Shard(dim, outer) for outer in range(2, size // batch + 1) if size // batch % outer == 0
+            ]
     return choose.choice(found)
 
 
@@ -160,7 +159,7 @@ def _on_rank(
     torch.manual_seed(0)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        results = _flat(run_op(op, args, kwargs))
+        results = _flat(run_op(GlobalTensor, op, (), args, kwargs))
         return [_full(one) for one in results]
 
 

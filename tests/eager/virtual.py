@@ -26,9 +26,9 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks
 from fxdp.eager.spec import spec_of
 from fxdp.eager.tensor import GlobalTensor
-from fxdp.ir.network.mesh import Mesh
-from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.redistributions import route
+from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.types.value_types import TensorType
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.rules.proof.samples import split

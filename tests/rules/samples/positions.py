@@ -125,10 +125,11 @@ def _masked_index(g: Draw, put: bool) -> Call:
 
 
 def _embedding_backward(g: Draw) -> Call:
-    labels, rows = g.dims(1, 2), g.one([3, 5])  # with a row beyond the last one torch writes beyond its memory
-    return call(
-        g.t(labels + "c"), g.ints(labels, rows), rows, g.one([-1, 1]), g.one([False, False, True])
-    )
+    labels, rows = (
+        g.dims(1, 2),
+        g.one([3, 5]),
+    )  # with a row beyond the last one torch writes beyond its memory
+    return call(g.t(labels + "c"), g.ints(labels, rows), rows, g.one([-1, 1]), g.one([False, False, True]))
 
 
 def _all(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
