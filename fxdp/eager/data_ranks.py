@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.eager.batch_axis import BatchAxis
@@ -22,6 +24,9 @@ from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 
+if TYPE_CHECKING:
+    from fxdp.eager.tensor import GlobalTensor
+
 _AXES = 1024  # axes that stay interned; masks make new ones at each step
 _NAME = "global tensors"
 
@@ -35,6 +40,9 @@ class DataRanks:
     group : the name of the process group.
     unit : the axis of values without a batch.
     generators_differ : whether the ranks' random generators had different states at the last batch.
+    entered : parameters with their global values by `id`, until a backward ends or the next batch enters.
+    entries : numbers of the parameters' entries, equal on all ranks.
+    held : small sums that wait for one that is needed, to be reduced in one message; None: none waits.
     """
 
     def __init__(self, process_mesh: ProcessMesh) -> None:
@@ -46,6 +54,9 @@ class DataRanks:
         self.unit = BatchAxis(self, (1,) * self.world)
         self._messages, self._number = 0, 0
         self.generators_differ = False
+        self.entered: dict[int, tuple[Tensor, Any]] = {}
+        self.entries = itertools.count()
+        self.held: list[GlobalTensor] | None = None
         if process_mesh.comms is not None:
             self._number = process_mesh.comms.sequence_log.add_module(_NAME)
 

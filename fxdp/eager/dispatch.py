@@ -18,6 +18,7 @@ from fxdp.eager.index_values import INDEXING, iotas
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
 from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
+from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.writes import write_in_place
 from fxdp.rules.registry import registry
@@ -109,7 +110,7 @@ def _made(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpP
     plan = cheapest_plan(call)
     if cross_sample is not None and (plan is None or (plan.sends and plan.decomposition is None)):
         otherwise = code_of(plan or full_plan(call, "its sizes depend on data"), args, kwargs)
-        return _by_cross_samples(cross_sample, otherwise)
+        return _by_cross_samples(holding(call.axis.ranks, str(op), cross_sample), otherwise)
     if plan is not None:
         if known is None and plan.reason:
             plan.reason = "it has no rule"

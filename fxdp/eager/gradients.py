@@ -9,19 +9,21 @@ the global batch. Each function is the other's backward, which is why gradients 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.gradient_buckets import keep_term, pending, reduce_pending
+from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
 from fxdp.torch_compat import without_torch_function
 
 _NO_OPERANDS = frozenset({
-    torch.Tensor.backward, torch.Tensor.register_hook, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
+    torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.detach, torch.autograd.backward,
 })  # fmt: skip
 """Functions that ask about tensors, or begin a backward: parameters stay themselves."""
@@ -31,16 +33,19 @@ def call_above_autograd(
     cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
-    if func is torch.autograd.grad:
-        args, kwargs = _global_grad_outputs(args, kwargs or {})
-    elif torch.is_grad_enabled() and func not in _NO_OPERANDS and (_has_plain(args) or kwargs):
-        kwargs = kwargs or {}
-        axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
-        if axis is not None:
-            args = _entered(args, axis)
-            kwargs = {name: _entered(value, axis) for name, value in kwargs.items()} if kwargs else kwargs
     with without_torch_function():
-        return func(*args, **kwargs) if kwargs else func(*args)
+        if func in _CHANGED:
+            args, kwargs = _CHANGED[func](args, kwargs or {})
+        elif torch.is_grad_enabled() and func not in _NO_OPERANDS and (kwargs or _has_plain(args)):
+            kwargs = kwargs or {}
+            axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
+            if axis is not None:
+                args = _entered(args, axis)
+                kwargs = {name: _entered(value, axis) for name, value in kwargs.items()}
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func is torch.autograd.grad:
+            reduce_small(result, "autograd.grad")
+        return result
 
 
 GlobalTensor.__torch_function__ = classmethod(call_above_autograd)  # type: ignore[assignment,method-assign]
@@ -72,10 +77,16 @@ class _Replicated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: BatchAxis) -> GlobalTensor:
+        ctx.axis, ctx.leaf = axis, value if value.is_leaf else None
+        ctx.order = next(axis.ranks.entries)
         return wrapped(value.detach(), axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        if ctx.leaf is not None:
+            pending(ctx.axis.ranks)
+            if keep_term(ctx.leaf, grad, ctx.next_functions[0][0], ctx.order):
+                return None, None
         return full_value(grad) if isinstance(grad, GlobalTensor) else grad, None
 
 
@@ -97,10 +108,24 @@ def _entered(value: Any, axis: BatchAxis) -> Any:
     if type(value) is GlobalTensor:
         return value
     if isinstance(value, Tensor):
-        return _Replicated.apply(value, axis) if value.requires_grad else value  # type: ignore[no-untyped-call]
+        return _entered_tensor(value, axis) if value.requires_grad else value
     if type(value) in (list, tuple):
         return type(value)([_entered(one, axis) for one in value])
     return value
+
+
+def _entered_tensor(value: Tensor, axis: BatchAxis) -> Any:
+    """Return the global value of a plain tensor; of a parameter one for all its uses in a step."""
+    entered = axis.ranks.entered
+    found = entered.get(id(value))
+    if found is not None and found[0] is value:
+        made = found[1]
+        if made._version == 0 and made._local.data_ptr() == value.data_ptr():  # as `p.data = ...` changes it
+            return made
+    made = _Replicated.apply(value, axis)  # type: ignore[no-untyped-call]
+    if value.is_leaf:
+        entered[id(value)] = value, made
+    return made
 
 
 def _axis_among(values: Any) -> BatchAxis | None:
@@ -130,3 +155,21 @@ def _global_grad_outputs(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[s
     elif kwargs.get("grad_outputs") is not None:
         kwargs = {**kwargs, "grad_outputs": entered(kwargs["grad_outputs"])}
     return args, kwargs
+
+
+def _reducing_hook(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of `register_hook` with a hook that sees each parameter's `.grad` up to date."""
+    hook = args[1] if len(args) > 1 else kwargs["hook"]
+
+    def reduce_and_call(grad: Tensor) -> Any:
+        reduce_pending()
+        return hook(grad)
+
+    return (args[0], reduce_and_call), {}
+
+
+_CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
+    torch.autograd.grad: _global_grad_outputs,
+    torch.Tensor.register_hook: _reducing_hook,
+}
+"""Functions that are called with other arguments."""

@@ -113,6 +113,7 @@ def _entered(tree: Any, ranks: DataRanks, batch_dims: Any) -> Any:
             dims = _dims(tree, batch_dims)
             size = _batch_size(leaves, dims)
         axis = ranks.axis(_agreed(ranks, size, _digest(leaves, dims)))
+    ranks.entered.clear()
     made: list[Any] = []
     given = iter(dims)
     for leaf in leaves:

@@ -1,8 +1,8 @@
 """What `torch.distributed` tells modules that compute on global tensors: one device, without a process group.
 
-    loss = model(x)          x is a global tensor: dist.get_world_size() is 1 in the forward of the model
-    loss.backward()          and in the backward of an autograd function
-    dist.get_world_size()    the number of ranks: code outside of modules is the user's
+loss = model(x)          x is a global tensor: dist.get_world_size() is 1 in the forward of the model
+loss.backward()          and in the backward of an autograd function
+dist.get_world_size()    the number of ranks: code outside of modules is the user's
 """
 
 from __future__ import annotations

@@ -27,11 +27,12 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.decomposed import decomposed
 from fxdp.eager.message_report import COUNTS
 from fxdp.eager.op_plan import OpPlan, PlannedResult
+from fxdp.eager.sums import made, summed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import note_view
 from fxdp.errors import InputError
 from fxdp.ir.ops.layouts import lay_out
-from fxdp.ir.types.placements import Placement, R
+from fxdp.ir.types.placements import P, R
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.localize import MinusOffset
 from fxdp.rules.registry import Operand
@@ -70,6 +71,7 @@ class _Code:
     def __init__(self, plan: OpPlan) -> None:
         self.plan, self.axis, self.name = plan, plan.axis, str(plan.op)
         self.lines: list[str] = []
+        self.small: list[str] = []
         self.values: dict[str, Any] = {
             "__name__": __name__,  # not the user's line
             "wrapper": torch.Tensor._make_wrapper_subclass, "GlobalTensor": GlobalTensor, "name": self.name,
@@ -89,20 +91,26 @@ class _Code:
             *_leaves("args", args),
             *(leaf for n, v in kwargs.items() for leaf in _leaf(f"kwargs[{n!r}]", v)),
         ]
-        pairs = zip(found, plan.wants, plan.types, plan.foreign, strict=True)
-        for i, ((path, tensor), want, type_, foreign) in enumerate(pairs):
-            have: Placement = R
-            if isinstance(tensor, GlobalTensor):
-                spec, have = tensor._spec, tensor._spec.placement
-                if spec.axis.ranks is not self.axis.ranks:
-                    raise _two_meshes(self.name, spec.axis, self.axis)
-                self.lines.append(f"t{i} = {path}._local")
-                if foreign:
-                    self._redistribute(f"t{i}", spec.type, have, R, spec.axis)
-                    have = R
-            else:
+        for i, (path, tensor) in enumerate(found):
+            if not isinstance(tensor, GlobalTensor):
                 self.lines.append(f"t{i} = {path}")
-            if have != want:
+                continue
+            if tensor._spec.axis.ranks is not self.axis.ranks:
+                raise _two_meshes(self.name, tensor._spec.axis, self.axis)
+            self.lines.append(f"t{i} = {path}._local")
+        haves = [t._spec.placement if isinstance(t, GlobalTensor) else R for _, t in found]
+        sums = [i for i, have in enumerate(haves) if have == P and plan.wants[i] == R]
+        if sums and self.axis.ranks.world > 1:  # after each part is read, as other operands may be held sums
+            self.values |= {"summed": summed, "ranks": self.axis.ranks}
+            names, paths = "".join(f"t{i}, " for i in sums), "".join(f"{found[i][0]}, " for i in sums)
+            self.lines.append(f"{names[:-1]} = summed(({paths}), ranks, name)")
+        pairs = zip(found, haves, plan.wants, plan.types, plan.foreign, strict=True)
+        for i, ((_, tensor), have, want, type_, foreign) in enumerate(pairs):
+            if foreign:
+                spec = tensor._spec  # type: ignore[attr-defined]
+                self._redistribute(f"t{i}", spec.type, have, R, spec.axis)
+                have = R
+            if have != want and i not in sums:
                 self._redistribute(f"t{i}", type_, have, want, self.axis)
 
     def call(self) -> None:
@@ -142,6 +150,9 @@ class _Code:
                 self._wrap(f"g{i}", name, i, planned)
             joined = "".join(f"g{i}, " for i in range(len(names)))
             self.lines.append(f"g = [{joined}]" if len(returns) == 1 else f"g = ({joined})")
+        if self.small and self.axis.ranks.world > 1:
+            self.values |= {"made": made, "ranks": self.axis.ranks}
+            self.lines.append(f"made([{', '.join(self.small)}], ranks, name)")
         if plan.op.is_view:
             self.values |= {"note_view": note_view, "op": plan.op, "shares": plan.shares}
             self.lines.append("note_view(g, args[0], op, args[1:], kwargs, shares)")
@@ -155,6 +166,8 @@ class _Code:
         if planned.reduced is not None:
             type_ = TensorType(planned.spec.dtype, planned.spec.shape)
             self._redistribute(result, type_, planned.reduced, R, self.axis)
+        if planned.is_small_sum:
+            self.small.append(name)
         self.values |= {f"metadata{index}": planned.spec.metadata, f"spec{index}": planned.spec}
         self.lines += [
             f"{name} = wrapper(GlobalTensor, *metadata{index})",

@@ -16,11 +16,12 @@ from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
 from fxdp.eager.spec import GlobalSpec, spec_of
+from fxdp.eager.sums import SMALL
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.ir.graph.draws import draws
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE
 from fxdp.ir.types.decompositions import Decomposition, Term
-from fxdp.ir.types.placements import Partial, Placement, R, Shard
+from fxdp.ir.types.placements import P, Partial, Placement, R, Shard
 from fxdp.ir.types.sizes import B, batch_factor, exact_quotient, number
 from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.chooser import priced
@@ -32,16 +33,18 @@ from fxdp.torch_compat import OpOverload
 
 _SENDS = 1.0
 """The least cost of an alternative that sends anything; slicing costs less."""
-SMALL = 1024
-"""The most elements of a sum that is reduced when it is made, so that reading it sends nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedResult:
-    """The spec of a result, and the reduction with which it is made."""
+    """The spec of a result, and the reduction with which it is made.
+
+    A small sum (`is_small_sum`) has the spec of its terms: when it is reduced is decided when it is made.
+    """
 
     spec: GlobalSpec
     reduced: Partial | None = None
+    is_small_sum: bool = False
 
 
 @dataclass(slots=True)
@@ -244,12 +247,15 @@ def _results(choice: _Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]
         if placement is None or result is None:
             yield None
             continue
-        reduced = None
-        if isinstance(placement, Partial) and torch.Size(result.shape).numel() <= SMALL:
+        reduced, is_small = None, torch.Size(result.shape).numel() <= SMALL
+        is_small_sum = is_small and placement == P
+        if isinstance(placement, Partial) and is_small and not is_small_sum:
             reduced, placement = placement, R
         layout = axis.layout(placement)
         yield PlannedResult(
-            spec_of(result.type.dtype, result.shape, result.stride, result.device, layout), reduced
+            spec_of(result.type.dtype, result.shape, result.stride, result.device, layout),
+            reduced,
+            is_small_sum,
         )
 
 

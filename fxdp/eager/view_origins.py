@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from fxdp.eager.redistribute import redistributed
+from fxdp.eager.sums import summed
 from fxdp.eager.tensor import GlobalTensor
-from fxdp.ir.types.placements import R
+from fxdp.ir.types.placements import P, R
 
 
 @dataclass(slots=True)
@@ -99,6 +100,8 @@ def gathered(value: Tensor, cause: str = "full()") -> Tensor:
     if not isinstance(value, GlobalTensor):
         return value
     local, spec = current_local(value), value._spec
+    if spec.placement == P:
+        return summed([value], spec.axis.ranks, cause)[0]
     return redistributed(local, spec.type, spec.placement, R, spec.axis, cause)
 
 

@@ -1,10 +1,34 @@
-"""What a tensor subclass around another tensor needs of torch."""
+"""What a tensor subclass around another tensor needs of torch, also while a backward runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-__all__ = ["without_torch_function"]
+__all__ = ["backward_id", "call_after_backward", "will_accumulate", "without_torch_function"]
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """`with without_torch_function():` calls torch's own functions on tensors of a subclass."""
+
+
+def backward_id() -> int:
+    """Return a number of the backward that runs, -1 if none does; a backward in a backward has its own."""
+    return torch._C._current_graph_task_id()
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward that runs has computed all gradients, before it returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def will_accumulate(node: Any) -> bool:
+    """Return whether the backward that runs adds a gradient to the leaf of this node.
+
+    False if the gradient is returned, as by `torch.autograd.grad`.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch's answer for a leaf whose gradient is returned
+        return False
