@@ -151,6 +151,6 @@ def _messages() -> dict[str, Any]:
 def test_a_step_sends_one_message_for_gradients_and_one_for_the_loss(ranks: RankPool) -> None:
     for found in ranks.run(2, _messages):
         assert found == {
-            "fxdp.moments.default": 1, "aten.div.Tensor": 1,  # BatchNorm's statistics, total and weight of the loss
+            "fxdp.moments.default": 1, "aten.div.Tensor": 1,  # BatchNorm's statistics, both sums of the loss
             "aten.sub.Tensor": 1, "gradients": 1,  # both sums of BatchNorm's backward, all parameters
         }  # fmt: skip
