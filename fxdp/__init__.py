@@ -168,7 +168,7 @@ def __dir__() -> list[str]:
 
 
 def compile(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     mesh: DeviceMesh | None = None,
     *,
     loss_fn: Callable[..., Tensor] | None = None,
@@ -200,7 +200,9 @@ def compile(
 
     Parameters
     ----------
-    model : any module that can be captured as one graph; it is not changed.
+    model : any module that can be captured as one graph; it is not changed. Or a function that uses modules
+        (of closures, globals, a bound method, `functools.partial`, arguments), as a loss of two networks:
+        these modules are the model, under the names of the variables; a lone one keeps its own keys.
     mesh : a DeviceMesh with axes named `pp`, `dp`, `dp_replicate` or `dp_shard`. None: all ranks of the
         process group, or of torchrun, or this process alone.
     loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar. In evaluation

@@ -46,11 +46,17 @@ In practice no names that matter are missing after this number of rounds.
 """
 
 
-def external_state(model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> ReadState:
-    """Return the external state that the model's code may read, and the code of a loss or of inputs."""
+def external_state(
+    model: nn.Module, others: Iterable[tuple[str, Any]] = (), *, constant_packages: bool = True
+) -> ReadState:
+    """Return the external state that the model's code may read, and the code of a loss or of inputs.
+
+    Without `constant_packages` the code of installed packages counts as the user's, as does code made by
+    `exec`.
+    """
     known = _Reached(frozenset(), frozenset())
     for _ in range(_ROUNDS):
-        reached = _Reached(known.found, known.asked)
+        reached = _Reached(known.found, known.asked, constant_packages=constant_packages)
         reached.roots(model, others)
         if reached.found == known.found and reached.asked == known.asked:
             break
@@ -96,6 +102,7 @@ class _Reached:
     objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     codes: dict[types.CodeType, None] = field(default_factory=dict)
     caches: list[Any] = field(default_factory=list)
+    constant_packages: bool = True
     _seen: dict[int, Any] = field(default_factory=dict)
     _own: frozenset[int] = frozenset()
     _todo: deque[tuple[str, Any]] = field(default_factory=deque)
@@ -178,11 +185,13 @@ class _Reached:
             self._object(name, value)
 
     def _function(self, name: str, function: types.FunctionType) -> None:
-        if is_foreign(function.__module__) or is_foreign(function.__globals__.get("__name__")):
+        names_of_modules = function.__module__, function.__globals__.get("__name__")
+        nameless = names_of_modules[1] is None and not self.constant_packages  # made by `exec`
+        if not nameless and any(map(is_foreign, names_of_modules)):
             return
         code, own = function.__code__, function.__qualname__
         self.codes[code] = None
-        fixed = is_installed(function.__globals__.get("__name__"))
+        fixed = self.constant_packages and is_installed(function.__globals__.get("__name__"))
         names = names_of(code)
         self.found |= names.read
         self.asked |= names.asked

@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.strategy_choice import legal_strategies
-from fxdp.errors import StateError
+from fxdp.errors import InputError, StateError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.forward_signature import SignedForward, signed
+from fxdp.module.function_module import FunctionModule, names_in
 from fxdp.module.global_calls import call_on_parts, holds_global
 from fxdp.module.guards.guards import Guards
 from fxdp.module.guards.surroundings import refuse_transforms
@@ -51,10 +52,13 @@ class CompiledModule(Inspected):
     """
 
     def __init__(
-        self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
+        self,
+        module: nn.Module | Callable[..., Any],
+        mesh: DeviceMesh | Mapping[str, int] | None,
+        options: Options,
     ) -> None:
         warn_untested(2)
-        check_model(module)
+        module = check_model(module)
         refuse_transforms("made")
         super().__init__(module)
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
@@ -135,6 +139,8 @@ class CompiledModule(Inspected):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
+        if isinstance(self._model, FunctionModule) and self._model.has_modules(args, kwargs):
+            args, kwargs = self._without_modules(self._model, args, kwargs)
         if holds_global(args, kwargs):
             last, mesh = self._last_call, self._process_mesh
             dims = self._options.batch_dims
@@ -167,6 +173,25 @@ class CompiledModule(Inspected):
                     return made
                 cache_entry = self._programs.other_branch(cache_entry, call, batches, made)
                 self._begin(cache_entry)
+
+    def _without_modules(
+        self, function: FunctionModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Register the modules among a call's arguments, and return the arguments without them."""
+        before = dict(function.named_children())
+        args, kwargs = function.without_modules(args, kwargs)
+        added = [name for name, module in function.named_children() if before.get(name) is not module]
+        if added and (self._sharded or self._options.shards):
+            raise InputError(
+                f"{', '.join(added)} of a function whose parameters are sharded is a module and an argument; "
+                "expected modules that are known before the first call: fxdp.compile(functools.partial("
+                "function, module))"
+            )
+        if added:
+            check_model(function)
+            if not self._started:
+                self._build()
+        return args, kwargs
 
     def _begin(self, cache_entry: CacheEntry) -> None:
         """Guard and compare all that a program reads, before its first run."""
@@ -219,6 +244,8 @@ class CompiledModule(Inspected):
 
     def _renew(self) -> None:
         """Drop all programs, as the model holds different tensors than they read; a collective call."""
+        if isinstance(self._model, FunctionModule):
+            self._model.reach_again()
         with self._exchange.refusing():
             check_put(self._model, sharded=self._sharded)
         _log.warning(
@@ -268,7 +295,7 @@ class CompiledModule(Inspected):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load values into the model, which may come from the meta device without values."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
-        self._unset -= state_dict.keys()
+        self._unset -= set(names_in(self._model, state_dict))
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from fxdp.torch_compat import warn_untested
 
 
 def plan(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     mesh: DeviceMesh | Mapping[str, int] | str | None = None,
@@ -64,7 +64,7 @@ def plan(
 
 
 def explain(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...] = (),
     what: str = "",
     kwargs: dict[str, Any] | None = None,
@@ -87,7 +87,7 @@ def explain(
 
 
 def dry_run(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: DeviceMesh | Mapping[str, int],
@@ -104,7 +104,7 @@ def dry_run(
 
 
 def local_program(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: DeviceMesh | Mapping[str, int],
@@ -113,7 +113,7 @@ def local_program(
 ) -> tuple[Program, dict[str, int]]:
     """Return the program of a rank with dynamic sizes, and the sizes of the example."""
     check_arguments(args, kwargs)
-    check_model(model)
+    model = check_model(model)
     device = device_type(model)
     reader = CallReader(model, options.batch_dims, device)
     call = reader.read(args, kwargs)

@@ -19,22 +19,25 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError, MeshError, StateError, a_kind
 from fxdp.ir.graph.model_tensors import is_sharded, local_of
+from fxdp.module.function_module import as_module
 from fxdp.module.module_wrapper import ModuleWrapper
 
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
 
 
-def check_model(model: Any) -> None:
-    """Raise if the model is not a plain module on one device.
+def check_model(model: Any) -> nn.Module:
+    """Return the model as a module, which a function becomes; raise if it is not a plain one on one device.
 
     Raises
     ------
     InputError : not a module; a scripted module; a module that is compiled, or wrapped for data parallelism,
         at any depth; lazy parameters without shapes; parameters that are already sharded.
     """
+    model = as_module(model)
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"the model is {a_kind(model)}, expected a torch.nn.Module, whose parameters are trained"
+            f"the model is {a_kind(model)}, expected a torch.nn.Module, whose parameters are trained, or a "
+            "function that uses modules"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
@@ -56,6 +59,7 @@ def check_model(model: Any) -> None:
             f"parameters of the model are DTensors ({', '.join(sharded[:3])}, ...), which somebody sharded "
             "already; expected plain ones: leave out fully_shard, or whatever made them"
         )
+    return model
 
 
 def device_type(model: nn.Module) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor, nn
 
 from fxdp.errors import StateError
+from fxdp.module.function_module import FunctionModule
 
 S = TypeVar("S", bound="ModuleWrapper")
 
@@ -26,12 +27,13 @@ _OTHERS_HAVE = {
 
 
 class ModuleWrapper(nn.Module):
-    """A module with parameters, buffers, children, attributes, modes and state-dict keys of `_model`.
+    """A module with parameters, buffers, children, attributes, modes and state-dict keys of `module`.
 
-    Reading, setting or deleting an attribute that this class does not declare acts on `_model`.
+    Reading, setting or deleting an attribute that this class does not declare acts on `module`.
     """
 
     _model: nn.Module
+    """The module that is compiled: `module`, or a function around it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class ModuleWrapper(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             pass
-        model = object.__getattribute__(self, "_model")
+        model = self.module
         try:
             return getattr(model, name)
         except AttributeError as error:
@@ -56,13 +58,13 @@ class ModuleWrapper(nn.Module):
         if self._declares(name):
             object.__setattr__(self, name, value)
         else:
-            setattr(self._model, name, value)
+            setattr(self.module, name, value)
 
     def __delattr__(self, name: str) -> None:
         if self._declares(name):
             object.__delattr__(self, name)
         else:
-            delattr(self._model, name)
+            delattr(self.module, name)
 
     def _declares(self, name: str) -> bool:
         kind = type(self)
@@ -71,7 +73,7 @@ class ModuleWrapper(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The user's model, as in `DistributedDataParallel`, for direct calls and for `isinstance`."""
-        return self._model
+        return self._model.own if isinstance(self._model, FunctionModule) else self._model
 
     def __getitem__(self, index: Any) -> Any:
         return self._like_a_list("__getitem__")(index)
@@ -87,10 +89,10 @@ class ModuleWrapper(nn.Module):
         return True  # not based on the length, which few models have
 
     def _like_a_list(self, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] | None = getattr(self._model, name, None)
+        found: Callable[..., Any] | None = getattr(self.module, name, None)
         if found is None:
             raise TypeError(
-                f"{type(self._model).__name__}, which is compiled here, is no list: it has no {name}"
+                f"{type(self.module).__name__}, which is compiled here, is no list: it has no {name}"
             )
         return found
 
@@ -112,7 +114,7 @@ class ModuleWrapper(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own state dict; a sharded parameter is a `DTensor` with this rank's shard."""
-        return self._model.state_dict(*args, **kwargs)
+        return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load into the model; a rank takes its shard of a full tensor if the parameter is sharded.
@@ -121,35 +123,35 @@ class ModuleWrapper(nn.Module):
         ------
         InputError : shapes differ from sharded parameters' shapes; all are listed, and nothing was loaded.
         """
-        return self._model.load_state_dict(state_dict, *args, **kwargs)
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the model's parameters, under their own names."""
-        return self._model.named_parameters(*args, **kwargs)
+        return self.module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Return the model's buffers, under their own names."""
-        return self._model.named_buffers(*args, **kwargs)
+        return self.module.named_buffers(*args, **kwargs)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """Return the model's children."""
-        return self._model.named_children()
+        return self.module.named_children()
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """Return the model's modules."""
-        return iter(list(self._model.named_modules(*args, **kwargs)))
+        return iter(list(self.module.named_modules(*args, **kwargs)))
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Add a parameter to the model."""
-        self._model.register_parameter(name, param)
+        self.module.register_parameter(name, param)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Add a buffer to the model."""
-        self._model.register_buffer(name, tensor, persistent)
+        self.module.register_buffer(name, tensor, persistent)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a child to the model."""
-        self._model.add_module(name, module)
+        self.module.add_module(name, module)
 
     register_module = add_module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from fxdp.torch_compat import warn_untested
 
 
 def verify(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     mesh: DeviceMesh | Mapping[str, int] | str | None = None,
@@ -87,7 +87,7 @@ def verify(
     kwargs = {} if kwargs is None else kwargs
     check_arguments(args, kwargs)
     _check_statistics(chosen)
-    check_model(model)
+    model = check_model(model)
     device = device_type(model)
     axes = {"dp": 4} if mesh is None else axis_sizes(mesh)
     data = mesh_of(axes, device)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.patches.checkpoints import REENTRANT
+from fxdp.capture.patches.optimizer_steps import OPTIMIZER_STEPS
 from fxdp.capture.patches.plain_semantics import REFUSED
 from fxdp.capture.patches.random_numbers import RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
@@ -117,6 +118,7 @@ def recording_effects(
         *value_reads(effects.read_values),
         *seedings(effects.seeded),
         asserts(effects.asked),
+        *OPTIMIZER_STEPS,
         *python_draws(),
     )
     # last, so that a hook on a parameter is refused before the wing makes it a part of the backward

@@ -60,8 +60,9 @@ def _register_hook(
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise CaptureError(
         f"at {location_of_call()}: backward and torch.func.grad and its kin inside the captured code are not "
-        "supported. Take such a derivative (a gradient penalty, a force) with torch.autograd.grad(y, x, "
-        "create_graph=True) or torch.func.jvp, which are captured"
+        "supported. Return the loss, and call its backward() outside; take a derivative that the loss needs "
+        "(a gradient penalty, a force) with torch.autograd.grad(y, x, create_graph=True) or torch.func.jvp, "
+        "which are captured"
     )
 
 

@@ -69,7 +69,7 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     process_mesh, file = process_mesh_of(compiled), path_of(path)
     state = compiled.state_dict()
     together(process_mesh, _fault(compiled, state), InputError)
-    kept, tied = _kept_names(compiled._model, state)
+    kept, tied = _kept_names(compiled.module, state)
     part = file.with_name(file.name + ".new")
     there = process_mesh.index == 0 and file.is_dir()
     together(process_mesh, f"{file} is a folder; expected the name of a file" if there else None, InputError)

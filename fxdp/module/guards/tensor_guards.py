@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fxdp.capture.snapshot import ABSENT
 from fxdp.ir.graph.model_tensors import all_local, local_of
+from fxdp.module.function_module import FunctionModule
 from fxdp.module.guards.comparison import Comparison, Reading, all_hold
 
 _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
@@ -37,6 +38,7 @@ class TensorGuards:
         self._kept = [value for value in self._values if _has_memory(value)]
         self._tensors = list(map(local_of, self._kept))
         self._layouts = list(map(_layout, self._tensors))
+        self._functions = [root for root in roots if isinstance(root, FunctionModule)]
         self._objects = [read.now() for read in self._reads()]
         # a different layout needs different memory, and addresses are compared five times as fast
         self._addresses = Reading(partial(map, Tensor.data_ptr, self._tensors), eq)
@@ -47,6 +49,8 @@ class TensorGuards:
     def _reads(self) -> Iterator[Reading]:
         yield Reading(partial(map, len, [owner for _, owner in self._registries]), eq)
         yield Reading(partial(map, dict.get, self._owners, self._keys, repeat(ABSENT)))
+        for function in self._functions:
+            yield Reading(function.ids_now, eq)
         # a DTensor can stay the same object and get a different shard; a plain tensor is its own memory
         pairs = zip(self._kept, self._tensors, strict=True)
         if sharded := [value for value, tensor in pairs if value is not tensor]:
