@@ -12,9 +12,8 @@ from torch import Tensor
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.view_origins import renew
 
-_NUMBERS = frozenset(
-    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-)
+_PLAIN = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Kinds of arguments that stand for themselves; True and 1.0 are equal to 1, and stand with their kind."""
 
 
 def call_key(op: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
@@ -25,6 +24,7 @@ def call_key(op: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> 
     key: list[Any] = [id(op)]
     _add(key, args)
     if kwargs:
+        key.append(dict)
         for name, value in kwargs.items():
             key.append(name)
             _add(key, (value,))
@@ -38,12 +38,10 @@ def _add(key: list[Any], values: Iterable[Any]) -> None:
             if value._origin is not None:
                 renew(value)
             key.append(value._spec)
-        elif kind in _NUMBERS:
-            key.append(kind)
+        elif kind in _PLAIN:
             key.append(value)
         elif kind is list or kind is tuple:
-            key.append(list)
-            key.append(len(value))
+            key += list, len(value)
             _add(key, value)
         elif kind is float:  # 0.0 == -0.0, and the plan has the number
             key += kind, value, value == 0.0 and math.copysign(1.0, value)

@@ -27,8 +27,8 @@ from fxdp.torch_compat import OpOverload
 _log = logging.getLogger("fxdp")
 PLANS_KEPT = 8192
 """The most plans that are kept; the oldest go first."""
-_PLANS: dict[tuple[Any, ...], tuple[Run, Any]] = {}
-"""The code of a plan and its op by the key of the call."""
+_PLANS: dict[tuple[Any, ...], Run] = {}
+"""How a call runs by its key; keeps the op, too, which is in the key by identity only."""
 _BY_VALUES = {id(op): op for op in (*DATA_SIZES, *INDEXING)}
 """Ops whose way depends on values beside the key."""
 
@@ -55,10 +55,10 @@ def run_op(
     if id(op) in _BY_VALUES:
         return _run_by_values(op, args, kwargs or {})
     key = call_key(op, args, kwargs)
-    found = _PLANS.get(key)
-    if found is None:
-        found = _kept(key, op, args, kwargs or {})
-    return found[0](args, kwargs or {})
+    run = _PLANS.get(key)
+    if run is None:
+        run = _kept(key, op, args, kwargs or {})
+    return run(args, kwargs or {})
 
 
 GlobalTensor.__torch_dispatch__ = classmethod(run_op)  # type: ignore[assignment,method-assign]
@@ -74,15 +74,15 @@ def _run_by_values(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     key = call_key(op, args, kwargs)
     if op in INDEXING and not _are_full(tensors):
         key = (*key, *iotas(op, tensors, placed(op, CallLeaves(op, args, kwargs)).axis))
-    found = _PLANS.get(key) or _kept(key, op, args, kwargs)
-    return found[0](args, kwargs)
+    run = _PLANS.get(key) or _kept(key, op, args, kwargs)
+    return run(args, kwargs)
 
 
-def _kept(key: tuple[Any, ...], op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Run, Any]:
+def _kept(key: tuple[Any, ...], op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
     if len(_PLANS) >= PLANS_KEPT:
         del _PLANS[next(iter(_PLANS))]
-    _PLANS[key] = found = _way(op, args, kwargs), op
-    return found
+    _PLANS[key] = run = _way(op, args, kwargs)
+    return run
 
 
 def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:

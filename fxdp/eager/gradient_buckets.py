@@ -81,30 +81,28 @@ def pending(ranks: DataRanks) -> _Pending:
     return found
 
 
-def keep_term(leaf: Tensor, grad: Tensor, node: Any, order: int) -> bool:
+def keep_term(entry: Any, grad: Tensor) -> bool:
     """Keep a term of a leaf's gradient, to be reduced later; False if it cannot wait, and nothing is kept.
 
-    Parameters
-    ----------
-    node : the node of the graph that adds the gradient to the leaf.
-    order : when the leaf entered, which is equal on all ranks: a backward may come by another way on each.
+    `entry` is the node of the graph by which the leaf entered: it has the `leaf`, its `axis`, and its number
+    `order`, equal on all ranks: a backward may take another way on each.
     """
+    leaf, ranks = entry.leaf, entry.axis.ranks
+    kept = pending(ranks)
     if (
-        type(grad) is not GlobalTensor
+        ranks.world == 1
+        or kept.ranks is not ranks
+        or type(grad) is not GlobalTensor
         or grad._spec.placement != P
         or torch.is_grad_enabled()
         or leaf._backward_hooks
         or leaf._post_accumulate_grad_hooks
         or grad.dtype != leaf.dtype
         or not (leaf.grad is None or type(leaf.grad) in (Tensor, torch.nn.Parameter))
-        or not will_accumulate(node)
+        or not will_accumulate(entry.next_functions[0][0])
     ):
         return False
-    ranks = grad._spec.axis.ranks
-    kept = pending(ranks)
-    if ranks.world == 1 or kept.ranks is not ranks:
-        return False
-    kept.terms.append(_Term(order, leaf, grad.local))
+    kept.terms.append(_Term(entry.order, leaf, grad.local))
     return True
 
 

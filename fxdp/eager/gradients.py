@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.gradient_buckets import keep_term, pending, reduce_pending
+from fxdp.eager.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
-from fxdp.torch_compat import without_torch_function
+from fxdp.torch_compat import call_without_torch_function, without_torch_function
 
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
@@ -33,19 +33,17 @@ def call_above_autograd(
     cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
-    with without_torch_function():
-        if func in _CHANGED:
-            args, kwargs = _CHANGED[func](args, kwargs or {})
-        elif torch.is_grad_enabled() and func not in _NO_OPERANDS and (kwargs or _has_plain(args)):
+    if func in _CHANGED:
+        return _CHANGED[func](args, kwargs or {})
+    if torch.is_grad_enabled() and func not in _NO_OPERANDS and (kwargs or _has_plain(args)):
+        with without_torch_function():
             kwargs = kwargs or {}
             axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
             if axis is not None:
                 args = _entered(args, axis)
                 kwargs = {name: _entered(value, axis) for name, value in kwargs.items()}
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if func is torch.autograd.grad:
-            reduce_small(result, "autograd.grad")
-        return result
+            return func(*args, **kwargs)
+    return call_without_torch_function(func, types, args, kwargs or {})
 
 
 GlobalTensor.__torch_function__ = classmethod(call_above_autograd)  # type: ignore[assignment,method-assign]
@@ -83,11 +81,12 @@ class _Replicated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        if ctx.leaf is not None:
-            pending(ctx.axis.ranks)
-            if keep_term(ctx.leaf, grad, ctx.next_functions[0][0], ctx.order):
-                return None, None
-        return full_value(grad) if isinstance(grad, GlobalTensor) else grad, None
+        if ctx.leaf is not None and keep_term(ctx, grad):
+            return None, None
+        if type(grad) is not GlobalTensor or torch.is_grad_enabled():
+            return full_value(grad) if isinstance(grad, GlobalTensor) else grad, None
+        full = gathered(grad, "a gradient")
+        return full.clone() if full is grad._local else full, None  # it becomes `.grad`, which is written
 
 
 class _Full(torch.autograd.Function):
@@ -137,39 +136,41 @@ def _axis_among(values: Any) -> BatchAxis | None:
     return None
 
 
-def _global_grad_outputs(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of `torch.autograd.grad` with global `grad_outputs`, as the outputs are."""
+def _grad(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call `torch.autograd.grad` with global `grad_outputs`, as the outputs are."""
     outputs = args[0] if args else kwargs.get("outputs")
     axis = _axis_among(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
-    if axis is None:
-        return args, kwargs
 
     def entered(grads: Any) -> Any:
         if isinstance(grads, (list, tuple)):
             return type(grads)(map(entered, grads))
         is_plain = isinstance(grads, Tensor) and not isinstance(grads, GlobalTensor)
-        return replicated(grads, axis) if is_plain else grads
+        return replicated(grads, axis) if axis is not None and is_plain else grads
 
-    if len(args) > 2:
-        args = (*args[:2], entered(args[2]), *args[3:])
-    elif kwargs.get("grad_outputs") is not None:
-        kwargs = {**kwargs, "grad_outputs": entered(kwargs["grad_outputs"])}
-    return args, kwargs
+    with without_torch_function():
+        if len(args) > 2:
+            args = (*args[:2], entered(args[2]), *args[3:])
+        elif kwargs.get("grad_outputs") is not None:
+            kwargs = {**kwargs, "grad_outputs": entered(kwargs["grad_outputs"])}
+        result = torch.autograd.grad(*args, **kwargs)
+    reduce_small(result, "autograd.grad")
+    return result
 
 
-def _reducing_hook(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of `register_hook` with a hook that sees each parameter's `.grad` up to date."""
+def _register_hook(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Register a hook of a global tensor, which sees each parameter's `.grad` up to date."""
     hook = args[1] if len(args) > 1 else kwargs["hook"]
 
     def reduce_and_call(grad: Tensor) -> Any:
         reduce_pending()
         return hook(grad)
 
-    return (args[0], reduce_and_call), {}
+    with without_torch_function():
+        return args[0].register_hook(reduce_and_call)
 
 
 _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
-    torch.autograd.grad: _global_grad_outputs,
-    torch.Tensor.register_hook: _reducing_hook,
+    torch.autograd.grad: _grad,
+    torch.Tensor.register_hook: _register_hook,
 }
-"""Functions that are called with other arguments."""
+"""Functions that are called in another way."""

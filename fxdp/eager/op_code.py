@@ -29,14 +29,14 @@ from fxdp.eager.message_report import COUNTS
 from fxdp.eager.op_plan import OpPlan, PlannedResult
 from fxdp.eager.sums import made, summed
 from fxdp.eager.tensor import GlobalTensor, wrapped
-from fxdp.eager.view_origins import note_view
+from fxdp.eager.view_origins import memory_of, note_view
 from fxdp.errors import InputError
 from fxdp.ir.ops.layouts import lay_out
 from fxdp.ir.types.placements import P, R
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.localize import MinusOffset
 from fxdp.rules.registry import Operand
-from fxdp.torch_compat import aten
+from fxdp.torch_compat import aten, kernel
 
 Run = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 """Runs one kind of call on `(args, kwargs)`."""
@@ -75,7 +75,8 @@ class _Code:
         self.values: dict[str, Any] = {
             "__name__": __name__,  # not the user's line
             "wrapper": torch.Tensor._make_wrapper_subclass, "GlobalTensor": GlobalTensor, "name": self.name,
-            "redistributed": redistribute.redistributed, "target": plan.target, "axis": plan.axis,
+            "redistributed": redistribute.redistributed, "axis": plan.axis, "op": plan.op,
+            "target": plan.target, "kernel": kernel(plan.target),
         }  # fmt: skip
 
     def operands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -132,7 +133,7 @@ class _Code:
             self.values |= {"lay_out": lay_out, "at_once": lambda how, *values: how(*values)}
             self.lines.append(f"a, k = lay_out(target, ({args}), dict({kwargs}), at_once)")
             args, kwargs = "*a, ", "**k"
-        self.lines.append(f"r0 = target({args}{kwargs})")
+        self.lines.append(f"r0 = kernel({args}{kwargs})")
 
     def results(self) -> None:
         """Wrap the results as global tensors."""
@@ -154,9 +155,23 @@ class _Code:
             self.values |= {"made": made, "ranks": self.axis.ranks}
             self.lines.append(f"made([{', '.join(self.small)}], ranks, name)")
         if plan.op.is_view:
-            self.values |= {"note_view": note_view, "op": plan.op, "shares": plan.shares}
-            self.lines.append("note_view(g, args[0], op, args[1:], kwargs, shares)")
+            self._view(plan.shares and returns == ["Tensor"])
         self.lines.append("return g")
+
+    def _view(self, is_simple: bool) -> None:
+        self.values |= {"note_view": note_view, "op": self.plan.op, "shares": self.plan.shares}
+        note = "note_view(g, args[0], op, args[1:], kwargs, shares)"
+        if not is_simple:
+            self.lines.append(note)
+            return
+        self.values["memory_of"] = memory_of
+        self.lines += [  # what `note_view` does for the most common views
+            "base = args[0]",
+            f"if base._origin is not None: {note}",
+            "else:",
+            "    g._memory = base._memory or memory_of(base)",
+            "    g._viewed = t0, op",
+        ]
 
     def _wrap(self, name: str, result: str, index: int, planned: PlannedResult | None) -> None:
         if planned is None:

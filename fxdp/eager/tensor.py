@@ -144,7 +144,7 @@ class GlobalTensor(torch.Tensor):
 
 def wrapped(local: Tensor, axis: BatchAxis, placement: Placement = R) -> GlobalTensor:
     """Return the global tensor with this local value, with dense strides if it is sharded."""
-    layout = axis.layout(placement)
+    layout = axis.full if placement is R else axis.layout(placement)
     shape, stride = tuple(local.shape), tuple(local.stride())
     if isinstance(placement, Shard):
         dim = placement.dim

@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["backward_id", "call_after_backward", "will_accumulate", "without_torch_function"]
+__all__ = [
+    "backward_id", "call_after_backward", "call_without_torch_function", "kernel", "will_accumulate",
+    "without_torch_function",
+]  # fmt: skip
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """`with without_torch_function():` calls torch's own functions on tensors of a subclass."""
+
+call_without_torch_function = torch._C._disabled_torch_function_impl
+"""The same for one call, `(function, types, args, kwargs)`, in C."""
 
 
 def backward_id() -> int:
@@ -32,3 +38,8 @@ def will_accumulate(node: Any) -> bool:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch's answer for a leaf whose gradient is returned
         return False
+
+
+def kernel(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the builtin that an op calls, which saves a call of Python."""
+    return getattr(op, "_op", op)

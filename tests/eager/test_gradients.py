@@ -113,9 +113,20 @@ def gradients_of_gradients(batch: Batch) -> dict[str, Any]:
     return {"of x": x.grad, **gradients(model)}
 
 
+def memory_of_their_own(batch: Batch) -> dict[str, Any]:
+    weights = [nn.Parameter(torch.ones(6)) for _ in range(2)]
+    x = batch(data()[0])
+    ((x.mean(0) + weights[0]) + weights[1]).sin().sum().backward()
+    for weight in weights:
+        assert weight.grad is not None
+        weight.grad.mul_(2)
+    return {str(i): weight.grad for i, weight in enumerate(weights)}
+
+
 CASES = (
     hooks_of_parameters, hooks_of_activations, returned_instead_of_accumulated, accumulated,
     after_a_backward_that_failed, uses_and_other_values, checkpoints, gradients_of_gradients,
+    memory_of_their_own,
 )  # fmt: skip
 
 
