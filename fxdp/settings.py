@@ -223,6 +223,11 @@ def inductor_cache_asked(environment: Mapping[str, str] | None = None) -> str | 
     return env.get("TORCHINDUCTOR_CACHE_DIR") or None
 
 
+def compile_into(folder: str) -> None:
+    """Let Inductor keep compiled code in this folder, also in processes that are forked from now on."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+
+
 def settings_given(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return fxdp's own variables that the environment sets, sorted by name."""
     env = os.environ if environment is None else environment

@@ -4,8 +4,8 @@
     entries.find(key)                       ->  the value, or None
     entries.keep(key, value)
 
-No operation raises: for a full, read-only or shared folder, or a damaged entry, one line is logged, and the
-run goes on without the cache.
+No operation raises: for a full, read-only or shared folder, or a damaged entry, one line is logged (logger
+`fxdp.disk`, on the first rank of each host), and the run goes on without the cache.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import sympy
+import torch.distributed as dist
 
 from fxdp.disk.private_folder import PrivateFolder, UnusableFolderError
 from fxdp.torch_compat import exact_torch_release, inductor_folder
 
-_log = logging.getLogger("fxdp")
+_log = logging.getLogger("fxdp.disk")
 
 _HEAD = b"fxdp entry 1\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -124,4 +125,5 @@ def _source() -> str:
 
 @functools.cache  # log each reason once
 def _say(text: str) -> None:
-    _log.warning("%s", text)
+    first = dist.get_node_local_rank(fallback_rank=0) == 0  # all ranks of a host have the same folder
+    _log.log(logging.WARNING if first else logging.DEBUG, "%s", text)

@@ -84,6 +84,19 @@ def test_a_folder_that_cannot_be_used_is_one_line(
     assert len(lines) == 1
 
 
+def test_one_rank_of_each_host_says_so(
+    entries: Entries, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entries.folder is not None
+    entries.folder.path.write_bytes(b"")
+    for rank in "10":
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        module._say.cache_clear()
+        caplog.clear()
+        entries.keep("key", 1)
+        assert len(_lines(caplog)) == (rank == "0")
+
+
 def _full(*args: Any, **kwargs: Any) -> None:
     raise OSError(28, "No space left on device")
 

@@ -21,15 +21,16 @@ def run(asked: argparse.Namespace) -> int:
     """Print each section as soon as its contents are known."""
     warnings.simplefilter("ignore", UntestedTorchWarning)  # the doctor reports an unproven torch by itself
     began, ok = time.perf_counter(), True
+    of_caches: list[str] = []
     for make in (found.versions, found.settings, found.shortcuts):
         ok &= _show(make())
     if not asked.quick:
         _say("checks of a small model")
-        for row in trials.checks():
+        for row in trials.checks(of_caches):
             ok &= row.ok
             _say("\n".join(Section("", (row,)).lines()[1:]))
         ok &= _show(trials.mends())
-    ok &= _show(found.caches())
+    ok &= _show(found.caches(of_caches))
     said = "all is well" if ok else "something FAILED, see above"
     _say(f"{said} ({time.perf_counter() - began:.0f} s and imports)")
     return 0 if ok else 1

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -69,13 +69,20 @@ def shortcuts() -> Section:
     return Section(f"shortcuts: {count}", tuple(Row(name, f"off: {why}") for name, why in off))
 
 
-def caches() -> Section:
-    """Return the folders and sizes of the caches."""
+def caches(warned: Iterable[str] = ()) -> Section:
+    """Return the folders and sizes of the caches, and the warnings of a folder that can be used."""
     chosen = CacheSettings.from_environment()
-    inductor = Path(inductor_cache_asked() or torch_compat.inductor_folder())
+    inductor = inductor_cache()
     own = Path(chosen.folder) if chosen.folder else inductor / "fxdp"
-    rows = [Row("fxdp", _folder(own, chosen.megabytes)), Row("Inductor", _folder(inductor, None))]
-    return Section("caches", tuple(rows))
+    rows = [Row("fxdp", _folder(own, chosen.megabytes))]
+    if not own.is_file():  # else the row has said so
+        rows += [Row("", text) for text in dict.fromkeys(warned)]
+    return Section("caches", (*rows, Row("Inductor", _folder(inductor, None))))
+
+
+def inductor_cache() -> Path:
+    """Return the folder in which Inductor keeps compiled code."""
+    return Path(inductor_cache_asked() or torch_compat.inductor_folder())
 
 
 def _folder(path: Path, megabytes: float | None) -> str:
