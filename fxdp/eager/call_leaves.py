@@ -54,6 +54,19 @@ class CallLeaves:
 
         return [put(leaf) for leaf in self._args], {name: put(leaf) for name, leaf in self._kwargs.items()}
 
+    def template(self) -> Any:
+        """Return what calls have in common that differ in tensors and sizes only, hashable."""
+
+        def put(leaf: Any) -> Any:
+            if isinstance(leaf, list):
+                return tuple([put(one) for one in leaf])
+            what, value = leaf
+            return (
+                (type(value), repr(value) if type(value) is float else value) if what == "constant" else what
+            )
+
+        return put(self._args), tuple((name, put(leaf)) for name, leaf in self._kwargs.items())
+
     def constant(self, kind: type[_T]) -> _T | None:
         """Return the first argument of this type, or None."""
         values = [*self._args, *self._kwargs.values()]

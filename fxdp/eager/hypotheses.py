@@ -139,6 +139,33 @@ def proven_results(
     return tuple(results)
 
 
+def results_at(
+    op: OpOverload,
+    leaves: CallLeaves,
+    types: Sequence[TensorType],
+    hypothesis: Hypothesis,
+    batch: int,
+    results: Sequence[Result | None],
+) -> tuple[Result | None, ...] | None:
+    """Return proven results for a call of another batch size; None if a run on meta tensors has others."""
+    found = _meta_run(op, leaves, types, hypothesis, batch, True)
+    if found is None or len(found) != len(results):
+        return None
+    values, device = {B.name: batch}, _device_of(leaves)
+    made: list[Result | None] = []
+    for out, result in zip(found, results, strict=True):
+        if result is None or not isinstance(out, Tensor):
+            if result is not None or isinstance(out, Tensor):
+                return None
+            made.append(None)
+            continue
+        shape = tuple(evaluate(size, values) for size in result.type.shape)
+        if tuple(out.shape) != shape or out.dtype != result.type.dtype:
+            return None
+        made.append(Result(result.type, shape, tuple(out.stride()), device))
+    return tuple(made)
+
+
 def _linear_shape(shapes: Sequence[tuple[int, ...]], batches: Sequence[int]) -> tuple[Dim, ...] | None:
     if len({len(shape) for shape in shapes}) > 1:
         return None

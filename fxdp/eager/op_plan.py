@@ -15,6 +15,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
+from fxdp.eager.plan_families import Choice, FamilyCall
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.sums import SMALL
 from fxdp.eager.tensor import GlobalTensor
@@ -85,15 +86,6 @@ class OpPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    key: tuple[float, tuple[int, int]]
-    cost: float
-    op: Op
-    alternative: Alternative
-    results: tuple[Result | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Placed:
     """The operands of a call: leaves of its arguments, their placements along one axis."""
 
@@ -138,7 +130,11 @@ def placed(op: OpOverload, leaves: CallLeaves) -> Placed:
 
 def cheapest_plan(call: Placed) -> OpPlan | None:
     """Return the plan with the least to send over all hypotheses that hold; None if none holds."""
-    best: _Choice | None = None
+    family = FamilyCall(call.op, call.leaves, call.axis, call.placements, call.foreign)
+    recalled = family.recalled() if call.sharded else None
+    if recalled is not None:
+        return _plan(call, recalled)
+    best: Choice | None = None
     axis = call.axis if call.sharded else None
     for hypothesis in hypotheses(call.leaves, call.placements, axis):
         types = operand_types(call.leaves, call.known, hypothesis)
@@ -159,10 +155,14 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
         for alternative, cost, total, rank in priced(op, candidates):
             key = float(round(total)), rank  # slices do not count: what follows is worth more than a slice
             if best is None or key < best.key:
-                best = _Choice(key, cost, op, alternative, results)
+                best = Choice(key, cost, op, alternative, results, hypothesis)
         if best is not None and best.cost < _SENDS:
             break
-    return None if best is None else _plan(call, best)
+    if best is None:
+        return None
+    if call.sharded:
+        family.remember(best)
+    return _plan(call, best)
 
 
 def full_plan(call: Placed, reason: str) -> OpPlan:
@@ -210,7 +210,7 @@ def _can_be_cut(alternative: Alternative, op: Op) -> bool:
     return True
 
 
-def _plan(call: Placed, choice: _Choice) -> OpPlan:
+def _plan(call: Placed, choice: Choice) -> OpPlan:
     op, alternative = choice.op, choice.alternative
     pairs = zip(alternative.inputs, call.placements, strict=True)
     wants = tuple(have if want is None else want for want, have in pairs)
@@ -239,7 +239,7 @@ def _full_results(results: Iterable[Result | None], axis: BatchAxis) -> Iterator
             yield PlannedResult(spec_of(one.type.dtype, one.shape, one.stride, one.device, layout))
 
 
-def _results(choice: _Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
+def _results(choice: Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
     placements = list(choice.alternative.outputs)
     if choice.alternative.decomposition is not None:
         placements = _placements_at_end(choice.alternative.decomposition)
