@@ -15,7 +15,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
-from fxdp.eager.plan_families import Choice, FamilyCall
+from fxdp.eager.plan_families import ProvenChoice, FamilyCall
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.sums import SMALL
 from fxdp.eager.tensor import GlobalTensor
@@ -134,7 +134,7 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
     recalled = family.recalled() if call.sharded else None
     if recalled is not None:
         return _plan(call, recalled)
-    best: Choice | None = None
+    best: ProvenChoice | None = None
     axis = call.axis if call.sharded else None
     for hypothesis in hypotheses(call.leaves, call.placements, axis):
         types = operand_types(call.leaves, call.known, hypothesis)
@@ -155,7 +155,7 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
         for alternative, cost, total, rank in priced(op, candidates):
             key = float(round(total)), rank  # slices do not count: what follows is worth more than a slice
             if best is None or key < best.key:
-                best = Choice(key, cost, op, alternative, results, hypothesis)
+                best = ProvenChoice(key, cost, op, alternative, results, hypothesis)
         if best is not None and best.cost < _SENDS:
             break
     if best is None:
@@ -210,7 +210,7 @@ def _can_be_cut(alternative: Alternative, op: Op) -> bool:
     return True
 
 
-def _plan(call: Placed, choice: Choice) -> OpPlan:
+def _plan(call: Placed, choice: ProvenChoice) -> OpPlan:
     op, alternative = choice.op, choice.alternative
     pairs = zip(alternative.inputs, call.placements, strict=True)
     wants = tuple(have if want is None else want for want, have in pairs)
@@ -239,7 +239,7 @@ def _full_results(results: Iterable[Result | None], axis: BatchAxis) -> Iterator
             yield PlannedResult(spec_of(one.type.dtype, one.shape, one.stride, one.device, layout))
 
 
-def _results(choice: Choice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
+def _results(choice: ProvenChoice, axis: BatchAxis) -> Iterator[PlannedResult | None]:
     placements = list(choice.alternative.outputs)
     if choice.alternative.decomposition is not None:
         placements = _placements_at_end(choice.alternative.decomposition)

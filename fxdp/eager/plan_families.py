@@ -25,13 +25,13 @@ from fxdp.torch_compat import OpOverload
 
 FAMILIES_KEPT = 4096
 """The most families that are kept; the oldest go first."""
-_FAMILIES: dict[Any, list[tuple[Choice, tuple[int, ...]]]] = {}
+_FAMILIES: dict[Any, list[tuple[ProvenChoice, tuple[int, ...]]]] = {}
 """Choices, with the integer arguments of the calls that they were made for, by what all calls share."""
 _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProvenChoice:
     """The alternative of a rule that a call runs by, under the hypothesis that holds."""
 
     key: tuple[float, tuple[int, int]]
@@ -52,7 +52,7 @@ class FamilyCall:
     placements: tuple[Placement, ...]
     foreign: tuple[bool, ...]
 
-    def recalled(self) -> Choice | None:
+    def recalled(self) -> ProvenChoice | None:
         """Return the choice of an earlier call of this family; None if there was none."""
         if self.axis.total < 2:  # of one sample, ops do other things: `squeeze`, broadcasts
             return None
@@ -66,7 +66,7 @@ class FamilyCall:
                     return replace(choice, results=results)
         return None
 
-    def remember(self, choice: Choice) -> None:
+    def remember(self, choice: ProvenChoice) -> None:
         """Keep a choice for calls of other batch sizes, unless it depends on the strides of this call."""
         if self.axis.total < 2 or draws(self.op, choice.op.args, dict(choice.op.kwargs)):
             return
@@ -81,7 +81,7 @@ class FamilyCall:
         index_dims = iotas(self.op, self.leaves.tensors, self.axis)
         return self.op, self.leaves.template(), kinds, self.placements, self.foreign, index_dims
 
-    def _is_of(self, choice: Choice, sizes: Sequence[int]) -> bool:
+    def _is_of(self, choice: ProvenChoice, sizes: Sequence[int]) -> bool:
         values = {B.name: self.axis.total}
         expected = {**dict(enumerate(sizes)), **dict(choice.hypothesis.sizes)}
         return all(evaluate(expected[i], values) == n for i, n in enumerate(self.leaves.sizes)) and all(
