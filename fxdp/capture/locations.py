@@ -27,7 +27,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
-_DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that is part of this package
+_DEMO = os.path.join(_LIBRARIES[1], "cli", "demo", "")  # user code that is part of this package
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = re.compile(r"(site|dist)-packages")
 _PROMPTS = ("<stdin>", "<string>")  # code typed at a prompt or passed by `-c`: user code without a file

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import read_inputs, run_model
 from fxdp.capture.locations import location_of_call, location_of_frame
-from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.python.flags import FLAGS, found_places, is_flag, is_selection, rows_at
+from fxdp.capture.python.unit_draws import UNIT_DRAWS
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.ir.graph.draws import reseed
 from fxdp.ir.graph.metadata import Location

@@ -43,6 +43,7 @@ __all__ = [
     "CAUSAL_MASK_TEST",
     "CHECKPOINT",
     "EXPORT_PRINT",
+    "LAZY_CUDA_CALL",
     "NODE_SUMMARY",
     "REGIONS",
     "BufferAOTInput",
@@ -80,6 +81,9 @@ CHECKPOINT = (
 
 EXPORT_PRINT = (export_trace, "print")
 """The function by which torch.export prints a failed export's graph; a module global hides the builtin."""
+
+LAZY_CUDA_CALL = (torch.cuda.random, "_lazy_call")
+"""The function by which each function of `torch.cuda` that seeds generators does so once CUDA is in use."""
 
 NODE_SUMMARY = (proxy_tensor, "_extract_tensor_metadata")
 """The function that makes `meta["tensor_meta"]` of each traced value, comparing strides with sizes."""

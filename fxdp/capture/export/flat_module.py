@@ -90,6 +90,8 @@ class FlatModule(nn.Module):
         """Decisions at flags of the batch; None refuses branches on the batch."""
         self.told = told or {}
         """Numbers that eager runs read from data, by batch size; hints for the code at that size."""
+        self.watches_draws = False
+        """Whether each draw in Python is looked at, after a run that drew."""
         self._cell = _Cell()
 
     @property
@@ -109,7 +111,13 @@ class FlatModule(nn.Module):
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             effects = stack.enter_context(
-                recording_effects(self.module, tensors, self.branches, self._told(tensors))
+                recording_effects(
+                    self.module,
+                    tensors,
+                    self.branches,
+                    self._told(tensors),
+                    watches_draws=self.watches_draws,
+                )
             )
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self.numbers))
@@ -129,8 +137,8 @@ class FlatModule(nn.Module):
             checks=tuple(Check(i, *answer) for i, answer in enumerate(effects.asked.answers, len(results))),
             changed=(*changed, *map(self._made, assigned.made)),
             assigned=tuple(f"module.{name}" for name in assigned.written),
-            read_values=tuple(effects.read_values.values()),
-            layout_reads=tuple(effects.layout_reads),
+            read_values=tuple(effects.reads.values.values()),
+            layout_reads=tuple(effects.reads.layouts),
             seeded=tuple(effects.seeded),
         )
         return (*results, *effects.asked.tensors)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fxdp import torch_compat
-from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.optimizer_steps import OPTIMIZER_STEPS
 from fxdp.capture.patches.plain_semantics import REFUSED
-from fxdp.capture.patches.random_numbers import RefusedGenerators, python_draws, seedings
+from fxdp.capture.patches.python_draws import refused_draws
+from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
-from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, value_reads
+from fxdp.capture.patches.tensor_reads import TEXT, TensorReads
 from fxdp.capture.patches.unbacked_hints import HintedNumber
-from fxdp.capture.python.raise_checks import AskedChecks, asserts
+from fxdp.capture.python.raise_checks import AskedChecks
 from fxdp.capture.python.tensor_slices import TensorSlices
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.capture.refusals.parameter_changes import unchanged_parameters
@@ -84,9 +84,8 @@ def around_capture() -> AbstractContextManager[None]:
 class RecordedEffects:
     """Effects recorded in one run of the model's code."""
 
-    asked: AskedChecks = field(default_factory=AskedChecks)
-    layout_reads: list[LayoutRead] = field(default_factory=list)
-    read_values: dict[int, ReadValue] = field(default_factory=dict)
+    asked: AskedChecks
+    reads: TensorReads
     seeded: list[tuple[str, Location]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +99,8 @@ def recording_effects(
     tensors: Sequence[Tensor],
     branches: tuple[bool, ...] | None = (),
     told: Sequence[HintedNumber] = (),
+    *,
+    watches_draws: bool = False,
 ) -> Iterator[RecordedEffects]:
     """Record the effects of one run of the model's code inside the block.
 
@@ -108,22 +109,18 @@ def recording_effects(
     Raises
     ------
     CaptureError : the code does something that no graph can hold; the error names the line.
+    UnwatchedDrawError : the code draws or seeds in Python and `watches_draws` is false; run it again with it.
     """
-    effects = RecordedEffects(AskedChecks(branches, told))
+    asked = AskedChecks(branches, told)
+    effects = RecordedEffects(asked, TensorReads(module, tensors, asked.must))
     # only active while the model's code runs: torch's tracing before and after uses unpatched functions
-    patches = (
-        DATA,
-        *TEXTS,
-        *layout_reads(effects.layout_reads, module, tensors),
-        *value_reads(effects.read_values),
-        *seedings(effects.seeded),
-        asserts(effects.asked),
-        *OPTIMIZER_STEPS,
-        *python_draws(),
-    )
+    patches = (TEXT, *seedings(effects.seeded), *OPTIMIZER_STEPS)
     # last, so that a hook on a parameter is refused before the wing makes it a part of the backward
     kept = patched(unchanged_parameters(module))
-    with DenseOnly(), patched(patches), RefusedGenerators(), python_semantics(effects), kept:
+    with (
+        refused_draws(watches_draws), DenseOnly(), effects.reads, patched(patches), RefusedGenerators(),
+        python_semantics(effects), kept,
+    ):  # fmt: skip
         yield effects
 
 

@@ -20,7 +20,7 @@ from fxdp.errors import CaptureError
 from fxdp.torch_compat import Patch, around
 
 _APPLY: Any = vars(torch.autograd.Function)["apply"]
-_DERIVATIVES = ("grad", "grad_and_value", "vjp", "jacrev", "hessian", "jvp")
+_DERIVATIVES = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
 
 
 def _refuse(what: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,6 @@ REFUSED: tuple[Patch, ...] = (
     Patch(Tensor, "register_hook", around(partial(_refuse, "a hook on a gradient"))),
     Patch(torch.autograd, "grad", around(partial(_refuse, "torch.autograd.grad"))),
     Patch(torch.autograd, "backward", around(partial(_refuse, "a backward inside of the model"))),
-    Patch(Tensor, "backward", around(partial(_refuse, "a backward inside of the model"))),
     *(Patch(torch.func, name, around(partial(_refuse, f"torch.func.{name}"))) for name in _DERIVATIVES),
 )
 """Patches for the export of the user's code."""

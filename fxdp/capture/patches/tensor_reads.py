@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
 from fxdp.errors import CaptureError
-from fxdp.torch_compat import FunctionalTensor, Patch, around, calling_frame, known_number
+from fxdp.ir.graph.metadata import Location
+from fxdp.torch_compat import FunctionalTensor, Patch, around, known_number
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 """Libraries with code that needs real ints and is not part of a model."""
@@ -61,36 +64,27 @@ def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list
     return [names for names in found.values() if names.get("__name__") and isinstance(names, dict)]
 
 
-def _traced_data(plain: Any) -> property:
-    """Replace `.data` in the user's code; code of torch, which leaves the trace by `.data`, is unaffected."""
-
-    def read(self: Tensor) -> Tensor:
-        if is_user_file(calling_frame().f_code.co_filename):
-            return self.detach()
-        return plain.__get__(self)  # type: ignore[no-any-return]
-
-    def write(self: Tensor, value: Tensor) -> None:
-        if not is_user_file(calling_frame().f_code.co_filename):
-            plain.__set__(self, value)
-            return
-        if (value.shape, value.dtype) != (self.shape, self.dtype):
-            raise CaptureError(
-                f"the model assigns {value.dtype}{list(value.shape)} to the data of {self.dtype}"
-                f"{list(self.shape)}. Keep shape and dtype, so that it can be written in place"
-            )
-        with torch.no_grad():
-            self.detach().copy_(value)
-
-    return property(read, write)
+def _asking_frame() -> FrameType:
+    """Return the frame that called what a mode or a patch of this file sees, without frames of dispatch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in _FILES or frame.f_code.co_name in _DISPATCH or frame.f_code in _TEXT_CODE
+    ):
+        frame = frame.f_back
+    return frame
 
 
-DATA = Patch(Tensor, "data", _traced_data)
+_FILES = frozenset({__file__, around.__code__.co_filename})
+_DISPATCH = frozenset({"__torch_function__", "handle_torch_function"})
+_TEXT_CODE = frozenset(
+    function.__code__ for function in (Tensor.__repr__, Tensor.__format__, nn.Parameter.__repr__)
+)
 
 
 def _text(plain: Callable[..., str], self: Tensor, *args: Any, **kwargs: Any) -> str:
     """Return a text that may be printed; computing with the text, which shows a traced tensor, is refused."""
     made = plain(self, *args, **kwargs)
-    return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
+    return _Text(made) if is_user_file(_asking_frame().f_code.co_filename) else made
 
 
 def _formatted(plain: Callable[..., str], self: Tensor, form: str = "") -> str:
@@ -98,7 +92,7 @@ def _formatted(plain: Callable[..., str], self: Tensor, form: str = "") -> str:
     if (known := known_number(self)) is not None:
         return format(known, form)
     made = plain(self, form)
-    return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
+    return _Text(made) if is_user_file(_asking_frame().f_code.co_filename) else made
 
 
 def _refused(self: str, *args: Any) -> Any:
@@ -113,72 +107,109 @@ _ASKED = (
     "rfind", "rindex", "startswith", "endswith", "split", "rsplit", "splitlines", "partition", "rpartition",
 )  # fmt: skip
 """Methods by which code could decide on a text; printing needs none of these."""
-_Text = type("_Text", (str,), {**dict.fromkeys(_ASKED, _refused), "__hash__": str.__hash__})
-TEXTS = (
-    *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
-    Patch(Tensor, "__format__", around(_formatted)),  # frames of torch are between this and `__repr__`
-)
 
 
-def value_reads(found: dict[int, ReadValue]) -> tuple[Patch, ...]:
-    """Return patches that record which tensors from outside of the trace the user's code reads by value.
+def _behind(self: str, start: str) -> str:
+    """Return a text behind a start, as a parameter's text has one."""
+    made: str = _Text(start + str(self))
+    return made
 
-    self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
+
+_OWN = {"__radd__": _behind, "__hash__": str.__hash__}
+_Text = type("_Text", (str,), {**dict.fromkeys(_ASKED, _refused), **_OWN})
+TEXT = Patch(FunctionalTensor, "__repr__", around(_text))
+"""Patch for texts of traced tensors, which do not ask a mode."""
+
+
+class TensorReads(TorchFunctionMode):
+    """Mode that records what the user's code reads of tensors; texts and `data` are as a graph needs these.
+
+    A mode instead of patches: modes affect only this thread, and no attribute is replaced.
+
+    Attributes
+    ----------
+    values : the tensors from outside of the trace that the code reads by value.
+
+        self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
+
+    layouts : the lines that read memory layouts; for `view` only of the inputs themselves.
+    asserted : called with each value that the code asserts by `torch._assert_async`, and with the line.
+        `torch.distributions` asserts so while a model is exported, since torch 2.15.
     """
 
-    def read(plain: Callable[..., Any], self: Tensor, *args: Any) -> Any:
-        if type(self) is Tensor:
-            found.setdefault(id(self), ReadValue(self, location_of_call()))
-        return plain(self, *args)
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[Tensor], asserted: Callable[[Tensor, Location], None]
+    ) -> None:
+        super().__init__()
+        self._asserted = asserted
+        self.values: dict[int, ReadValue] = {}
+        self.layouts: list[LayoutRead] = []
+        self._held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        self._given = {id(tensor): i for i, tensor in enumerate(inputs)}
 
-    return tuple(Patch(Tensor, name, around(read)) for name in _VALUES)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in _VALUES:
+            if type(args[0]) is Tensor:
+                self.values.setdefault(id(args[0]), ReadValue(args[0], location_of_call()))
+            return func(*args, **kwargs)
+        if name in _LAYOUTS:
+            return self._layout(name, func, args, kwargs)
+        if name in ("__get__", "__set__") and getattr(func, "__self__", None) is Tensor.data:
+            return _traced_data(func, *args)
+        if name == "_assert_async":
+            return self._asserted(args[0], location_of_call())
+        if name == "__repr__":
+            return _text(func, *args, **kwargs)
+        return _formatted(func, *args) if name == "__format__" else func(*args, **kwargs)
 
-
-_VALUES = ("item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__")
-
-
-def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
-    """Return patches that record reads of memory layouts; for `view` only of the `inputs` themselves."""
-    held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    given = {id(tensor): i for i, tensor in enumerate(inputs)}
-
-    def derived(tensor: Tensor, _: Any) -> bool:
-        return id(tensor) not in held
-
-    def regrouped(tensor: Tensor, result: Tensor) -> bool:
+    def _layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        tensor = args[0] if args else kwargs["input"]
+        of = self._given.get(id(tensor)) if name == "view" else None
         # a view that keeps all dims (`ids.view(-1, length)`) works with any strides; comparing texts adds no
         # guards
-        return id(tensor) in given and str(result.shape) != str(tensor.shape)
-
-    def noted(owner: Any, name: str, offset: int | None, counts: Callable[..., bool]) -> Patch:
-        def read(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = plain(*args, **kwargs)
-            frame = calling_frame()
-            tensor = args[0] if args else kwargs["input"]
-            if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
-                begins = offset is not None and (len(args) > offset or "storage_offset" in kwargs)
-                of = given[id(tensor)] if counts is regrouped else None
-                found.append(LayoutRead(name, location_of_frame(frame), begins, of))
-            return result
-
-        return Patch(owner, name, around(read))
-
-    return (*(noted(*reader, derived) for reader in _READERS), noted(Tensor, "view", None, regrouped))
+        regrouped = of is not None and str(result.shape) != str(tensor.shape)
+        counts = regrouped if name == "view" else id(tensor) not in self._held
+        if counts and is_user_file((frame := _asking_frame()).f_code.co_filename):
+            offset = _LAYOUTS[name]
+            begins = offset is not None and (len(args) > offset or "storage_offset" in kwargs)
+            self.layouts.append(LayoutRead(name, location_of_frame(frame), begins, of))
+        return result
 
 
-_READERS: tuple[tuple[Any, str, int | None], ...] = (
-    (Tensor, "stride", None),
-    (Tensor, "storage_offset", 0),
-    (Tensor, "is_contiguous", None),
-    (Tensor, "as_strided", 3),
-    (Tensor, "as_strided_", 3),
-    (Tensor, "as_strided_scatter", 4),
-    (torch, "as_strided", 3),
-    (torch, "as_strided_copy", 3),
-    (torch, "as_strided_scatter", 4),
+_VALUES = frozenset(
+    {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
 )
-"""Functions that read memory layouts: owner, name, and position of the storage offset among the arguments.
+_LAYOUTS: dict[str, int | None] = {
+    "stride": None,
+    "storage_offset": 0,
+    "is_contiguous": None,
+    "as_strided": 3,
+    "as_strided_": 3,
+    "as_strided_copy": 3,
+    "as_strided_scatter": 4,
+    "view": None,
+}
+"""Functions that read memory layouts, with the position of the storage offset among the arguments.
 
 The result depends on the tensor's own storage offset if that argument is given. None: the result never
 depends on the offset.
 """
+
+
+def _traced_data(func: Any, self: Tensor, *value: Any) -> Any:
+    """Read or write `.data` in the user's code; code of torch, which leaves the trace so, is unaffected."""
+    if not is_user_file(_asking_frame().f_code.co_filename):
+        return func(self, *value)
+    if func.__name__ == "__get__":
+        return self.detach()
+    (new,) = value
+    if (new.shape, new.dtype) != (self.shape, self.dtype):
+        raise CaptureError(
+            f"the model assigns {new.dtype}{list(new.shape)} to the data of {self.dtype}"
+            f"{list(self.shape)}. Keep shape and dtype, so that it can be written in place"
+        )
+    with torch.no_grad():
+        self.detach().copy_(new)
+    return None

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from fxdp.capture.patches.patch_tables import RecordedEffects, capture_semantics, python_semantics
-from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.patches.tensor_reads import symbolic_len
 from fxdp.capture.python.autograd_functions import AUTOGRAD
 from fxdp.capture.python.flags import FLAGS
@@ -17,6 +16,7 @@ from fxdp.capture.python.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
 from fxdp.capture.python.norm_averages import NORMS
 from fxdp.capture.python.raise_checks import checks
 from fxdp.capture.python.substitutes import SUBSTITUTES
+from fxdp.capture.python.unit_draws import UNIT_DRAWS
 from fxdp.torch_compat import Patch, patched
 
 

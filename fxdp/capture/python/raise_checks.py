@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Otherwise
-from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
-from fxdp.capture.patches.random_numbers import integer_part
+from fxdp.capture.locations import is_user_file, location_of_frame
 from fxdp.capture.patches.unbacked_hints import HintedNumber, UnbackedHints
 from fxdp.capture.python.flags import Selections, found_places, is_flag, likely, rows_at
+from fxdp.capture.python.unit_draws import integer_part
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
 
@@ -120,18 +120,6 @@ class AskedChecks:
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append(answer)
         self._askers.append(len(self._askers))
-
-
-def asserts(asked: AskedChecks) -> Patch:
-    """Return the patch by which `torch._assert_async` is a check of each step.
-
-    `torch.distributions` calls this function while a model is exported, since torch 2.15.
-    """
-
-    def asserted(plain: Callable[..., None], tensor: Tensor, *message: str) -> None:
-        asked.must(tensor, location_of_call())
-
-    return Patch(torch, "_assert_async", around(asserted))
 
 
 def checks(asked: AskedChecks) -> tuple[Patch, ...]:

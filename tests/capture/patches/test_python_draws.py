@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.patches.random_numbers import Drawn, python_draws
+from fxdp.capture.patches.python_draws import Drawn, python_draws
 from fxdp.errors import CaptureError
 from fxdp.torch_compat import patched
 from tests.capture.oracle import check
@@ -80,7 +80,7 @@ _OF_THE_SYSTEM = [_asks_the_system, _keeps_a_secret, _names_itself, _begins_anyw
 @pytest.mark.parametrize("body", [*_OF_PYTHON, *_OF_THE_SYSTEM])
 def test_what_decides_is_refused_with_its_line(body: Any) -> None:
     with pytest.raises(
-        CaptureError, match=r"test_random_numbers.py:\d+ `.*draws a random number in Python.*input"
+        CaptureError, match=r"test_python_draws.py:\d+ `.*draws a random number in Python.*input"
     ):
         capture(_Model(body), (torch.randn(8, 4),), {})
 
@@ -185,7 +185,7 @@ OWNED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", OWNED)
 def test_draws_from_a_generator_of_the_models_own_are_refused(name: str) -> None:
-    said = r"test_random_numbers.py:\d+ `.*draws from a generator of the model's own.*register_buffer"
+    said = r"test_python_draws.py:\d+ `.*draws from a generator of the model's own.*register_buffer"
     with pytest.raises(CaptureError, match=said):
         capture(_Drawing(OWNED[name]), (torch.randn(8, 4),), {})
 
@@ -193,7 +193,7 @@ def test_draws_from_a_generator_of_the_models_own_are_refused(name: str) -> None
 @pytest.mark.parametrize("body", [_seeds_torch, _forks, _rewinds])
 def test_seeding_what_the_forward_draws_from_is_refused(body: Callable[[Tensor], Tensor]) -> None:
     said = (
-        r"test_random_numbers.py:\d+ `.*calls torch(.random)?.(manual_seed|fork_rng|set_rng_state) and draws"
+        r"test_python_draws.py:\d+ `.*calls torch(.random)?.(manual_seed|fork_rng|set_rng_state) and draws"
     )
     with pytest.raises(CaptureError, match=said):
         capture(_Drawing(body), (torch.randn(8, 4),), {})
