@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,12 @@ class Straight(nn.Linear):
 class Drawn(nn.Linear):
     def forward(self, x): return super().forward(x) * random.randint(1, 3)
 
+class Summed(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        torch.distributed.all_reduce(y)
+        return y
+
 def refusal(model):
     try:
         fxdp.compile(model)(torch.ones(4, 3))
@@ -49,6 +56,10 @@ loss.backward()
 assert abs(loss.item() - wanted.item()) < 1e-12 and plain[0].weight.grad is not None
 assert "Sign is not captured with FXDP_WINGS=off" in refusal(Straight(3, 2)), refusal(Straight(3, 2))
 assert "random.randint draws a random number in Python" in refusal(Drawn(3, 2))
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert "torch.distributed.all_reduce in a model is not captured" in refusal(Summed(3, 2))
+dist.destroy_process_group()
 normed = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 assert fxdp.verify(normed, (torch.randn(6, 3),), mesh={"dp": 2}).ok
 print(*sorted(name for name in sys.modules if name.split(".")[:2] in WINGS))
@@ -78,6 +89,19 @@ def _run(folder: Path, program: str) -> str:
 def test_the_core_trains_and_refuses_alone(tmp_path: Path) -> None:
     wings = [["fxdp", name] for name in WINGS]
     assert _run(tmp_path, _TRAIN.replace("in WINGS", f"in {wings}")).strip() == ""
+
+
+def test_a_step_touches_little_of_torch() -> None:
+    """Attributes are behind the guard (`tests/torch_compat/test_gate.py`); names count if their code ran."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.torch_compat.core_run"],
+        env={**os.environ, "FXDP_WINGS": "off", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANG_S, check=True,
+    )  # fmt: skip
+    found = json.loads(ended.stdout)
+    assert len(found["captured"]) <= 40, found["captured"]
+    assert len(found["compiled"]) <= 44, found["compiled"]
+    assert len(found["private"]) <= 100, found["private"]
 
 
 def test_the_backend_is_refused_in_one_line(tmp_path: Path) -> None:

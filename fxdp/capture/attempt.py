@@ -20,7 +20,7 @@ from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.inputs import samples
 from fxdp.capture.patches.module_state import Number, numbers_of
 from fxdp.capture.patches.outside_state import ExternalState
-from fxdp.capture.patches.python_draws import UnwatchedDrawError
+from fxdp.capture.patches.python_draws import UncheckedDrawError
 from fxdp.capture.patches.unbacked_hints import HintedNumber, decided_by_size
 from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.refusals.diagnose import is_data_dependent
@@ -59,7 +59,7 @@ class Tracer:
         """The forward graph at this batch size, with it or with a symbol as its batch size."""
         try:
             return self._export(batch, symbolic)
-        except UnwatchedDrawError:
+        except UncheckedDrawError:
             self.program.watches_draws = True
             return self._export(batch, symbolic)
 

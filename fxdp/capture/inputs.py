@@ -176,7 +176,7 @@ _FLAT = frozenset((torch.Tensor, nn.Parameter, bool, *_PLAIN)) - {list}
 @lru_cache(maxsize=1024)
 def _flat_spec(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
     """Return the structure of a call whose arguments are leaves: a number of them, and named ones."""
-    return pytree.tree_structure(((None,) * count, dict.fromkeys(names)))
+    return pytree.tree_flatten(((None,) * count, dict.fromkeys(names)))[1]
 
 
 def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:

@@ -32,7 +32,8 @@ from fxdp.dynamo.dynamo_inputs import batch_dim
 from fxdp.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.dynamo.traced_call import TracedCall, TracedOptions
 from fxdp.settings import wings_are_on
-from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
+from fxdp.torch_compat.dynamo import TracedFrame, offer_backend
+from fxdp.torch_compat.outer_call import graph_end, outer_call
 
 # pip registers the backend by an entry point; this line is for fxdp used from a folder
 offer_backend("fxdp", f"{__name__}:backend")

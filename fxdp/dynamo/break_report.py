@@ -22,7 +22,8 @@ from fxdp.capture.locations import is_user_file
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.ir.graph.metadata import Location
-from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_out, graph_breaks
+from fxdp.torch_compat.dynamo import GraphBreak, TracedFrame, graph_breaks
+from fxdp.torch_compat.outer_call import OuterCall, frames_left_out
 
 _KEPT = "_fxdp_breaks"
 _WORDS = {"generic_jump": "Python decides on a tensor's value"}

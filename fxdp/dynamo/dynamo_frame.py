@@ -7,7 +7,8 @@ import re
 from torch import nn
 
 from fxdp.errors import InputError
-from fxdp.torch_compat import TracedFrame, running_ddp, traced_frame
+from fxdp.torch_compat import running_ddp
+from fxdp.torch_compat.dynamo import TracedFrame, traced_frame
 
 _REMEDY = (
     '; options={"graph_breaks": True} compiles each graph as a program of its own, by which you promise that '

@@ -16,7 +16,7 @@ from fxdp.dynamo.dynamo_sizes import TracedSizes, is_read
 from fxdp.dynamo.traced_model import GraphOperand, TracedGraph
 from fxdp.errors import InputError
 from fxdp.ir.graph.graphs import attribute_of
-from fxdp.torch_compat import TracedFrame, forget_sizes
+from fxdp.torch_compat.dynamo import TracedFrame, forget_sizes
 
 _NO_NAMES: Mapping[int, str] = {}
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from fxdp.dynamo.traced_model import GraphOperand
 from fxdp.errors import InputError
-from fxdp.torch_compat import TracedFrame, input_source
+from fxdp.torch_compat.dynamo import TracedFrame, input_source
 
 _STEP = re.compile(r"\[('(?P<key>[^']*)'|(?P<index>\d+))\]|\.(?P<attribute>\w+)(?![\w(])")
 _REGISTRIES = ("_modules", "_parameters", "_buffers")

@@ -16,7 +16,7 @@ from fxdp.dynamo.traced_model import SizeGuard
 from fxdp.errors import InputError
 from fxdp.ir.graph.graphs import attribute_of
 from fxdp.ir.graph.metadata import Location
-from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
+from fxdp.torch_compat.dynamo import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
 Place = tuple[str, int]
 """The name of an input, and one of the input's dims."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.dynamo.dynamo_inputs import GraphInput
 from fxdp.errors import InputError
-from fxdp.torch_compat import OuterCall
+from fxdp.torch_compat.outer_call import OuterCall
 
 _LIES = "_fxdp_lies"
 

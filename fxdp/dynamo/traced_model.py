@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import sympy
 from torch import Tensor, fx, nn
 
-from fxdp import torch_compat
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.request import Guarded
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import Location, tensor_type
 from fxdp.ir.graph.signature import Input
+from fxdp.torch_compat.dynamo import run_traced
 
 
 class GraphOperand(NamedTuple):
@@ -101,7 +101,7 @@ class TracedModel(Guarded):
         """Run the graph whose key is among the keywords, and return its results."""
         graph = self._asked(inputs)
         values = [self._value(operand, inputs) for operand in graph.operands]
-        return tuple(torch_compat.run_traced(graph.gm, *values))
+        return tuple(run_traced(graph.gm, *values))
 
     def _asked(self, inputs: Iterable[str]) -> TracedGraph:
         return next(self._graphs.known[name] for name in inputs if name in self._graphs.known)

@@ -2,7 +2,8 @@
 
 To support a new torch release, read this room. Other rooms import from the package, not from the files in
 the package, and also import from here the classes that torch keeps in private modules. So this package
-shows everything that fxdp needs from torch.
+shows everything that fxdp needs from torch. Only the wing `dynamo` imports `dynamo` and `outer_call`, which
+no other room needs.
 """
 
 # ruff: noqa: E402
@@ -15,7 +16,6 @@ from fxdp.torch_compat.channels import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403
 from fxdp.torch_compat.dtensor import *  # noqa: F403
 from fxdp.torch_compat.dtensor_ops import *  # noqa: F403
-from fxdp.torch_compat.dynamo import *  # noqa: F403
 from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.fake_values import *  # noqa: F403
@@ -25,7 +25,6 @@ from fxdp.torch_compat.inductor import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
 from fxdp.torch_compat.one_rank import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
-from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.patch import *  # noqa: F403
 from fxdp.torch_compat.permanent import *  # noqa: F403
 from fxdp.torch_compat.releases import *  # noqa: F403

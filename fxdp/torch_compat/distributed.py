@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import (
-    PrefixStore,
-    ProcessGroup,
-    TCPStore,
-    Work,
     _broadcast_coalesced,
     _register_process_group,
     _register_work,
     _resolve_process_group,
 )
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroup,
+    TCPStore,
+    Work,
+    distributed_c10d,
+)
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
+    "DEFAULT_GROUP",
     "PrefixStore",
     "TCPStore",
     "Work",
@@ -38,6 +42,17 @@ __all__ = [
     "start_sums",
     "start_zero_copy",
 ]  # fmt: skip
+
+
+DEFAULT_GROUP = (distributed_c10d, "_rank_not_in_group")
+"""The function that each collective, and each question about ranks, calls before it uses a group."""
+
+
+def flatten_state_dict(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a nested state by their paths, as `torch.distributed.checkpoint` names them."""
+    from torch.distributed.checkpoint import _nested_dict
+
+    return _nested_dict.flatten_state_dict(state)[0]
 
 
 def broadcast_coalesced(group: ProcessGroup, tensors: Sequence[Tensor], bucket_bytes: int) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxdp.torch_compat.dtensor import dtensor_like, new_dtensor
 from fxdp.torch_compat.operators import torch_release
@@ -81,7 +81,7 @@ def _on_our_meshes(
     handler: Callable[..., Any], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     # checking the first operand is enough as a rule; checking all takes longer than an op on a gradient
-    ours = _is_ours(args[0] if args else None) or any(map(_is_ours, tree_iter((args, kwargs))))
+    ours = _is_ours(args[0] if args else None) or any(map(_is_ours, tree_leaves((args, kwargs))))
     return (handler if ours else _as_torch_does)(op, args, kwargs)
 
 

@@ -15,7 +15,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,17 +53,20 @@ def one_device_for_good(sees: Callable[[FrameType], bool]) -> None:
 
 def arguments_of_modules(frame: FrameType | None) -> Iterator[Any]:
     """Yield the arguments of each forward of a module and backward of a function in which a frame runs."""
+    calls = _calls()
     while frame is not None:
-        for name in _CALLS.get(frame.f_code, ()):
+        for name in calls.get(frame.f_code, ()):
             yield frame.f_locals.get(name)
         frame = frame.f_back
 
 
-_CALLS = {
-    nn.Module._call_impl.__code__: ("args", "kwargs"),
-    BackwardCFunction.apply.__code__: ("args",),
-}
-"""The code that calls a module's forward or a function's backward, and the names of its arguments."""
+@functools.cache
+def _calls() -> dict[CodeType, tuple[str, ...]]:
+    """Return the code that calls a module's forward or a function's backward, and its arguments' names."""
+    return {
+        nn.Module._call_impl.__code__: ("args", "kwargs"),
+        BackwardCFunction.apply.__code__: ("args",),
+    }
 
 
 def _always(_: FrameType) -> bool:

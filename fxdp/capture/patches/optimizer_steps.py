@@ -7,15 +7,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxdp.capture.locations import location_of_call
 from fxdp.errors import CaptureError
-from fxdp.torch_compat import Patch, around
+from fxdp.torch_compat import Patch, around, patched
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -25,14 +28,23 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-_KINDS = tuple(
-    kind
-    for kind in vars(torch.optim).values()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and "step" in vars(kind)
-)
-OPTIMIZER_STEPS: tuple[Patch, ...] = (
-    Patch(nn.Module, "zero_grad", around(_refuse)),
-    *(Patch(kind, "step", around(_refuse)) for kind in _KINDS),
-    Patch(Optimizer, "zero_grad", around(_refuse)),
-)
-"""Patches for runs of the user's code."""
+@contextlib.contextmanager
+def refused_steps() -> Iterator[None]:
+    """Refuse steps of optimizers of any class by this thread inside the block.
+
+    Raises
+    ------
+    CaptureError : an optimizer steps, or gradients are set to zero.
+    """
+    thread = threading.get_ident()
+
+    def refuse(*_: Any) -> None:
+        if threading.get_ident() == thread:
+            _refuse()
+
+    handle = register_optimizer_step_pre_hook(refuse)  # of all optimizers of the process
+    try:
+        with patched(Patch(owner, "zero_grad", around(_refuse)) for owner in (nn.Module, Optimizer)):
+            yield
+    finally:
+        handle.remove()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fxdp import torch_compat
 from fxdp.capture.patches.checkpoints import REENTRANT
-from fxdp.capture.patches.optimizer_steps import OPTIMIZER_STEPS
-from fxdp.capture.patches.plain_semantics import REFUSED
+from fxdp.capture.patches.optimizer_steps import refused_steps
+from fxdp.capture.patches.plain_semantics import REFUSED, RefusedCollectives
 from fxdp.capture.patches.python_draws import refused_draws
 from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
@@ -109,25 +109,28 @@ def recording_effects(
     Raises
     ------
     CaptureError : the code does something that no graph can hold; the error names the line.
-    UnwatchedDrawError : the code draws or seeds in Python and `watches_draws` is false; run it again with it.
+    UncheckedDrawError : the code draws or seeds in Python and `watches_draws` is false; run it again with it.
     """
     asked = AskedChecks(branches, told)
     effects = RecordedEffects(asked, TensorReads(module, tensors, asked.must))
     # only active while the model's code runs: torch's tracing before and after uses unpatched functions
-    patches = (TEXT, *seedings(effects.seeded), *OPTIMIZER_STEPS)
+    patches = (TEXT, *seedings(effects.seeded))
     # last, so that a hook on a parameter is refused before the wing makes it a part of the backward
     kept = patched(unchanged_parameters(module))
     with (
         refused_draws(watches_draws), DenseOnly(), effects.reads, patched(patches), RefusedGenerators(),
+        refused_steps(),
         python_semantics(effects), kept,
     ):  # fmt: skip
         yield effects
 
 
 @seam("python")
-def python_semantics(effects: RecordedEffects) -> AbstractContextManager[object]:
-    """Return a context for one run of the model's code; without the wing, one that refuses."""
-    return patched(REFUSED)
+@contextlib.contextmanager
+def python_semantics(effects: RecordedEffects) -> Iterator[None]:
+    """Run the model's code once inside the block; without the wing, what it needs is refused."""
+    with patched(REFUSED), RefusedCollectives():
+        yield
 
 
 @contextlib.contextmanager
@@ -139,9 +142,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
         stack.enter_context(around_capture())
-        here = stack.enter_context(
-            patched((*ALL_OF_CAPTURE, *torch_compat.one_device(), *capture_semantics(module, loss_fn)))
-        )
+        here = stack.enter_context(patched((*ALL_OF_CAPTURE, *capture_semantics(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():

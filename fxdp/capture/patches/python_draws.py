@@ -68,7 +68,7 @@ class Drawn:
     __eq__ = __ne__ = __hash__ = _refuse
 
 
-class UnwatchedDrawError(Exception):
+class UncheckedDrawError(Exception):
     """The code moved a generator of Python or NumPy in a run in which draws are not looked at."""
 
 
@@ -80,7 +80,7 @@ def refused_draws(watched: bool) -> Iterator[None]:
 
     Raises
     ------
-    UnwatchedDrawError : not `watched`, and the code drew or seeded; the generators are as before.
+    UncheckedDrawError : not `watched`, and the code drew or seeded; the generators are as before.
     CaptureError : the code uses a random number's value, with the line.
     """
     if watched:
@@ -93,7 +93,7 @@ def refused_draws(watched: bool) -> Iterator[None]:
         if restored[0] or _differ(before, _states()):
             random.setstate(before[0])
             np.random.set_state(before[1])
-            raise UnwatchedDrawError from cause
+            raise UncheckedDrawError from cause
 
     def restore(plain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         restored[0] = restored[0] or is_user_file(calling_frame().f_code.co_filename)

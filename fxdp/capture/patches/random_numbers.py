@@ -76,7 +76,9 @@ def _is_between(file: str) -> bool:
     return file in _BETWEEN or file.startswith(_WRAPPERS)
 
 
-_WRAPPERS = tuple(os.path.join(os.path.dirname(inspect.getfile(torch)), name) for name in ("_compile.py", "_dynamo/"))
+_WRAPPERS = tuple(
+    os.path.join(os.path.dirname(inspect.getfile(torch)), name) for name in ("_compile.py", "_dynamo/")
+)
 """Files whose functions torch wraps around its own."""
 
 

@@ -17,13 +17,13 @@ from fxdp.capture.python.norm_averages import NORMS
 from fxdp.capture.python.raise_checks import checks
 from fxdp.capture.python.substitutes import SUBSTITUTES
 from fxdp.capture.python.unit_draws import UNIT_DRAWS
-from fxdp.torch_compat import Patch, patched
+from fxdp.torch_compat import Patch, one_device, patched
 
 
 def _of_capture(
     _own: Callable[..., Any], module: nn.Module, loss_fn: Callable[..., Any] | None
 ) -> tuple[Patch, ...]:
-    return (*NORMS, *SUBSTITUTES, symbolic_len(module, loss_fn))
+    return (*one_device(), *NORMS, *SUBSTITUTES, symbolic_len(module, loss_fn))
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
 
 def differences(state: Mapping[str, Any], metadata: Metadata) -> list[str]:
     """Return one line for each name that is missing, extra or of a different shape in the checkpoint."""
-    wanted, _ = flatten_state_dict(dict(state))
+    wanted = flatten_state_dict(dict(state))
     there = {k: m for k, m in metadata.state_dict_metadata.items() if k.partition(".")[0] in state}
     lines = []
     if _groups(wanted) != _groups(there):  # one line instead of one for each of the many options of groups

@@ -192,9 +192,7 @@ def test_draws_from_a_generator_of_the_models_own_are_refused(name: str) -> None
 
 @pytest.mark.parametrize("body", [_seeds_torch, _forks, _rewinds])
 def test_seeding_what_the_forward_draws_from_is_refused(body: Callable[[Tensor], Tensor]) -> None:
-    said = (
-        r"test_python_draws.py:\d+ `.*calls torch(.random)?.(manual_seed|fork_rng|set_rng_state) and draws"
-    )
+    said = r"test_python_draws.py:\d+ `.*calls torch(.random)?.(manual_seed|fork_rng|set_rng_state) and draws"
     with pytest.raises(CaptureError, match=said):
         capture(_Drawing(body), (torch.randn(8, 4),), {})
 

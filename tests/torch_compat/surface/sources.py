@@ -50,7 +50,7 @@ def named() -> Named:
 def read_file(file: Path, found: Named) -> None:
     """Add what one file names."""
     nodes = list(ast.walk(ast.parse(file.read_text())))
-    bound = _bound(nodes)
+    known = bound_names(nodes)
     skipped = {id(node) for guard in nodes if _is_guard(guard) for node in ast.walk(guard)}
     skipped |= {
         id(node.value) for node in nodes if isinstance(node, ast.Attribute)
@@ -59,18 +59,18 @@ def read_file(file: Path, found: Named) -> None:
         if id(node) in skipped:
             continue
         place = f"{file.name}:{getattr(node, 'lineno', '')}"
-        for path in _paths(node, bound):
+        for path in torch_paths(node, known):
             if path.startswith("torch.ops."):
                 op = path.removeprefix("torch.ops.")
                 if "." in op and not op.startswith("fxdp."):
                     found.ops.setdefault(op, place)
             else:
                 found.names.setdefault(path, place)
-    for config in set(_CONFIGS) & set(bound.values()):
+    for config in set(_CONFIGS) & set(known.values()):
         found.settings.update({f"{config}:{text}": file.name for node in nodes if (text := _text(node))})
 
 
-def _bound(nodes: list[ast.AST]) -> dict[str, str]:
+def bound_names(nodes: list[ast.AST]) -> dict[str, str]:
     """Names that mean something of torch in a file: what is imported, and what is assigned from that."""
     known = {"torch": "torch"}
     for node in nodes:
@@ -89,7 +89,7 @@ def _bound(nodes: list[ast.AST]) -> dict[str, str]:
     return known
 
 
-def _paths(node: ast.AST, bound: Mapping[str, str]) -> Iterator[str]:
+def torch_paths(node: ast.AST, bound: Mapping[str, str]) -> Iterator[str]:
     if isinstance(node, ast.ImportFrom) and _is_torch(node.module):
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Attribute) and (path := _dotted(node, bound)):
