@@ -106,9 +106,10 @@ class GlobalTensor(torch.Tensor):
             memo[id(self)] = copied
         return memo[id(self)]  # type: ignore[no-any-return]
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled: a part means nothing without its ranks."""
-        raise self._no_memory("pickled or saved")
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle or save the full value, a plain tensor; all ranks must do so together."""
+        plain = self._detached().full().requires_grad_(self.requires_grad)
+        return plain.__reduce_ex__(protocol)
 
     def __format__(self, spec: str) -> str:
         """Format a single number as one; anything else as its repr."""

@@ -62,8 +62,14 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     elif _is_full(target) and draws(op, args, kwargs) and all(map(_is_full, args[1:])):
         _draw_in_place(op, target, args, kwargs)
     else:
-        _write(target, _functional(op)(*args, **kwargs))
+        _write(target, _functional(op)(*_with_defaults(op, args, kwargs), **kwargs))
     return target
+
+
+def _with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    # torch leaves out arguments that are an op's defaults, which its functional form may not have
+    rest = [a for a in op._schema.arguments[len(args) :] if not a.kwarg_only and a.name not in kwargs]
+    return [*args, *(a.default_value for a in rest if a.has_default_value())]
 
 
 def _draw_in_place(op: OpOverload, target: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

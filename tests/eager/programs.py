@@ -370,6 +370,15 @@ def transformer_layer(batch: Batch) -> dict[str, Any]:
 
 
 @program
+def dropout_of_one_half_in_training_and_without_gradient(batch: Batch) -> dict[str, Any]:
+    model, (x, _) = net(), batch(*data())
+    out = F.dropout(model(x), 0.5)
+    with torch.no_grad():
+        kept = F.dropout(x, 0.5)
+    return {"out": out.sum().item(), "kept": kept, "noise": torch.rand(3)}
+
+
+@program
 def transformer_layer_with_dropout(batch: Batch) -> dict[str, Any]:
     return _encoder(batch, 0.1)
 

@@ -38,6 +38,9 @@ def test_it_reads_as_the_tensor_of_one_device() -> None:
     copied = copy.deepcopy(x)
     copied[0] = 7
     assert x[0, 0].item() == 0.0
+    saved = pickle.loads(pickle.dumps(x))
+    assert type(saved) is Tensor
+    assert torch.equal(saved, x.full())
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -45,7 +48,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "storage": (lambda x: x.untyped_storage(), "storage"),
     "typed storage": (lambda x: x.storage(), "storage"),
     "dlpack": (np.from_dlpack, "exported by DLPack"),
-    "pickle": (pickle.dumps, "pickled or saved"),
     "squeeze_": (lambda x: x.squeeze_(), "x = x.squeeze"),
     "resize_": (lambda x: x.resize_(2, 2), "resize_|x = x.resize"),
     "out": (lambda x: torch.add(x, 1, out=torch.empty(4, 3)), "leave out= away"),
