@@ -20,7 +20,7 @@ from fxdp.eager.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
-from fxdp.torch_compat import call_without_torch_function, without_torch_function
+from fxdp.torch_compat import call_without_torch_function, of_function_transform, without_torch_function
 
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
@@ -71,13 +71,19 @@ def replicated(value: Tensor, axis: BatchAxis) -> GlobalTensor:
 
 
 class _Replicated(torch.autograd.Function):
-    """A plain tensor as a global one."""
+    """A plain tensor as a global one; a parameter may enter inside of a transform of torch.func, too."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, axis: BatchAxis) -> GlobalTensor:
+    def forward(value: Tensor, axis: BatchAxis) -> GlobalTensor:
+        return wrapped(value.detach(), axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, BatchAxis], output: Any) -> None:
+        value, axis = inputs
         ctx.axis, ctx.leaf = axis, value if value.is_leaf else None
         ctx.order = next(axis.ranks.entries)
-        return wrapped(value.detach(), axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
@@ -106,8 +112,9 @@ class _Full(torch.autograd.Function):
 def _entered(value: Any, axis: BatchAxis) -> Any:
     if type(value) is GlobalTensor:
         return value
-    if isinstance(value, Tensor):
-        return _entered_tensor(value, axis) if value.requires_grad else value
+    if isinstance(value, Tensor):  # a transform of torch.func derives by its own tensors
+        enters = value.requires_grad and not of_function_transform(value)
+        return _entered_tensor(value, axis) if enters else value
     if type(value) in (list, tuple):
         return type(value)([_entered(one, axis) for one in value])
     return value
@@ -122,7 +129,7 @@ def _entered_tensor(value: Tensor, axis: BatchAxis) -> Any:
         if made._version == 0 and made._local.data_ptr() == value.data_ptr():  # as `p.data = ...` changes it
             return made
     made = _Replicated.apply(value, axis)  # type: ignore[no-untyped-call]
-    if value.is_leaf:
+    if value.is_leaf and type(made) is GlobalTensor:  # not a tensor of a transform of torch.func
         entered[id(value)] = value, made
     return made
 

@@ -109,7 +109,7 @@ class GlobalTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle or save the full value, a plain tensor; all ranks must do so together."""
         plain = self._detached().full().requires_grad_(self.requires_grad)
-        return plain.__reduce_ex__(protocol)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         """Format a single number as one; anything else as its repr."""

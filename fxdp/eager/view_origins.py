@@ -71,7 +71,7 @@ def note_view(view: Any, base: Tensor, op: Callable[..., Any], args: Any, kwargs
         else:
             which = index if several else None
             one._origin = ViewOrigin(
-                _without_graph(base), op, tuple(args), dict(kwargs), shares, which, memory.writes
+                without_graph(base), op, tuple(args), dict(kwargs), shares, which, memory.writes
             )
 
 
@@ -112,7 +112,8 @@ def _make_again(value: GlobalTensor, origin: ViewOrigin) -> None:
     origin.seen = memory_of(origin.base).writes
 
 
-def _without_graph(value: GlobalTensor) -> GlobalTensor:
+def without_graph(value: GlobalTensor) -> GlobalTensor:
+    """Return a tensor with the same local part, memory and origin, which autograd does not know."""
     made = GlobalTensor(value._local, value._spec)
     made._origin = None if value._origin is None else replace(value._origin)
     made._memory, made._viewed = memory_of(value), value._viewed

@@ -12,19 +12,19 @@ from torch import Tensor
 from fxdp.eager.message_report import user_line
 from fxdp.eager.redistribute import redistributed
 from fxdp.eager.tensor import GlobalTensor, wrapped
-from fxdp.eager.view_origins import current_local, gathered, memory_of
+from fxdp.eager.view_origins import current_local, gathered, memory_of, without_graph
 from fxdp.errors import InputError
 from fxdp.ir.graph.draws import draws
 from fxdp.ir.types.placements import Placement, R
-from fxdp.torch_compat import OpOverload, aten
+from fxdp.torch_compat import OpOverload, aten, without_torch_dispatch
 
-_RESHAPES = frozenset({
-    "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "set_", "as_strided_",
-})  # fmt: skip
+_VIEWS_IN_PLACE = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_"})
+_RESIZES = frozenset({"resize_", "set_", "as_strided_"})
 _OTHER_NAMES: Mapping[Any, Any] = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
     aten._index_put_impl_.default: aten.index_put.default,
+    aten.transpose_.default: aten.transpose.int,
 }
 _SCATTERS: Mapping[Any, Callable[..., Any]] = {
     aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
@@ -40,13 +40,15 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
     Raises
     ------
-    InputError : the op changes a shape, writes an `out=` or a list, or into a view that cannot be written.
+    InputError : the op changes memory, writes an `out=` or a list, or into a view that cannot be written.
     """
     name = op._schema.name.partition("::")[2]
     target = args[0] if args else None
-    if name in _RESHAPES:
+    if name in _VIEWS_IN_PLACE and isinstance(target, GlobalTensor):
+        return _become_view(op, target, args, kwargs)
+    if name in _RESIZES:
         raise InputError(
-            f"{user_line()}: {name} changes the shape of a global tensor in place; expected a new tensor: "
+            f"{user_line()}: {name} changes the memory of a global tensor in place; expected a new tensor: "
             f"x = x.{name.rstrip('_')}(...)"
         )
     written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -63,6 +65,16 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
         _draw_in_place(op, target, args, kwargs)
     else:
         _write(target, _functional(op)(*_with_defaults(op, args, kwargs), **kwargs))
+    return target
+
+
+def _become_view(op: OpOverload, target: GlobalTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make a tensor a view of itself, as `transpose_` does."""
+    view: GlobalTensor = _functional(op)(without_graph(target), *args[1:], **kwargs)
+    target._local, target._spec = view._local, view._spec
+    target._origin, target._memory, target._viewed = view._origin, view._memory, view._viewed
+    with without_torch_dispatch():
+        op(target, *args[1:], **kwargs)  # the shape that torch sees
     return target
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 __all__ = [
-    "backward_id", "call_after_backward", "call_without_torch_function", "kernel", "will_accumulate",
-    "without_torch_function",
+    "backward_id", "call_after_backward", "call_without_torch_function", "kernel", "of_function_transform",
+    "will_accumulate", "without_torch_dispatch", "without_torch_function",
 ]  # fmt: skip
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -17,6 +17,14 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 call_without_torch_function = torch._C._disabled_torch_function_impl
 """The same for one call, `(function, types, args, kwargs)`, in C."""
+
+without_torch_dispatch = torch._C._DisableTorchDispatch
+"""`with without_torch_dispatch():` an op acts on the wrappers of a subclass, not on what they wrap."""
+
+
+def of_function_transform(value: torch.Tensor) -> bool:
+    """Return whether a tensor belongs to a transform of `torch.func` that runs, as `grad` or `vmap`."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def backward_id() -> int:

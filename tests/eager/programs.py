@@ -379,6 +379,51 @@ def dropout_of_one_half_in_training_and_without_gradient(batch: Batch) -> dict[s
 
 
 @program
+def shapes_that_change_in_place(batch: Batch) -> dict[str, Any]:
+    torch.manual_seed(1)
+    gru = nn.GRU(6, 5, batch_first=True)
+    x = batch(data()[0])
+    out, last = gru(x.unsqueeze(1).repeat(1, 3, 1))
+    y = x * 1.0
+    whole, row = y[:, :2], y[1]
+    y.t_().mul_(2)  # its view and its row see the write
+    y.unsqueeze_(0).squeeze_().transpose_(0, 1)[:, 3] = 5.0
+    loss = out.square().mean() + last.sum() + (y * whole.sum(1, keepdim=True)).mean() + row.sum()
+    loss.backward()
+    return {"loss": loss.item(), "y": y, "row": row, "shape": str((*y.shape, *y.stride())), **gradients(gru)}
+
+
+@program
+def packed_sequences(batch: Batch) -> dict[str, Any]:
+    torch.manual_seed(1)
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    x, lengths = batch(torch.randn(8, 5, 3), torch.tensor([3, 5, 1, 2, 5, 4, 2, 3]))
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    out, sizes = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    loss = (out.sum((1, 2)) / lengths).square().mean() + out[torch.arange(8), sizes - 1].sum()
+    loss.backward()
+    return {"loss": loss.item(), "sizes": str(sizes.tolist()), **gradients(lstm)}
+
+
+@program
+def losses_by_function_transforms(batch: Batch) -> dict[str, Any]:
+    model, (x, y) = net(), batch(*data())
+    plain = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def loss(params: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+
+    grads, value = torch.func.grad_and_value(loss)(plain, x, y)
+    plain = {name: p - 0.1 * grads[name] for name, p in plain.items()}
+    one = torch.func.grad(lambda params, x, y: loss(params, x[None], y[None]))
+    each = torch.func.vmap(one, in_dims=(None, 0, 0))(plain, x, y)
+    slopes = torch.func.vmap(torch.func.grad(lambda row: model(row).square().sum()))(x)
+    (slopes.square().mean() + value).backward()  # through the derivative, to parameters
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()])
+    return {"value": value, "norms": norms, "slopes": slopes, **gradients(model)}
+
+
+@program
 def transformer_layer_with_dropout(batch: Batch) -> dict[str, Any]:
     return _encoder(batch, 0.1)
 

@@ -48,7 +48,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "storage": (lambda x: x.untyped_storage(), "storage"),
     "typed storage": (lambda x: x.storage(), "storage"),
     "dlpack": (np.from_dlpack, "exported by DLPack"),
-    "squeeze_": (lambda x: x.squeeze_(), "x = x.squeeze"),
     "resize_": (lambda x: x.resize_(2, 2), "resize_|x = x.resize"),
     "out": (lambda x: torch.add(x, 1, out=torch.empty(4, 3)), "leave out= away"),
 }
