@@ -187,6 +187,7 @@ def compile(
     rng: str = "sharded",
     uneven: bool = True,
     strict: bool = False,
+    fallback: str | None = None,
     debug: Debug | Mapping[str, Any] | None = None,
     **unknown: Never,  # refused with today's name of the option
 ) -> CompiledModule:
@@ -251,6 +252,8 @@ def compile(
         which saves a small exchange per call; only the first call of each size is checked.
     strict : an op without a placement rule, which would run replicated, is an error; plans, and errors of
         capture, list all strategies of capture with the reason why each was left or not tried.
+    fallback : `"eager"`: a call that capture refuses runs on global tensors, op by op: exact and slow. One
+        warning names the line that capture refuses, and `compiled.plan` does. None: the call raises.
     debug : checks while compiling and running, and a folder for the text of the program:
         `fxdp.Debug(dump_dir="dumps")`. None: graphs are checked, and every 100 calls the replicas.
 
@@ -271,6 +274,6 @@ def compile(
         "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy,
         "activation_checkpointing": activation_checkpointing, "pipeline": pipeline,
         "communication": communication, "batch_dims": batch_dims, "pad": pad, "rng": rng, "uneven": uneven,
-        "strict": strict, "debug": debug, **unknown,
+        "strict": strict, "fallback": fallback, "debug": debug, **unknown,
     })  # fmt: skip
     return CompiledModule(model, mesh, options)

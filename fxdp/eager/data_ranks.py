@@ -148,6 +148,16 @@ def data_ranks(mesh: DeviceMesh | Mapping[str, int] | None, device_type: str) ->
     """
     process_mesh = init_mesh(mesh, device_type)
     process_mesh.check_ranks()
+    return ranks_of(process_mesh)
+
+
+def ranks_of(process_mesh: ProcessMesh) -> DataRanks:
+    """Return the data ranks of a mesh whose ranks are connected.
+
+    Raises
+    ------
+    MeshError : the mesh has a pipeline axis.
+    """
     comms, found_mesh = process_mesh.comms, process_mesh.mesh
     if found_mesh.pipeline.size > 1:
         raise MeshError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.eager.data_ranks import DataRanks, data_ranks
+from fxdp.eager.local_parts import from_part
 from fxdp.eager.one_device_view import show_one_device_to_modules
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.errors import InputError
@@ -105,12 +107,29 @@ def _ranks_of(tree: Any, mesh: DeviceMesh | Mapping[str, int] | None) -> DataRan
     return data_ranks(mesh, "cpu" if first is None else first.device.type)
 
 
+def call_on_batch(
+    ranks: DataRanks, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with this rank's tensors as global ones, with their graph.
+
+    `batch_dims` is a pytree prefix of `(args, kwargs)`, as for `fxdp.compile`.
+    """
+    dims = partial(resolve_batch_dims, args, kwargs, batch_dims)
+    return _made_global((args, kwargs), ranks, dims, keeps_graph=True)  # type: ignore[no-any-return]
+
+
 def _entered(tree: Any, ranks: DataRanks, batch_dims: Any) -> Any:
+    return _made_global(tree, ranks, partial(_dims, tree, batch_dims))
+
+
+def _made_global(
+    tree: Any, ranks: DataRanks, resolved: Callable[[], list[int | None]], *, keeps_graph: bool = False
+) -> Any:
     show_one_device_to_modules()
     leaves, structure = pytree.tree_flatten(tree)
     with guard(ranks.process_mesh):
         with refusing(ranks.process_mesh):
-            dims = _dims(tree, batch_dims)
+            dims = resolved()
             size = _batch_size(leaves, dims)
         axis = ranks.axis(_agreed(ranks, size, _digest(leaves, dims)))
     ranks.entered.clear()
@@ -125,6 +144,8 @@ def _entered(tree: Any, ranks: DataRanks, batch_dims: Any) -> Any:
             made.append(leaf)
         elif dim is None or not axis.total:
             made.append(leaf if dim is None else wrapped(leaf.detach(), axis, R))
+        elif keeps_graph and leaf.requires_grad:
+            made.append(from_part(leaf, axis, Shard(dim), axis.total, 1))
         else:
             made.append(wrapped(leaf.detach(), axis, Shard(dim)).requires_grad_(leaf.requires_grad))
     return pytree.tree_unflatten(made, structure)

@@ -61,6 +61,10 @@ class LastCall:
     """The number of calls so far."""
     cache_entry: CacheEntry | None = None
     """The entry that ran the last call."""
+    refused: str = ""
+    """Why capture refused the last call that ran op by op."""
+    batch: int = 0
+    """The size of the global batch of that call."""
 
 
 @dataclass

@@ -20,6 +20,7 @@ from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
+from fxdp.module.fallback import Fallback, FallsBackError
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule, names_in
 from fxdp.module.global_calls import call_on_parts, holds_global
@@ -33,7 +34,7 @@ from fxdp.module.replicas import Replicas
 from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
 from fxdp.options import Options
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.liveness.failure import guard
+from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
@@ -74,7 +75,13 @@ class CompiledModule(Inspected):
             self._shard_parameters()
         if not is_cut(self._mesh, options):
             options.warn_idle()
+        elif options.fallback is not None:
+            raise InputError(
+                f"fallback={options.fallback!r} with stages or micro-batches, which calls op by op have "
+                "not; expected fallback=None, or data axes only and one micro-batch"
+            )
         self._last_call, self._started, self._watch = LastCall(), False, None
+        self._fallback = Fallback(module, options)
         self._generation = self._number = 0
         self._build()
 
@@ -102,6 +109,7 @@ class CompiledModule(Inspected):
     _exchange: CallExchange
     _replicas: Replicas
     _programs: Programs
+    _fallback: Fallback
     _full: UnshardedParameters
     """The unsharded parameters that live until shards change."""
 
@@ -142,9 +150,7 @@ class CompiledModule(Inspected):
         if isinstance(self._model, FunctionModule) and self._model.has_modules(args, kwargs):
             args, kwargs = self._without_modules(self._model, args, kwargs)
         if holds_global(args, kwargs):
-            last, mesh = self._last_call, self._process_mesh
-            dims = self._options.batch_dims
-            return call_on_parts(self.forward, lambda: last.cache_entry, mesh, dims, args, kwargs)
+            return self._called_globally(args, kwargs)
         self._guards.check_surroundings()
         if self._unset:
             raise no_values(self._unset)
@@ -162,7 +168,11 @@ class CompiledModule(Inspected):
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
             if (cache_entry := self._programs.find(call.kind, call.dims, batches)) is None:
-                call, cache_entry = self._make(call, batches, args, kwargs)
+                if (made := self._make_or_fall_back(call, batches, args, kwargs)) is None:
+                    if self._options.pad is not None:
+                        args, kwargs = call.inputs.rebuild(call.inputs.tensors)
+                    return self._fallback.run_on_parts(self._process_mesh, self._options, args, kwargs)
+                call, cache_entry = made
                 self._begin(cache_entry)
             while True:
                 if cache_entry.draws:
@@ -192,6 +202,39 @@ class CompiledModule(Inspected):
             if not self._started:
                 self._build()
         return args, kwargs
+
+    def _called_globally(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs of a call with global tensors, as global tensors."""
+        last, options = self._last_call, self._options
+        self._fallback.in_parts = True
+        try:
+            return call_on_parts(
+                self.forward, lambda: last.cache_entry, self._process_mesh, options.batch_dims, args, kwargs
+            )
+        except FallsBackError:
+            return self._fallback.run(args, kwargs)
+        finally:
+            self._fallback.in_parts = False
+
+    def _make_or_fall_back(
+        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, CacheEntry] | None:
+        """Return `_make`; None if capture refuses the call, which then runs op by op.
+
+        Raises
+        ------
+        FallsBackError : the call was made with the parts of global tensors.
+        """
+        if not self._fallback.takes(call.kind):
+            try:
+                return self._make(call, batches, args, kwargs)
+            except FallsBackError as error:
+                self._fallback.add(call.kind, error)
+        last = self._last_call
+        last.cache_entry, last.refused, last.batch = None, self._fallback.reason(call.kind), sum(batches)
+        if self._fallback.in_parts:
+            raise everywhere(FallsBackError("a call with global tensors"))
+        return None
 
     def _begin(self, cache_entry: CacheEntry) -> None:
         """Guard and compare all that a program reads, before its first run."""
@@ -324,6 +367,7 @@ class CompiledModule(Inspected):
         twin._options, twin._process_mesh, twin._mesh = self._options, self._process_mesh, self._mesh
         twin._last_call, twin._started = LastCall(), False
         twin._generation = twin._number = 0
+        twin._fallback = Fallback(twin._model, twin._options)
         twin._watch, twin._unset = None, set(self._unset)
         twin._full, twin._sharded = UnshardedParameters(twin._model), self._sharded
         if twin._sharded:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxdp.capture.locations import Origin
+from fxdp.compiler.partial_plan import partial_plan
 from fxdp.compiler.planning import Planning
-from fxdp.errors import StateError
+from fxdp.errors import CaptureError, StateError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.wrappers import Bare
+from fxdp.options import Options
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.reports.graph_display import displayed
 from fxdp.reports.plan import Plan
@@ -19,16 +22,22 @@ class Inspected(Bare):
 
     _process_mesh: ProcessMesh
     _mesh: Mesh
+    _options: Options
     _last_call: LastCall
 
     @property
     def plan(self) -> Plan:
-        """The plan of the program that ran last.
+        """The plan of the program that ran last; with `fallback="eager"`, why a call ran op by op.
 
         Raises
         ------
         StateError : no program was compiled so far.
         """
+        last = self._last_call
+        if last.cache_entry is None and last.refused:
+            told = f"the call runs on global tensors, op by op, as capture refuses it: {last.refused}"
+            error, origin = CaptureError(told), Origin.here(self._options.loss_fn)
+            return partial_plan(self._model, self._mesh, self._options, last.batch, error, origin)
         cache_entry = self._last()
         return Planning(cache_entry.program, cache_entry.sizes).plan(self._process_mesh.device_mesh)
 

@@ -36,6 +36,7 @@ from fxdp.module.cache import LRU
 from fxdp.module.cache_entry import CacheEntry, GuardKey, Kinds
 from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import CallSizes, RowNumbers, decided_error
+from fxdp.module.fallback import captured_by_all
 from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.input_agreement import check_inputs_agree
 from fxdp.module.outputs import packed, raise_if_checked
@@ -200,6 +201,7 @@ class Programs:
 
         Raises
         ------
+        FallsBackError : on all ranks alike, capture refuses the call, which `fallback="eager"` runs.
         SpecializationError : on all ranks alike, Python values must be constants of the program.
         WantsShardingError : on all ranks alike, parameters must be sharded to fit into memory.
         """
@@ -215,11 +217,15 @@ class Programs:
             branches=branches,
         )
 
-        def capture() -> Captured | SpecializationError:
-            with refusing(self._process_mesh), plain_modes(), full_placeholders(self._module):
+        def attempt() -> Captured | SpecializationError:
+            with plain_modes(), full_placeholders(self._module):
                 return capture_open(request, self._expected) if call.inputs.open else capture_request(request)
 
-        found = capture()
+        def capture() -> Captured | SpecializationError:
+            with refusing(self._process_mesh):
+                return attempt()
+
+        found = capture() if self._options.fallback is None else captured_by_all(self._process_mesh, attempt)
         if call.inputs.open:  # one rank alone may find names, and all ranks must capture again
             names = found.names if isinstance(found, SpecializationError) else frozenset()
             everyone = frozenset[str]().union(*gather_objects(self._process_mesh, names))

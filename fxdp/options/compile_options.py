@@ -59,6 +59,7 @@ class Options:
     rng: str = "sharded"
     uneven: bool = True
     strict: bool = False
+    fallback: str | None = None
     debug: Debug = field(default_factory=Debug)
 
     def __post_init__(self) -> None:
@@ -186,6 +187,7 @@ _EXPECTED: dict[str, Expected] = {
     "backend": one_of("inductor", "eager"),
     "strategy": one_of(*CHEAPEST_FIRST, "auto"),
     "rng": one_of("sharded", "single-device"),
+    "fallback": (lambda value: value in (None, "eager"), "None or 'eager'"),
     "uneven": SWITCH,
     "strict": SWITCH,
     "reshard_after_forward": (

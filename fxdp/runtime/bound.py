@@ -37,7 +37,7 @@ Like: TypeAlias = "tuple[torch.Size, torch.device]"
 _like = attrgetter("shape", "device")
 _NONE = frozenset[int]()
 
-_AVERAGED = (
+AVERAGED = (
     "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: its "
     "gradient is divided by %d. Pass loss_fn= to fxdp.compile for the global batch's loss."
 )
@@ -210,7 +210,7 @@ class BoundProgram:
 
     def _warn_outside(self, even: bool) -> None:
         """Warn how a loss outside of compiled modules is reduced, as such a loss reads an output."""
-        self._warn_once(_AVERAGED, self.world)
+        self._warn_once(AVERAGED, self.world)
         if not even:
             self._warn_once(_UNEVEN)
 

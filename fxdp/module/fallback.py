@@ -1,0 +1,152 @@
+"""Calls that capture refuses, run op by op on global tensors: `fxdp.compile(model, fallback="eager")`.
+
+    plain inputs, this rank's part --call_on_batch--> global tensors --model--> global tensors --> plain
+
+The outputs mean what those of a program mean: a tensor along the batch is this rank's part, and its gradient
+is divided by the number of ranks; all else is of the global batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxdp.capture.containers import register_containers
+from fxdp.capture.inputs import run_model
+from fxdp.errors import CaptureError
+from fxdp.ir.graph.model_tensors import full_value, is_sharded
+from fxdp.ir.types.placements import Shard
+from fxdp.module.call import ProgramKey
+from fxdp.options import Options
+from fxdp.ranks.agreement import gather_objects
+from fxdp.ranks.liveness.failure import everywhere, refusing
+from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.runtime.bound import AVERAGED
+
+T = TypeVar("T")
+_log = logging.getLogger("fxdp")
+
+
+class FallsBackError(CaptureError):
+    """Signal, on all ranks alike, that a call runs on global tensors."""
+
+
+def captured_by_all(process_mesh: ProcessMesh, capture: Callable[[], T]) -> T:
+    """Return the capture of a call; a collective call.
+
+    Raises
+    ------
+    FallsBackError : on all ranks alike, a rank's capture is refused.
+    """
+    found, refusal = None, None
+    with refusing(process_mesh):
+        try:
+            found = capture()
+        except CaptureError as error:
+            refusal = error
+    texts = gather_objects(process_mesh, "" if refusal is None else str(refusal))
+    text = next(filter(None, texts), None)
+    if text is not None:
+        raise everywhere(FallsBackError(text)) from refusal
+    assert found is not None
+    return found
+
+
+class Fallback:
+    """The calls of a compiled module that run op by op, and their run."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        self._step = _Step(model, options)
+        self._refused: dict[Any, str] = {}
+        self._warned = False
+        self.in_parts = False
+        """Whether the running call was made with the parts of global tensors."""
+
+    def takes(self, key: ProgramKey) -> bool:
+        """Return whether calls of this kind were refused before."""
+        return bool(self._refused) and _kind(key) in self._refused
+
+    def add(self, key: ProgramKey, error: CaptureError) -> None:
+        """Run calls of this kind op by op from now on."""
+        known = self.reasons
+        self._refused[_kind(key)] = str(error)
+        if self.reasons == known:
+            return
+        _log.warning(
+            "%s: capture refuses it, so it runs on global tensors, as fallback='eager' asks: exact, but each "
+            "op is looked up in Python (13 to 50 us), and nothing is fused or overlapped; "
+            "fxdp.eager_report() counts its messages by line. Capture says: %s",
+            type(self._step.model).__name__, str(error).partition("\n")[0],
+        )  # fmt: skip
+
+    def reason(self, key: ProgramKey) -> str:
+        """Return why calls of this kind run op by op."""
+        return self._refused[_kind(key)]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why calls run op by op, one text for each kind."""
+        return tuple(dict.fromkeys(self._refused.values()))
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model on global tensors."""
+        full = {name: full_value(p) for name, p in self._step.named_parameters() if is_sharded(p)}
+        if full:
+            return torch.func.functional_call(self._step, full, args, kwargs)
+        return self._step(*args, **kwargs)
+
+    def run_on_parts(
+        self, process_mesh: ProcessMesh, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the model on this rank's rows, and return the outputs as a program does."""
+        from fxdp.eager.data_ranks import ranks_of
+        from fxdp.eager.loader import call_on_batch
+
+        ranks = ranks_of(process_mesh)
+        args, kwargs = call_on_batch(ranks, args, kwargs, options.batch_dims)
+        output = self.run(args, kwargs)
+        register_containers(output)
+        return pytree.tree_map_only(Tensor, self._plain, output)
+
+    def _plain(self, output: Tensor) -> Tensor:
+        from fxdp.eager.local_parts import local_part
+        from fxdp.eager.tensor import GlobalTensor
+
+        if not isinstance(output, GlobalTensor):
+            return output
+        spec = output._spec
+        if not isinstance(spec.placement, Shard):
+            return output.full()
+        part, world = local_part(output, spec.axis, spec.placement), spec.axis.ranks.world
+        if part.requires_grad and world > 1:
+            part.register_hook(lambda grad: self._averaged(grad, world))  # type: ignore[no-untyped-call]
+        return part
+
+    def _averaged(self, grad: Tensor, world: int) -> Tensor:
+        if not self._warned:
+            self._warned = True
+            _log.warning(AVERAGED, world)
+        return grad / world
+
+
+class _Step(nn.Module):
+    """A call of the model and of its loss, which see one device, as all modules on global tensors do."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        super().__init__()
+        self.model, self._options = model, options
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        asks_output = not self.model.training and "target" not in kwargs
+        loss_fn = None if asks_output else self._options.loss_fn
+        return run_model(self.model, args, kwargs, loss_fn, self._options.precision)
+
+
+def _kind(key: ProgramKey) -> Any:
+    """Return the key without Python values: a model that counts its calls is refused at each count."""
+    return key.structure, key.tensors, key.grad, key.training
