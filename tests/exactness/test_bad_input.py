@@ -399,7 +399,7 @@ class Bomb(torch.autograd.Function):
 
 def _stops(how: str) -> str:
     one = dist.get_rank() == 1
-    fxdp.ranks.comms.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
+    fxdp.ranks.liveness.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
     compiled = _compiled()
     optimizer = torch.optim.SGD(compiled.parameters(), 0.1)
     for step in range(40):

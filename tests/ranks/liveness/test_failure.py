@@ -85,9 +85,9 @@ def _fail(process_mesh: ProcessMesh, how: str) -> None:
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     process_mesh = init_mesh(None, "cpu")
-    fxdp.ranks.comms.interrupt._AGAIN_S = scaled(0.5)
-    fxdp.ranks.comms.watch._GRACE_S = scaled(0.5)
-    fxdp.ranks.comms.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
+    fxdp.ranks.liveness.interrupt._AGAIN_S = scaled(0.5)
+    fxdp.ranks.liveness.watch._GRACE_S = scaled(0.5)
+    fxdp.ranks.liveness.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
     for _ in range(3):
         _wait(process_mesh, "functional")
     if process_mesh.mesh.rank == guilty:
@@ -175,7 +175,7 @@ def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
-    fxdp.ranks.comms.watch._CAUSE_S = scaled(1.0)
+    fxdp.ranks.liveness.watch._CAUSE_S = scaled(1.0)
     process_mesh = init_mesh(None, "cpu")
     _wait(process_mesh, "functional")
     if process_mesh.mesh.rank == 0:
@@ -190,7 +190,7 @@ def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
 
 
 def _leave(begun: bool) -> None:
-    fxdp.ranks.comms.watch._LEAVE_S = scaled(0.5)
+    fxdp.ranks.liveness.watch._LEAVE_S = scaled(0.5)
     process_mesh = init_mesh(None, "cpu")
     assert process_mesh.comms is not None
     if process_mesh.mesh.rank == 1 and not begun:
@@ -269,7 +269,7 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> tuple[str, float]:
-    fxdp.ranks.comms.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
+    fxdp.ranks.liveness.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
     process_mesh = init_mesh(None, "cpu")
     begin = time.monotonic()
     if dist.get_rank() == 1:
