@@ -65,12 +65,12 @@ def external_state(
     return ReadState(places, known.found, tuple(reached.objects), tuple(reached.codes), tuple(reached.caches))
 
 
-def is_cache(value: Any) -> bool:
+def _is_cache(value: Any) -> bool:
     """Return whether a value is a function wrapped by `functools.lru_cache` or `cache`."""
     return isinstance(value, functools._lru_cache_wrapper)
 
 
-def is_foreign(module: str | None) -> bool:
+def _is_foreign(module: str | None) -> bool:
     """Return whether code and classes of a Python module are library code, which counts as constant.
 
     Libraries here are torch, fxdp, the standard library, and trainers.
@@ -84,7 +84,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 @functools.lru_cache(maxsize=65536)
-def is_installed(module: str | None) -> bool:
+def _is_installed(module: str | None) -> bool:
     """Return whether a Python module is an installed package, with code and globals that never change."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return any(folder in file for folder in _INSTALLED)
@@ -121,7 +121,7 @@ class _Reached:
 
     def _module(self, path: str, module: nn.Module) -> None:
         self._class(type(module))
-        everything = is_foreign(type(module).__module__)
+        everything = _is_foreign(type(module).__module__)
         for name, value in vars(module).items():
             if name in _HOOKS:
                 self._todo.extend((f"a hook of {path}", hook) for hook in value.values())
@@ -132,7 +132,7 @@ class _Reached:
         """Record a place and follow the value there; if the place is `fixed`, only follow code."""
         if fixed:
             value = owner.get(key, ABSENT)
-            if isinstance(value, _CODE) or is_cache(value):
+            if isinstance(value, _CODE) or _is_cache(value):
                 self._todo.append((name, value))
             return
         place = ExternalPlace(name, owner, key, owner if holder is None else holder)
@@ -165,7 +165,7 @@ class _Reached:
             self._class(value)
         elif isinstance(value, types.ModuleType):
             self._python_module(value)
-        elif is_cache(value):
+        elif _is_cache(value):
             self.caches.append(value)
             self._wrapped(name, value)
         elif not isinstance(value, np.ndarray):
@@ -181,17 +181,17 @@ class _Reached:
         for key, item in pairs:
             if not isinstance(item, _ATOMS):
                 self._todo.append((f"{name}[{key!r}]" if isinstance(key, (int, str)) else name, item))
-        if not is_foreign(type(value).__module__):
+        if not _is_foreign(type(value).__module__):
             self._object(name, value)
 
     def _function(self, name: str, function: types.FunctionType) -> None:
         names_of_modules = function.__module__, function.__globals__.get("__name__")
         nameless = names_of_modules[1] is None and not self.constant_packages  # made by `exec`
-        if not nameless and any(map(is_foreign, names_of_modules)):
+        if not nameless and any(map(_is_foreign, names_of_modules)):
             return
         code, own = function.__code__, function.__qualname__
         self.codes[code] = None
-        fixed = self.constant_packages and is_installed(function.__globals__.get("__name__"))
+        fixed = self.constant_packages and _is_installed(function.__globals__.get("__name__"))
         names = names_of(code)
         self.found |= names.read
         self.asked |= names.asked
@@ -218,23 +218,23 @@ class _Reached:
         self._seen[id(kind)] = ABSENT
         inherited: dict[str, None] = {}
         for base in reversed(kind.__mro__):  # assigning to a class may also override an inherited attribute
-            own, fixed = vars(base), is_installed(base.__module__)
+            own, fixed = vars(base), _is_installed(base.__module__)
             for key in own:
                 implied = key.startswith("__") and callable(own[key]) and not isinstance(own[key], type)
                 if (key in self.names or key == "forward" or implied) and key not in _NEVER:
                     inherited.setdefault(key)
-            for key in () if is_foreign(base.__module__) else inherited:
+            for key in () if _is_foreign(base.__module__) else inherited:
                 if key in own or not key.startswith("__"):
                     self._place(f"{key} of class {base.__name__}", own, key, base, fixed=fixed)
 
     def _python_module(self, module: types.ModuleType) -> None:
-        if not is_foreign(module.__name__) and not is_installed(module.__name__):
+        if not _is_foreign(module.__name__) and not _is_installed(module.__name__):
             for key in [key for key in vars(module) if key in self.names]:
                 self._place(f"{key} of {module.__name__}", vars(module), key)
 
     def _object(self, name: str, value: Any) -> None:
         kind = type(value)
-        if is_foreign(kind.__module__) and kind not in _PLAIN_OBJECTS:
+        if _is_foreign(kind.__module__) and kind not in _PLAIN_OBJECTS:
             return
         self._class(kind)
         own = getattr(value, "__dict__", None)

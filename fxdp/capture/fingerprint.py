@@ -55,8 +55,8 @@ def capture_open(request: Request, expected: GraphFingerprint | None) -> Capture
         found = capture_request(request)
     except SpecializationError as error:
         return error
-    symbols = number_symbols(found.gm, [index for _, index, _ in numbers_of(inputs)])
-    if shapes_depend_on(found.gm, symbols):
+    symbols = _number_symbols(found.gm, [index for _, index, _ in numbers_of(inputs)])
+    if _shapes_depend_on(found.gm, symbols):
         return SpecializationError(inputs.number_names)
     names = set(inputs.number_names)
     known = expected is not None and expected.numbers.keys() == names
@@ -79,7 +79,7 @@ def digest(captured: Captured, inputs: Inputs, numbers: Mapping[str, float]) -> 
     return hashlib.sha256(repr(fingerprint(captured, at)).encode()).hexdigest()
 
 
-def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
+def _number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
     """Return the symbols of numbers that are read from these inputs, each with the index of the input."""
     found: dict[str, int] = {}
     for spec, node in inputs_of(gm.graph, Input):
@@ -89,7 +89,7 @@ def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
     return found
 
 
-def shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
+def _shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
     """Return whether the size of any value depends on one of these symbols."""
     for node in gm.graph.nodes:
         for type_ in meta(node).types:
@@ -104,7 +104,7 @@ def fingerprint(captured: Captured, numbers: Mapping[int, float]) -> tuple[tuple
 
     Integers are left out: most are sizes, in which the two calls may differ.
     """
-    symbols = number_symbols(captured.gm, list(numbers))
+    symbols = _number_symbols(captured.gm, list(numbers))
     values = {name: numbers[index] for name, index in symbols.items()}
     places: dict[fx.Node, int] = {}
 

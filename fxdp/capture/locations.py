@@ -45,7 +45,7 @@ def _is_pythons(file: str) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def location_of_trace(trace: str) -> Location:
+def _location_of_trace(trace: str) -> Location:
     """Return the innermost frame of user code, or without one, the innermost frame that is not fxdp's."""
     frames = [
         Location(match["file"], int(match["line"]), _code(match["code"])) for match in _FRAME.finditer(trace)
@@ -169,7 +169,7 @@ class LocationIndex:
     def _own(node: fx.Node) -> Location:
         stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         path = _innermost(tuple(entry[0] for entry in stack.values()))
-        return _with_module(location_of_trace(node.meta.get("stack_trace") or ""), path)
+        return _with_module(_location_of_trace(node.meta.get("stack_trace") or ""), path)
 
 
 def _code(line: str | None) -> str:

@@ -57,7 +57,7 @@ class Target:
 def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
     """Declare the arguments that several commands share."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"{_FACTORY}{option_lines()}\n\n--mesh:\n{mesh_grammar(ON_COMMAND_LINE)}"
+    parser.epilog = f"{_FACTORY}{_option_lines()}\n\n--mesh:\n{mesh_grammar(ON_COMMAND_LINE)}"
     parser.add_argument(
         "target",
         metavar="module:factory",
@@ -69,7 +69,7 @@ def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def option_lines() -> str:
+def _option_lines() -> str:
     """Return the options of `fxdp.compile`, each with the first sentence of its documentation."""
     said = inspect.getdoc(fxdp.compile) or ""
     shown = []

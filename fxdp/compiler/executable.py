@@ -44,7 +44,7 @@ Runs: TypeAlias = "BoundProgram | Step"
 
 
 @dataclass(frozen=True, eq=False)
-class Executable:
+class _Executable:
     """Code that runs calls of certain sizes, or of any size."""
 
     runs: Runs
@@ -69,7 +69,7 @@ class CompiledVariants:
         self._process_mesh = process_mesh
         self._module = module
         self._parts = LoweredParts(program, process_mesh, module)
-        self._bound: WeakKeyDictionary[Lowered, Executable] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[Lowered, _Executable] = WeakKeyDictionary()
         self._streams, self._unsharded_parameters = streams, full
 
     @property
@@ -84,7 +84,7 @@ class CompiledVariants:
         rows: Callable[[], Tensor],
         *,
         generic: bool,
-    ) -> Executable:
+    ) -> _Executable:
         """Return the executable for a call of these sizes; all ranks call this together.
 
         `sizes` has `B`, `b`, `offset`, `b_max` of this rank and the program's further symbols; `rows`
@@ -99,7 +99,7 @@ class CompiledVariants:
             return self._full(sizes, batches, generic)
         return self._step(sizes, batches, rows, generic)
 
-    def _full(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> Executable:
+    def _full(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> _Executable:
         (part,) = self.program.partition.parts
         wanted = WantedPart(FULL, part, sizes, batches, self.program.mesh.rank)
         lowered, *gather = self._parts.lower([wanted, *self._gather()], generic=generic)
@@ -109,7 +109,7 @@ class CompiledVariants:
             bound = self._bind(lowered)
             if gather:
                 bound.full = self._gathered(gather[0])
-            found = self._bound[lowered] = Executable(bound, lowered.gm)
+            found = self._bound[lowered] = _Executable(bound, lowered.gm)
         return found
 
     def _gather(self) -> list[WantedPart]:
@@ -161,7 +161,7 @@ class CompiledVariants:
 
     def _step(
         self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool
-    ) -> Executable:
+    ) -> _Executable:
         program = self.program
         layout = MicrobatchSizes.of(sizes, program.options.pipeline.microbatches)
         rank = program.mesh.pipeline.rank
@@ -177,7 +177,7 @@ class CompiledVariants:
         if program.gathers_apart:
             before = writer.write_gathers(program.step_graph(layout, rank))
             bound.full = self._gathered_step(fx.GraphModule({**modules}, before, "Gather"))
-        return Executable(bound, gm)
+        return _Executable(bound, gm)
 
     def _gathered_step(self, gm: fx.GraphModule) -> Callable[[Microbatch], Sequence[Tensor]]:
         """Return a function for the unsharded parameters of this pipeline rank's step."""

@@ -98,19 +98,19 @@ def prepare(
     Raises
     ------
     PlacementError : with `strict=True`, an op without a rule, which would run replicated.
-    MeshError : see `check_options`, `check_sharding` and `check_writes`.
+    MeshError : see `check_options`, `check_sharding` and `_check_writes`.
     StageError : no loss in the graph, no stages as named, or a model that cannot run in micro-batches.
     """
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
     mesh = mesh if cut else replace(mesh, post_forward_size=post_forward_size(mesh, options))
     mesh = replace(mesh, link=options.link or mesh.link)
-    check_writes(captured, options, cut=cut)
+    _check_writes(captured, options, cut=cut)
     if cut:
         check_options(options)
-        check_reductions(captured, options)
-    loss = loss_index(captured.gm.graph) if cut else None
-    order = Order.of(captured, options, stage_count(options, mesh) if cut else None, batch, kept)
+        _check_reductions(captured, options)
+    loss = _loss_index(captured.gm.graph) if cut else None
+    order = Order.of(captured, options, _stage_count(options, mesh) if cut else None, batch, kept)
     # for the passes each micro-batch is one more rank: a sum over both is a sum over one axis
     several = cut and options.pipeline.microbatches > 1
     parts = mesh.in_parts(options.pipeline.microbatches) if several else mesh
@@ -123,7 +123,7 @@ def prepare(
     log_captured(captured.gm)
     gm = manager.run(captured.gm, order.explicit)
     if options.strict:
-        refuse_fallbacks(gm)
+        _refuse_fallbacks(gm)
     causes = copy_graph(gm)
     gm = manager.run(gm, order.local)
     if cut:
@@ -150,7 +150,7 @@ def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
 def _cut(
     gm: fx.GraphModule, captured: Captured, mesh: Mesh, options: Options, order: Order, loss: int | None
 ) -> tuple[Partition, ScheduledStep]:
-    stages = stage_count(options, mesh)
+    stages = _stage_count(options, mesh)
     count = stages if isinstance(stages, int) else len(stages) + 1
     schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, options.pipeline.microbatches)
     partition = split(gm, recall_phases(gm.graph, options.pipeline.microbatches), count)
@@ -175,7 +175,7 @@ def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> P
     return replace(part, gm=gm)
 
 
-def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
+def _stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
     """Return the number of stages, or the names of the modules at which stages 1, 2, ... begin.
 
     Raises
@@ -210,7 +210,7 @@ def check_options(options: Options) -> None:
         )
 
 
-def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
+def _check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
     """Refuse writes into parameters that are sharded, or that several micro-batches would change.
 
     Raises
@@ -227,7 +227,7 @@ def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
         )
 
 
-def check_reductions(captured: Captured, options: Options) -> None:
+def _check_reductions(captured: Captured, options: Options) -> None:
     """Refuse a `reduce_dtype` that would round gradients accumulated over micro-batches.
 
     Raises
@@ -247,7 +247,7 @@ def check_reductions(captured: Captured, options: Options) -> None:
         )
 
 
-def loss_index(graph: fx.Graph) -> int | None:
+def _loss_index(graph: fx.Graph) -> int | None:
     """Return the index of the differentiated output, the only scalar with a tangent (see `JointOptions`).
 
     None for a graph without backward.
@@ -269,7 +269,7 @@ def loss_index(graph: fx.Graph) -> int | None:
     )
 
 
-def refuse_fallbacks(gm: fx.GraphModule) -> None:
+def _refuse_fallbacks(gm: fx.GraphModule) -> None:
     """Refuse ops without a placement rule in an EXPLICIT program (`strict=True`).
 
     Raises

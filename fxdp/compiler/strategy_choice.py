@@ -34,7 +34,7 @@ _MOST_PARTS = 64
 
 
 @dataclass(frozen=True)
-class Attempt:
+class _Attempt:
     """A strategy, the resulting program, and the memory that the program would need."""
 
     program: Program
@@ -91,7 +91,7 @@ def choose(
     if options.strategy != "auto" and limit is None:
         return prepare(captured, mesh, options, sizes["B"], cut=cut)
     search = _Search(captured, mesh, options, sizes, limit or 0, cut)
-    attempts: list[Attempt] = []
+    attempts: list[_Attempt] = []
     for strategy in (s for s in legal_strategies(mesh, options) if s in among):
         attempts += search.attempts(strategy)
         if attempts[-1].peak <= search.limit:
@@ -111,7 +111,7 @@ class _Search:
     limit: int
     cut: bool | None
 
-    def attempts(self, strategy: str) -> list[Attempt]:
+    def attempts(self, strategy: str) -> list[_Attempt]:
         """Return the attempts with one strategy; the last one is the final choice within this strategy."""
         if strategy != "shard" or self.options.strategy != "auto":
             return [self._attempt(strategy)]
@@ -121,7 +121,7 @@ class _Search:
             return [least]
         return [least, *self._most_kept(buckets)]
 
-    def _most_kept(self, buckets: list[list[str]]) -> Iterator[Attempt]:
+    def _most_kept(self, buckets: list[list[str]]) -> Iterator[_Attempt]:
         """Yield an attempt with the most buckets, from the last, that can stay unsharded until the backward.
 
         All buckets are tried first, then bisection finds the number; nothing is yielded if none can stay.
@@ -139,14 +139,14 @@ class _Search:
         if best is not None:
             yield best
 
-    def _attempt(self, strategy: str, kept: frozenset[str] = frozenset()) -> Attempt:
+    def _attempt(self, strategy: str, kept: frozenset[str] = frozenset()) -> _Attempt:
         # passes rewrite their graph, so each attempt begins with a copy of the captured graph
         captured = replace(self.captured, gm=copy_graph(self.captured.gm))
         options = replace(self.options, strategy=strategy)
         program = prepare(captured, self.mesh, options, self.sizes["B"], cut=self.cut, kept=kept)
-        return Attempt(program, max(rank.peak.bytes for rank in Planning(program, self.sizes).memory()))
+        return _Attempt(program, max(rank.peak.bytes for rank in Planning(program, self.sizes).memory()))
 
-    def lines(self, attempts: list[Attempt], best: Attempt) -> Iterator[str]:
+    def lines(self, attempts: list[_Attempt], best: _Attempt) -> Iterator[str]:
         """Yield the choice and the reason as lines of text, equal on all ranks."""
         fits = "the cheapest that fits" if best.peak <= self.limit else "none fits; it needs least"
         given = "memory_limit=" if self.options.memory_limit is not None else "the device's "

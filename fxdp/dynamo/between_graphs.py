@@ -115,7 +115,7 @@ class BetweenGraphs:
             self._tell(compiled)
             return list(outputs)
         if cache_entry is not self._cache_entry:
-            self._cache_entry, self._lies = cache_entry, output_placements(cache_entry.program)
+            self._cache_entry, self._lies = cache_entry, _output_placements(cache_entry.program)
         pairs = zip(outputs, self._lies, strict=True)
         values = [self._left(value, lies, process_mesh) for value, lies in pairs]
         differentiable = (v for v in values if isinstance(v, Tensor) and v.requires_grad)
@@ -139,7 +139,7 @@ class BetweenGraphs:
             _log.warning(news)
 
 
-def output_placements(program: Program) -> tuple[KnownPlacement | None, ...]:
+def _output_placements(program: Program) -> tuple[KnownPlacement | None, ...]:
     """Return the placement of each leaf of a program's output; None for a leaf that is not a tensor."""
     pairs, alone = results_of(program.gm.graph), program.mesh.size == 1
     found = {spec.index: _lies(node, alone) for spec, node in pairs if isinstance(spec, Output)}

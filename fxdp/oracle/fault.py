@@ -12,7 +12,7 @@ from fxdp.ir.types.value_types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class OperandState:
+class _OperandState:
     """An operand of a faulty node.
 
     `text` is the operand's line in golden text, `wanted` the placement that the node needs, and `error` the
@@ -41,7 +41,7 @@ class Fault:
     rule: str
     location: Location
     placement: str = ""
-    operands: tuple[OperandState, ...] = ()
+    operands: tuple[_OperandState, ...] = ()
     error: float = float("inf")
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def _placement(placement: object) -> str:
     return ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
 
 
-def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState, ...]:
+def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[_OperandState, ...]:
     sources = tensor_operands(node)
     if not sources:  # a `getitem` reads a tuple
         sources = [n for n in node.all_input_nodes if isinstance(meta(n).type, tuple)]
@@ -70,7 +70,7 @@ def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState
     if len(wanted) != len(sources):
         return ()
     return tuple(
-        OperandState(node_text(s, ("dp",), causes=False), _wanted(s, w), errors.get(s))
+        _OperandState(node_text(s, ("dp",), causes=False), _wanted(s, w), errors.get(s))
         for s, w in zip(sources, wanted, strict=True)
     )
 

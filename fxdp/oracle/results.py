@@ -41,7 +41,7 @@ def compare_results(
     policy's loss, the mean of its normalized advantages). A gradient (of a key's bias) is also compared
     relative to the largest gradient of the model.
     """
-    own = {_key(spec): (result_name(spec), value, tolerances[spec]) for spec, value in found.items()}
+    own = {_key(spec): (_result_name(spec), value, tolerances[spec]) for spec, value in found.items()}
     gradients = [magnitude(value) for spec, value in expected.items() if isinstance(spec, Gradient)]
     largest = max(gradients, default=0.0)
     terms = {_key(spec): floor for spec, floor in floors.items()}
@@ -57,11 +57,11 @@ def compare_results(
         rows.append(ResultError(name, error, tolerance, what))
     wanted = [spec for spec in expected if isinstance(spec, Gradient) or spec in changed]
     missing = [spec for spec in wanted if spec not in own]
-    rows += [ResultError(result_name(spec), float("inf"), 0.0, "is missing") for spec in missing]
+    rows += [ResultError(_result_name(spec), float("inf"), 0.0, "is missing") for spec in missing]
     return rows
 
 
-def result_name(spec: OutputSpec) -> str:
+def _result_name(spec: OutputSpec) -> str:
     """Return `output 0`, `gradient of fc.weight`, `buffer bn.running_mean` or `input x`."""
     match spec:
         case Mutation(Buffer(name)):

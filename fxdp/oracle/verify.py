@@ -89,7 +89,7 @@ def verify(
     _check_statistics(chosen)
     model = check_model(model)
     device = device_type(model)
-    axes = {"dp": 4} if mesh is None else axis_sizes(mesh)
+    axes = {"dp": 4} if mesh is None else _axis_sizes(mesh)
     data = mesh_of(axes, device)
     call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
     every = check_splits(splits, call.batch, data.size)
@@ -136,7 +136,7 @@ def prepare_subject(
     return choose(own, mesh, options, {"B": batch}, limit, cut=False), canonical(found, mesh)
 
 
-def axis_sizes(mesh: DeviceMesh | Mapping[str, int] | str) -> Mapping[str, int]:
+def _axis_sizes(mesh: DeviceMesh | Mapping[str, int] | str) -> Mapping[str, int]:
     """Return the axes of a mesh with their sizes, without process groups."""
     if isinstance(mesh, str):
         return parse_mesh(mesh)

@@ -34,7 +34,7 @@ _OF_MANY_LINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LineExchange:
+class _LineExchange:
     """The values of one kind that are communicated for one line, merged over all layers that run the line."""
 
     phase: str
@@ -52,7 +52,7 @@ class Line:
     """A line of the user's code with all values that are communicated for this line."""
 
     location: Location
-    exchanges: tuple[LineExchange, ...]
+    exchanges: tuple[_LineExchange, ...]
 
     @property
     def title(self) -> str:
@@ -113,11 +113,11 @@ def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ..
     )
 
 
-def _exchange(values: list[_Value]) -> LineExchange:
+def _exchange(values: list[_Value]) -> _LineExchange:
     first = values[0]
     many = len({(value.text, value.location.module) for value in values}) > 1
     text, module = first.text, first.location.module
-    return LineExchange(
+    return _LineExchange(
         first.phase,
         first.kind,
         starred([value.text for value in values]) if many else text,

@@ -22,7 +22,7 @@ from fxdp.rules.labels import by_labels, filled, linear
 from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, overloads, registry
 from fxdp.torch_compat import OpOverload, OpOverloadPacket, overload_of
 
-FAMILY = "user"
+_FAMILY = "user"
 
 
 @overload
@@ -92,7 +92,7 @@ def _decorator(targets: Sequence[OpOverload | OpOverloadPacket]) -> Callable[[Ru
     def register(rule: Rule) -> Rule:
         if not callable(rule):
             raise InputError(f"register_rule: got {rule!r} as a rule, expected a function of the op")
-        registry.add(rule, FAMILY, *targets)
+        registry.add(rule, _FAMILY, *targets)
         return rule
 
     return register
@@ -109,7 +109,7 @@ def _add(
         unknown = [name for name in linear_in if name not in names]
         if unknown:
             raise InputError(f"register_rule: {target} has no argument {unknown}, expected some of {names}")
-    registry.add(rule, FAMILY, *targets, kind=kind)
+    registry.add(rule, _FAMILY, *targets, kind=kind)
 
 
 def _checked(op: Any) -> OpOverload | OpOverloadPacket:

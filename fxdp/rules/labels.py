@@ -23,7 +23,7 @@ from fxdp.ir.types.sizes import batch_factor
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.registry import Alternative, Op, Operand
 
-Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
+_Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
 _Places: TypeAlias = list[tuple[Operand, int]]
 
 
@@ -44,7 +44,7 @@ def trailing(labels: str, ndim: int) -> str:
 
 def by_labels(
     op: Op,
-    inputs: Labelled,
+    inputs: _Labelled,
     outputs: str | Sequence[str | Placement],
     *,
     broadcast: bool = False,

@@ -159,7 +159,7 @@ class Registry:
         kind: Kind = "batched", full: bool = True, name: str = "",
     ) -> None:  # fmt: skip
         """Register `rule` for overloads, or for all functional overloads of packets; all of them or none."""
-        registered = RegisteredRule(name or rule.__name__, family, rule, kind, full)
+        registered = RegisteredRule(name or rule.__name__.removeprefix("_"), family, rule, kind, full)
         found = overloads(targets)
         taken = [f"{o} (rule {self._rules[o].name!r})" for o in found if o in self._rules]
         if taken:

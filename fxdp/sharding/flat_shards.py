@@ -62,7 +62,7 @@ def in_cache(adjacent: Sequence[bool], tensors: Sequence[Tensor]) -> list[bool]:
     return found
 
 
-def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
+def _as_one(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return adjacent tensors as one flat view, without a copy; None if the tensors are not adjacent."""
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         return None
@@ -106,7 +106,7 @@ class FlatShards:
 
         `seen` holds the states that users see: states that were not adjacent are replaced.
         """
-        flat = as_one([local_of(p) for p in parameters])
+        flat = _as_one([local_of(p) for p in parameters])
         assert flat is not None
         made = cls(parameters, flat, {})
         for name, value in states[0].items():
@@ -114,7 +114,7 @@ class FlatShards:
                 made.state[name] = value
                 continue
             values = [state[name] for state in states]
-            one = as_one(values)
+            one = _as_one(values)
             line = torch.cat([value.reshape(-1) for value in values]) if one is None else one
             made._take(name, line, is_number=value.dim() == 0)
             if one is None:

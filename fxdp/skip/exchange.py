@@ -90,7 +90,7 @@ class Exchange:
             (self.skippable.poppable_names - self.popped, "popped"),
         ):
             if names:
-                self.fault(quoted(names), f"{quoted(names)} must be {word} but have not")
+                self.fault(_quoted(names), f"{_quoted(names)} must be {word} but have not")
 
     def save(self, output: Any) -> Any:
         """Give all stashed tensors to the tracker; return the output, possibly tied to the tensors."""
@@ -106,6 +106,6 @@ class Exchange:
         raise RuntimeError(message)
 
 
-def quoted(names: Iterable[str]) -> str:
-    """Return names sorted and quoted: `'a', 'b'`."""
+def _quoted(names: Iterable[str]) -> str:
+    """Return names sorted and _quoted: `'a', 'b'`."""
     return ", ".join(f"'{name}'" for name in sorted(names))

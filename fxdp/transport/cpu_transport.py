@@ -21,7 +21,7 @@ from fxdp.transport.shared_memory import SharedMemory
 from fxdp.transport.shared_windows import SharedWindows
 
 
-class CpuTransport(RowTransport):
+class _CpuTransport(RowTransport):
     """Messages between the ranks of a row, and memory that the ranks of a host share.
 
     Attributes
@@ -134,4 +134,4 @@ class CpuTransport(RowTransport):
 
 def extend() -> None:
     """Extend the core's seam; called once, when fxdp is imported."""
-    open_transport.extend(lambda _, row: CpuTransport(row))
+    open_transport.extend(lambda _, row: _CpuTransport(row))

@@ -44,7 +44,7 @@ _BUFFERS = _IN_FLIGHT + 1
 
 
 @dataclass(eq=False)
-class HostSum:
+class _HostSum:
     """A sum in flight; `value` holds the result once finished."""
 
     value: Tensor
@@ -76,9 +76,9 @@ class HostSums:
         # torch alone owns groups: destroying them frees them at once
         self._across = None if across is None else weakref.ref(across)
         self._buffers = BufferRotation(_BUFFERS)
-        self._in_flight: deque[HostSum] = deque()
+        self._in_flight: deque[_HostSum] = deque()
 
-    def start(self, value: Tensor) -> HostSum:
+    def start(self, value: Tensor) -> _HostSum:
         """Write this rank's value where the ranks of this host find it; `finish` must follow.
 
         Raises
@@ -90,7 +90,7 @@ class HostSums:
             self._send_share(self._in_flight[-1])
         while len(self._in_flight) >= _IN_FLIGHT:
             self.finish(self._in_flight[0])
-        begun = HostSum(torch.view_as_real(value) if value.is_complex() else value)
+        begun = _HostSum(torch.view_as_real(value) if value.is_complex() else value)
         flat = begun.value.view(-1)
         if len(self._mates) == 1:
             begun.across = self._sum_across(flat)
@@ -101,7 +101,7 @@ class HostSums:
         self._in_flight.append(begun)
         return begun
 
-    def finish(self, begun: HostSum) -> None:
+    def finish(self, begun: _HostSum) -> None:
         """Wait for the sum, and for all sums that were started earlier.
 
         Raises
@@ -114,7 +114,7 @@ class HostSums:
             self._finish(self._in_flight[0])
             self._in_flight.popleft()
 
-    def _finish(self, begun: HostSum) -> None:
+    def _finish(self, begun: _HostSum) -> None:
         for one in self._in_flight:  # including later ones, while this one is in flight
             self._send_share(one)
         if begun.across is not None:
@@ -124,7 +124,7 @@ class HostSums:
             self._read(begun)
         begun.finished = True
 
-    def _send_share(self, begun: HostSum) -> None:
+    def _send_share(self, begun: _HostSum) -> None:
         """Sum this rank's share once all ranks of this host have written, and give the share to gloo."""
         if begun.ready is None or begun.shared is not None:
             return
@@ -155,7 +155,7 @@ class HostSums:
             # they may wait for another host: `ranks/liveness/failure.py` finds the late rank, as with gloo
             raise RuntimeError(f"timed out waiting for ranks of this host: {error}") from error
 
-    def _read(self, begun: HostSum) -> None:
+    def _read(self, begun: _HostSum) -> None:
         assert begun.shared is not None
         flat = begun.value.view(-1)
         for share in range(self._shares):

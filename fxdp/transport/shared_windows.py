@@ -76,7 +76,7 @@ class _Held:
 
 
 @dataclass(eq=False)
-class Showing:
+class _Showing:
     """Shards that are about to be mapped as full values; `window` maps them once finished."""
 
     window: Window
@@ -121,7 +121,7 @@ class SharedWindows:
         weakref.finalize(made.mapped, self._forget, address).atexit = False
         return made.data.view(dtype)
 
-    def start(self, values: Sequence[Tensor]) -> tuple[Tensor, Showing]:
+    def start(self, values: Sequence[Tensor]) -> tuple[Tensor, _Showing]:
         """Start the all-gather of several values, given this rank's shard of each; `finish` must follow.
 
         `values` are the flat padded shards, of one dtype, each of full pages. The returned tensor has the
@@ -136,10 +136,10 @@ class SharedWindows:
                 self._windows[held.number, at, *sizes] = window
         where = _WHERE.pack(os.getpid(), held.descriptor, held.number, at)
         self._read = True
-        begun = Showing(window, sizes, where, self.messages.start(memoryview(where)))
+        begun = _Showing(window, sizes, where, self.messages.start(memoryview(where)))
         return torch.frombuffer(window.memory, dtype=values[0].dtype), begun
 
-    def finish(self, begun: Showing) -> None:
+    def finish(self, begun: _Showing) -> None:
         """Wait until all ranks' shards are ready, then map all shards.
 
         Raises
@@ -186,7 +186,7 @@ class SharedWindows:
         self._made += 1
         return SharedBuffer.make(size, self._made, "fxdp-rows")
 
-    def _show(self, begun: Showing, rank: int, where: bytes) -> None:
+    def _show(self, begun: _Showing, rank: int, where: bytes) -> None:
         process, descriptor, _, start = _WHERE.unpack(where)
         place = 0  # offset of the next full value
         try:

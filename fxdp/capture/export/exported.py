@@ -119,13 +119,13 @@ def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic:
     )
 
 
-HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+_HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 """Batch sizes to trace with: odd and prime, so that the batch size seldom equals a different size."""
 
-STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+_STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
 
 
-def other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> set[int]:
+def _other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> set[int]:
     """Return all sizes of the inputs except the batch size."""
     pairs = zip(tensors, dims, strict=True)
     return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
@@ -133,15 +133,15 @@ def other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> 
 
 def batch_hint(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> int:
     """Return the batch size to trace with: the first hint that differs from all other sizes of the inputs."""
-    return first_free(HINTS, other_sizes(tensors, dims), 1)[0]
+    return _first_free(_HINTS, _other_sizes(tensors, dims), 1)[0]
 
 
 def static_hints(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[int, ...]:
     """Return the four batch sizes of the static fallback."""
-    return first_free(STATIC_SIZES, other_sizes(tensors, dims), 4)
+    return _first_free(_STATIC_SIZES, _other_sizes(tensors, dims), 4)
 
 
-def first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[int, ...]:
+def _first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[int, ...]:
     """Return the first `count` candidates that are not taken; taken candidates only if too few are free."""
     ordered = sorted(candidates, key=lambda size: size in taken)
     return tuple(sorted(ordered[:count]))

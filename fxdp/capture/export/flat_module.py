@@ -29,7 +29,7 @@ from fxdp.ir.graph.metadata import Location
 
 
 @dataclass
-class OutputRecord:
+class _OutputRecord:
     """Facts recorded in one run of the program: structure and leaves of the output, effects of the code."""
 
     leaves: tuple[Any, ...] = ()
@@ -62,7 +62,7 @@ class OutputRecord:
 class _Cell:
     """Holder of the record, outside of the module's attributes, which export guards."""
 
-    record: OutputRecord = field(default_factory=OutputRecord)
+    record: _OutputRecord = field(default_factory=_OutputRecord)
 
 
 class FlatModule(nn.Module):
@@ -95,7 +95,7 @@ class FlatModule(nn.Module):
         self._cell = _Cell()
 
     @property
-    def record(self) -> OutputRecord:
+    def record(self) -> _OutputRecord:
         """Return the record of the latest run."""
         return self._cell.record
 
@@ -104,7 +104,7 @@ class FlatModule(nn.Module):
         touched: list[str] = []
         numbers = self.inputs.numbers(tensors)
         names = zip(map(str, numbers), self.inputs.number_names, strict=True)
-        self._cell.record = OutputRecord(symbols=dict(names), touched=touched)  # for error handlers
+        self._cell.record = _OutputRecord(symbols=dict(names), touched=touched)  # for error handlers
         args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:

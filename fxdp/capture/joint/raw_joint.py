@@ -110,12 +110,12 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
         rejoin(exported.gm)
     fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
-    symbols = batch_symbols(fakes, exported.batch) if exported.symbolic else None
+    symbols = _batch_symbols(fakes, exported.batch) if exported.symbolic else None
     table = cross_sample_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
     with unfused_recurrence() if options.couple else contextlib.nullcontext():
         gm, wrapper = differentiated(exported, options, table)
     if exported.symbolic:
-        batch_symbols(fakes, exported.batch)  # differentiation may specialize the batch size, too
+        _batch_symbols(fakes, exported.batch)  # differentiation may specialize the batch size, too
     return RawJoint(
         gm=gm,
         exported=exported,
@@ -139,7 +139,7 @@ def traced(wrapper: Differentiated, exported: Exported, table: Decompositions) -
     return torch_compat.joint_graph(wrapper, exported.fakes, fake_mode, table), wrapper
 
 
-def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
+def _batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
     """Return the symbols in the batch dims; raise if tracing specialized one to a number."""
     found: set[sympy.Symbol] = set()
     for fake, dim in zip(fakes, batch, strict=True):

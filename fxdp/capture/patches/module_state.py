@@ -29,7 +29,7 @@ from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True)
-class Assigned:
+class _Assigned:
     """Names of the buffers to which a forward assigned a new tensor; complete after the forward."""
 
     written: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Assigned:
 
 
 @contextlib.contextmanager
-def assigned_buffers(module: nn.Module) -> Iterator[Assigned]:
+def assigned_buffers(module: nn.Module) -> Iterator[_Assigned]:
     """Trace a forward inside the block; at the end, write assigned values into the buffers in place.
 
     Tracing records writes, but would lose assignments.
@@ -54,7 +54,7 @@ def assigned_buffers(module: nn.Module) -> Iterator[Assigned]:
         for name, value in owner._buffers.items()
         if value is not None
     ]
-    found = Assigned()
+    found = _Assigned()
     yield found
     for path, owner, name, value in before:
         assigned = owner._buffers.get(name)
@@ -127,7 +127,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for now, was in before:
-            put_all_back(now, was)
+            _put_all_back(now, was)
 
 
 def keep_all(attributes: Mapping[str, Any]) -> dict[str, ValueSnapshot]:
@@ -135,7 +135,7 @@ def keep_all(attributes: Mapping[str, Any]) -> dict[str, ValueSnapshot]:
     return {name: ValueSnapshot(value) for name, value in attributes.items()}
 
 
-def put_all_back(now: dict[str, Any], was: Mapping[str, ValueSnapshot]) -> None:
+def _put_all_back(now: dict[str, Any], was: Mapping[str, ValueSnapshot]) -> None:
     """Restore attributes from snapshots."""
     for name in [n for n in now if n not in was]:
         del now[name]

@@ -57,7 +57,7 @@ def _replace(plain: Callable[..., None], self: torch_compat.ShapeEnv, *equality:
             raise
 
 
-ALL_OF_CAPTURE: tuple[Patch, ...] = (
+_ALL_OF_CAPTURE: tuple[Patch, ...] = (
     *SILENCE,
     REENTRANT,
     *torch_compat.LSTM_STATES,
@@ -142,7 +142,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
         stack.enter_context(around_capture())
-        here = stack.enter_context(patched((*ALL_OF_CAPTURE, *capture_semantics(module, loss_fn))))
+        here = stack.enter_context(patched((*_ALL_OF_CAPTURE, *capture_semantics(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():

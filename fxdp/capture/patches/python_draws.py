@@ -84,7 +84,7 @@ def refused_draws(watched: bool) -> Iterator[None]:
     CaptureError : the code uses a random number's value, with the line.
     """
     if watched:
-        with patched((*python_draws(), *SYSTEM_DRAWS)):
+        with patched((*python_draws(), *_SYSTEM_DRAWS)):
             yield
         return
     before, restored = _states(), [False]
@@ -100,7 +100,7 @@ def refused_draws(watched: bool) -> Iterator[None]:
         plain(*args, **kwargs)
 
     restores = ((random, "setstate"), (np.random, "set_state"))
-    with patched((*SYSTEM_DRAWS, *(Patch(owner, name, around(restore)) for owner, name in restores))):
+    with patched((*_SYSTEM_DRAWS, *(Patch(owner, name, around(restore)) for owner, name in restores))):
         try:
             yield
         except Exception as error:  # a number that was drawn may have led the code astray
@@ -169,7 +169,7 @@ def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
     return plain(seed)
 
 
-SYSTEM_DRAWS: tuple[Patch, ...] = (
+_SYSTEM_DRAWS: tuple[Patch, ...] = (
     Patch(os, "urandom", around(_system_draw)),
     Patch(random, "_urandom", around(_system_draw)),  # of `secrets` and `random.SystemRandom`
     Patch(uuid, "uuid1", around(partial(_refused_draw, "uuid.uuid1"))),

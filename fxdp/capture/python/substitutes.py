@@ -143,7 +143,7 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     return input.index_select(dims, (places - shifts) % size)
 
 
-def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+def _is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Return whether the caller declares a mask causal; without a declaration the mask is used as given."""
     return is_causal is True
 
@@ -202,7 +202,7 @@ SUBSTITUTES: tuple[Patch, ...] = (
     Patch(torch, "corrcoef", _instead(corrcoef)),
     Patch(Tensor, "cov", _instead(cov)),
     Patch(Tensor, "corrcoef", _instead(corrcoef)),
-    Patch(*torch_compat.CAUSAL_MASK_TEST, _instead(is_told_causal)),
+    Patch(*torch_compat.CAUSAL_MASK_TEST, _instead(_is_told_causal)),
     Patch(type(constraints.symmetric), "check", _instead(is_symmetric)),
     Patch(type(constraints.positive_definite), "check", _instead(is_positive_definite)),
 )

@@ -58,7 +58,7 @@ def exact_text(value: Any) -> str:
     if is_dataclass(value) and type(value).__module__.startswith("fxdp."):
         own = (exact_text(getattr(value, f.name)) for f in fields(value))
         return f"{type(value).__name__}({', '.join(own)})"
-    return target_name(value)
+    return _target_name(value)
 
 
 @lru_cache(maxsize=65536)
@@ -66,7 +66,7 @@ def _expression(expr: sympy.Basic) -> str:
     return str(sympy.srepr(expr))  # to the last digit, with the assumptions on each symbol
 
 
-def target_name(target: Any) -> str:
+def _target_name(target: Any) -> str:
     """Return a name of a node's target that has the same meaning in each process.
 
     Raises
@@ -110,7 +110,7 @@ def tensor_text(value: torch.Tensor) -> str:
 
 def node_text(node: fx.Node) -> str:
     """Return the exact text of a node, without metadata."""
-    target = node.target if isinstance(node.target, str) else target_name(node.target)
+    target = node.target if isinstance(node.target, str) else _target_name(node.target)
     return f"{node.op} {node.name} {target} {exact_text(node.args)} {exact_text(node.kwargs)}"
 
 
@@ -129,7 +129,7 @@ def graph_bytes(gm: fx.GraphModule) -> bytes:
         if node.op not in ("placeholder", "call_function", "output"):
             raise NoTextError(f"%{node.name} reads an attribute of its module")
         if node.op == "call_function":
-            target_name(node.target)
+            _target_name(node.target)
         meta = {key: node.meta[key] for key in _META if key in node.meta}
         pickler.dump((node.op, node.name, node.target, node.args, node.kwargs, meta, layouts(node)))
     return stream.getvalue()

@@ -34,7 +34,7 @@ def shard_rows(rows: int, ranks: int) -> int:
     return -(-rows // ranks)
 
 
-def shard_bounds(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+def _shard_bounds(rows: int, ranks: int, rank: int) -> tuple[int, int]:
     """Return the first row of a rank and the end of its range, as for DTensor's `Shard(0)`."""
     each = shard_rows(rows, ranks)
     return min(rank * each, rows), min((rank + 1) * each, rows)
@@ -47,7 +47,7 @@ def shard_range(rows: int, sharding: Sequence[tuple[int, int]]) -> tuple[int, in
     """
     first, last = 0, rows
     for ranks, rank in sharding:
-        start, end = shard_bounds(last - first, ranks, rank)
+        start, end = _shard_bounds(last - first, ranks, rank)
         first, last = first + start, first + end
     return first, last
 
@@ -61,7 +61,7 @@ def largest_shard(rows: int, sharding: Sequence[tuple[int, int]]) -> int:
 
 def own_shard(value: Tensor, ranks: int, rank: int) -> Tensor:
     """Return a rank's rows of a full value, as a view."""
-    first, last = shard_bounds(value.shape[0], ranks, rank)
+    first, last = _shard_bounds(value.shape[0], ranks, rank)
     return value[first:last]
 
 
@@ -152,10 +152,10 @@ parameters as long as one forward or backward runs.
 
 slice_shard = opaque(
     "slice_shard(Tensor value, int ranks, int rank) -> Tensor",
-    lambda *args: padded_shard(*args),
+    lambda *args: _padded_shard(*args),
     lambda value, ranks, rank: value.new_empty(shard_rows(value.shape[0], ranks), *value.shape[1:]),
 )
-"""Computes `padded_shard`, opaque to compilers: as a view it would keep the full value alive."""
+"""Computes `_padded_shard`, opaque to compilers: as a view it would keep the full value alive."""
 
 GATHERS = frozenset({start_all_gather_shards, publish_shards})
 STARTS = frozenset({*GATHERS, start_reduce_scatter_shards})
@@ -196,7 +196,7 @@ def reduced_shards(
     world = len(values)
     if not each:
         total = torch.stack(list(values)).sum(0)
-        return [padded_shard(total, world, rank) for rank in range(world)]
+        return [_padded_shard(total, world, rank) for rank in range(world)]
     sums = [torch.stack([own[place] for own in values]).sum(0) for place in range(len(each))]
     return list(_packed_shards(sums, sums[0].new_empty(world, sum(each))))
 
@@ -209,10 +209,10 @@ def all_reduced_shards(values: Sequence[Tensor], sizes: Sequence[int]) -> list[T
 def sliced_shards(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     """Return each rank's shard of its full value, padded like the shard of a sum."""
     world = len(values)
-    return [padded_shard(value, world, rank) for rank, value in enumerate(values)]
+    return [_padded_shard(value, world, rank) for rank, value in enumerate(values)]
 
 
-def padded_shard(value: Tensor, ranks: int, rank: int) -> Tensor:
+def _padded_shard(value: Tensor, ranks: int, rank: int) -> Tensor:
     """Return a copy of a rank's rows of a full value, padded by zeros to the first rank's number."""
     each, own = shard_rows(value.shape[0], ranks), own_shard(value, ranks, rank)
     padding = value.new_zeros((each - own.shape[0], *value.shape[1:]))

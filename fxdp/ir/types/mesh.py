@@ -37,7 +37,7 @@ _PIPELINE = "pp"
 _MOST_RANKS = 1 << 20
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
-Purpose: TypeAlias = Literal["data", "reduce", "rows", "messages"]
+_Purpose: TypeAlias = Literal["data", "reduce", "rows", "messages"]
 """The purpose of a process group.
 
 `data`: large values of the forward. `reduce`: gradients, so that they have a stream of their own on CUDA.
@@ -51,12 +51,12 @@ class Group:
     """Name of a process group, for functional collectives; `axis` is None for all data axes at once."""
 
     name: str
-    purpose: Purpose = "data"
+    purpose: _Purpose = "data"
     axis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineAxis:
+class _PipelineAxis:
     """Pipeline axis of a mesh, seen from one rank.
 
     Attributes
@@ -101,7 +101,7 @@ class Mesh:
     rank: int
     ranks: tuple[int, ...]
     device_type: str
-    pipeline: PipelineAxis = PipelineAxis()
+    pipeline: _PipelineAxis = _PipelineAxis()
     groups: tuple[Group, ...] = ()
     messages: bool = True
     shared_memory: bool = False
@@ -151,7 +151,7 @@ class Mesh:
             return self.place_along(self.shard_axis) % self.post_forward_size
         return self.rank if axis is None else self.coordinates[axis]
 
-    def group(self, purpose: Purpose = "data", axis: str | None = None) -> str:
+    def group(self, purpose: _Purpose = "data", axis: str | None = None) -> str:
         """Return the name of the group for functional collectives along an axis (None: all data axes).
 
         The name is empty if there are no groups. A single axis has one group, for large values of both
@@ -233,7 +233,7 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
     places = [(stage, next(along[stage])) for stage in stages]
     stage, data = places[index]
     column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
-    pipeline = PipelineAxis(len(column), stage, column, tuple(place for _, place in places))
+    pipeline = _PipelineAxis(len(column), stage, column, tuple(place for _, place in places))
     row = tuple(i for i, (p, _) in enumerate(places) if p == stage)
     return Mesh(tuple(axes), tuple(axes.values()), data, row, device_type, pipeline)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fxdp.errors import MeshError
 
 ON_COMMAND_LINE = "--mesh {}"
-IN_PYTHON = 'mesh="{}"'
+_IN_PYTHON = 'mesh="{}"'
 _EXAMPLES = ("dp=4", "pp=2,dp=8", "dp_replicate=2,dp_shard=8")
 
 
@@ -22,7 +22,7 @@ def mesh_grammar(form: str) -> str:
     )
 
 
-def parse_mesh(text: str, form: str = IN_PYTHON) -> dict[str, int]:
+def parse_mesh(text: str, form: str = _IN_PYTHON) -> dict[str, int]:
     """Parse `dp_replicate=2,dp=32` to sizes by axis name; the mesh checks which names exist.
 
     `form` is the format in which the user wrote the mesh, for the error.

@@ -83,19 +83,19 @@ def evaluate(size: Dim, values: Mapping[str, int], *, unknown: int | None = None
 
 def number(expr: sympy.Basic, values: Mapping[str, Any], *, unknown: int | None = None) -> int | float | bool:
     """Return the value of any expression as a Python number; parameters as in `evaluate`."""
-    found = [values[s.name] if unknown is None else values.get(s.name, unknown) for s in symbols_of(expr)]
+    found = [values[s.name] if unknown is None else values.get(s.name, unknown) for s in _symbols_of(expr)]
     return _substituted(expr, *found)
 
 
 @lru_cache(maxsize=65536)
-def symbols_of(expr: sympy.Basic) -> tuple[sympy.Symbol, ...]:
+def _symbols_of(expr: sympy.Basic) -> tuple[sympy.Symbol, ...]:
     """Return the symbols of an expression, sorted by name."""
     return tuple(sorted(expr.free_symbols, key=str))
 
 
 @lru_cache(maxsize=65536, typed=True)  # an expression with 1.0 differs from one with 1
 def _substituted(expr: sympy.Basic, *numbers: Any) -> int | float | bool:
-    value = expr.xreplace(dict(zip(symbols_of(expr), map(sympy.sympify, numbers), strict=True)))
+    value = expr.xreplace(dict(zip(_symbols_of(expr), map(sympy.sympify, numbers), strict=True)))
     if value.is_Boolean:
         return bool(value)
     return int(value) if value.is_Integer else float(value)

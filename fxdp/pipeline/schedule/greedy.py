@@ -57,7 +57,7 @@ Choice: TypeAlias = Callable[[int, Board], Action | None]
 """`choice(rank, board)` returns the rank's action in this tick, which must be ready, or None."""
 
 
-def round_robin(stages: int, ranks: int) -> tuple[int, ...]:
+def _round_robin(stages: int, ranks: int) -> tuple[int, ...]:
     """Place stage `s` on rank `s % ranks`; raise `ScheduleError` if a rank would have no stage."""
     if not 1 <= ranks <= stages:
         raise ScheduleError(
@@ -75,7 +75,7 @@ def play(
     In each tick at least one rank must choose an action: a schedule's limits must never block the first
     unfinished micro-batch.
     """
-    placement = round_robin(stages, ranks)
+    placement = _round_robin(stages, ranks)
     if microbatches < 1:
         raise ScheduleError(f"schedule {name} got {microbatches} micro-batches: expected at least one")
     board = Board(stages, microbatches, [0] * stages, [0] * stages, [0] * stages)

@@ -38,7 +38,7 @@ def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule)
     """
     batch, sharded = step.input("batch"), StageShards(step, partition, schedule)
     write_gathers(step, partition, schedule, sharded, batch)
-    step.end(tuple(step.value(name, None) for name in gathered_names(partition, schedule, step.rank)))
+    step.end(tuple(step.value(name, None) for name in _gathered_names(partition, schedule, step.rank)))
     check_order(step.graph)
     return step.graph
 
@@ -47,10 +47,10 @@ def take_gathered(step: StepGraph, partition: Partition, schedule: Schedule, sha
     """Read the results of the separate gather program from the input `full`."""
     sharded.skip_collecting()
     # empty on a rank whose stages read no weights, but an input there, too
-    step.keep_items(step.input("full"), gathered_names(partition, schedule, step.rank))
+    step.keep_items(step.input("full"), _gathered_names(partition, schedule, step.rank))
 
 
-def gathered_names(partition: Partition, schedule: Schedule, rank: int) -> list[str]:
+def _gathered_names(partition: Partition, schedule: Schedule, rank: int) -> list[str]:
     """Return the names of the values that a rank gathers; one that two stages read appears once."""
     return list(dict.fromkeys(n for _, part in _own(partition, schedule, rank) for n in part.gives))
 

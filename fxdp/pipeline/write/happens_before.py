@@ -35,7 +35,7 @@ from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.runtime import p2p
 from fxdp.runtime.streams import COMPUTE
 
-TRANSFERS = ("send_forward", "send_backward", "receive_forward", "receive_backward")
+_TRANSFERS = ("send_forward", "send_backward", "receive_forward", "receive_backward")
 """Modules with calls that return before the transfer is done, which runs on none of the program's streams."""
 
 _LOOKS = (operator.getitem, getattr)
@@ -113,7 +113,7 @@ class _Order:
         if not unmade and (left := self._done(COMPUTE) & ~self._done(stream)):
             yield f"%{node} runs on {stream}, which has not waited for %{self._last(left)} on compute"
         self.elsewhere |= self.makers[node]
-        if node.target in TRANSFERS:
+        if node.target in _TRANSFERS:
             self.carried[node] = self._done(stream) | self.makers[node]
         else:
             self._add(stream, self.makers[node])
@@ -128,7 +128,7 @@ class _Order:
         for value in values:
             users = (user for user in value.users if user.target not in _LOOKS)
             readers = [user for user in users if self.makers[user] & self.elsewhere]
-            if value.target in TRANSFERS:
+            if value.target in _TRANSFERS:
                 readers.append(value)
             for reader in readers:
                 if self.makers[reader] & ~self._done(COMPUTE):
@@ -149,7 +149,7 @@ def _freed(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     position = {node: number for number, node in enumerate(nodes)}
 
     def last(value: fx.Node) -> int:
-        users = [last(user) if user.target in TRANSFERS else position[user] for user in value.users]
+        users = [last(user) if user.target in _TRANSFERS else position[user] for user in value.users]
         return max(users, default=position[value])
 
     freed: dict[fx.Node, list[fx.Node]] = {}

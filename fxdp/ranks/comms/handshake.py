@@ -81,18 +81,18 @@ class Handshake:
         _, version, theirs, rank, plane = _HELLO.unpack(self.effects)
         if not secrets.compare_digest(theirs, token):
             raise StrangerError("it does not know the token")
-        check_version(version, rank)
+        _check_version(version, rank)
         return rank, plane
 
     def _welcomed(self) -> tuple[int, int]:
         _, version, rank = _WELCOME.unpack(self.effects)
-        check_version(version, rank)
+        _check_version(version, rank)
         if rank != self.called:
             raise StrangerError(f"rank {rank} answers there")
         return rank, self.plane
 
 
-def check_version(version: int, rank: int) -> None:
+def _check_version(version: int, rank: int) -> None:
     """Refuse a rank with a different version of the protocol.
 
     Raises

@@ -49,10 +49,10 @@ def broadcast_everywhere(text: str) -> None:
     """Record that this process ends, for all ranks that wait in start-up."""
     world = dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
     if world is not None and dist.get_world_size() > 1:
-        broadcast_briefly(world.get_group_store(), EVERYWHERE, dist.get_rank(), text)
+        _broadcast_briefly(world.get_group_store(), EVERYWHERE, dist.get_rank(), text)
 
 
-def broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
+def _broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
     """Call `tell` with a timeout of two seconds, as another thread may block the store."""
 
     def run() -> None:
@@ -98,7 +98,7 @@ class FailureBroadcast:
 
     def tell(self, rank: int, text: str) -> None:
         """Broadcast the reason why this rank does not join the mesh."""
-        broadcast_briefly(self._store, self._name, rank, text)
+        _broadcast_briefly(self._store, self._name, rank, text)
 
     def _come_back(self, rank: int) -> None:
         """Mark earlier failures of this rank as past: the process has caught the reported error."""

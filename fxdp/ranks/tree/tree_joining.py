@@ -25,7 +25,7 @@ _SAYS_S = 3.0  # for rank 0's report on missing ranks
 
 
 @dataclass(frozen=True)
-class TreeJoint:
+class _TreeJoint:
     """The connections and places of one rank in the trees.
 
     Attributes
@@ -49,7 +49,7 @@ def connect_tree(
     look: Callable[[], None],
     lost_s: float,
     tree_above: int,
-) -> TreeJoint:
+) -> _TreeJoint:
     """Connect this rank to all neighbors; for parameters and errors see `rendezvous.connect_all`."""
     size, row = len(planes[0]), planes[1]
     addresses = Addresses(store, prefix, timeout_s, size, tree_above)
@@ -68,7 +68,7 @@ def connect_tree(
         calls, answers, places = _read(own)
         addresses.know({other: where for (_, other), where in calls.items()})
         found = met(Rendezvousing(addresses, rank, calls, answers, look), listener, lost_s)
-    return TreeJoint([*found, {}, {}][:2], places)
+    return _TreeJoint([*found, {}, {}][:2], places)
 
 
 def _assign_neighbors(

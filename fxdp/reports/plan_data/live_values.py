@@ -43,7 +43,7 @@ _IN_PLACE = redistributions.ORDERED | {
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class _Moment:
     """Bytes by kind that one op frees before its result, allocates, and leaves without a later reader."""
 
     node: fx.Node
@@ -125,8 +125,8 @@ class LiveValues:
         """Return the values that the forward makes and the backward reads, in program order."""
         return [node for node in self._nodes if node in self._saved and node.op == "call_function"]
 
-    def moments(self) -> Iterator[Moment]:
-        """Yield a `Moment` for each op that makes values, in program order."""
+    def moments(self) -> Iterator[_Moment]:
+        """Yield a `_Moment` for each op that makes values, in program order."""
         dies: dict[fx.Node, Counter[str]] = {}
         packs: dict[fx.Node, int] = {}
         for value, reader in self._last.items():
@@ -146,7 +146,7 @@ class LiveValues:
                 (wait,) = (user for user in node.users if user.target is redistributions.wait)
                 packs[wait] = packed  # a wait frees the sent buffer before it makes the result
             dropped = {"buckets": packs.get(node, 0)}
-            yield Moment(node, dropped, added, dies.get(node, Counter()) + unread)
+            yield _Moment(node, dropped, added, dies.get(node, Counter()) + unread)
 
     def top(self, backward: bool) -> Counter[str]:
         """Return the bytes by kind at the peak of forward or backward, without the inputs."""

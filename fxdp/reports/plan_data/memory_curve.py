@@ -32,7 +32,7 @@ ADAM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPoint:
+class _MemoryPoint:
     """The bytes that are held while `at` runs, an op or an action of the schedule."""
 
     at: str
@@ -62,7 +62,7 @@ class RankMemory:
     buffers: int
     inputs: int
     gradients: int
-    points: tuple[MemoryPoint, ...]
+    points: tuple[_MemoryPoint, ...]
     optimizer: int = 0
     shared: int = 0
     full: int = 0
@@ -74,9 +74,9 @@ class RankMemory:
         return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared + self.full
 
     @property
-    def peak(self) -> MemoryPoint:
+    def peak(self) -> _MemoryPoint:
         """The point with the most bytes."""
-        return max(self.points, key=lambda point: point.bytes, default=MemoryPoint("", "", self.still))
+        return max(self.points, key=lambda point: point.bytes, default=_MemoryPoint("", "", self.still))
 
     def with_state(self, values: float) -> RankMemory:
         """Return this memory for an optimizer with `values` values per element instead of Adam's two."""
@@ -136,17 +136,17 @@ def curve(
     if gather is not None:
         gathered = LiveValues(gather, mesh_ranks, sizes)
         highest = live + gathered.top(backward=False)
-        points.append(MemoryPoint("gather", "forward", highest.total()))
+        points.append(_MemoryPoint("gather", "forward", highest.total()))
         state["full"] = live["full"] = gathered.results()
     for moment in held.moments():
         live.subtract(moment.dropped)
         live.update(moment.added)
         highest = live.copy() if live.total() > highest.total() else highest
-        points.append(MemoryPoint(moment.node.name, moment.phase, live.total()))
+        points.append(_MemoryPoint(moment.node.name, moment.phase, live.total()))
         live.subtract(moment.freed)
     by_kind = _named(highest)
     return RankMemory(
-        0, **sums, **state, gradients=gradients, points=thinned(points), at_peak=by_kind
+        0, **sums, **state, gradients=gradients, points=_thinned(points), at_peak=by_kind
     )  # fmt: skip
 
 
@@ -184,14 +184,14 @@ def scheduled_curves(
 
 def _along(
     row: Sequence[Action], held: Sequence[Sequence[LiveValues]], gradients: Sequence[int], live: Counter[str]
-) -> tuple[tuple[MemoryPoint, ...], dict[str, int], int]:
+) -> tuple[tuple[_MemoryPoint, ...], dict[str, int], int]:
     """Return the bytes at each action of a rank, the highest point by kind, and the gradients at the end."""
-    points, added, highest = list[MemoryPoint](), set[int](), live.copy()
+    points, added, highest = list[_MemoryPoint](), set[int](), live.copy()
     for action in row:
         one, forward = held[action.stage][action.microbatch], action.kind is Kind.FORWARD
         now = live + one.top(not forward)
         highest = now if now.total() > highest.total() else highest
-        points.append(MemoryPoint(str(action), "forward" if forward else "backward", now.total()))
+        points.append(_MemoryPoint(str(action), "forward" if forward else "backward", now.total()))
         if forward:
             live["saved"] += one.saved()
         elif action.kind is not Kind.INPUT_GRADIENT:  # before, weight gradients need the saved activations
@@ -206,7 +206,7 @@ def _named(live: Mapping[str, int]) -> dict[str, int]:
     return {name: live.get(name, 0) for name in _SPOKEN}
 
 
-def thinned(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+def _thinned(points: Sequence[_MemoryPoint]) -> tuple[_MemoryPoint, ...]:
     """Keep the highest point of each run of points, so that a picture keeps its peaks."""
     each = -(-len(points) // _POINTS)
     runs = (points[i : i + each] for i in range(0, len(points), max(each, 1)))

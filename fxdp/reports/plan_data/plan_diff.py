@@ -11,7 +11,7 @@ from fxdp.reports.sheet import Sheet, Shown
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class _Difference:
     """One difference between two plans: name, value here, value there; empty if the value is missing."""
 
     what: str
@@ -26,7 +26,7 @@ class Difference:
 class PlanDiff(Shown):
     """The differences between two plans; empty (and false) for equal plans. Times are not compared."""
 
-    rows: tuple[Difference, ...] = ()
+    rows: tuple[_Difference, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,16 +58,16 @@ def differences(here: Details, there: Details) -> PlanDiff:
         return {f"peak memory of rank {m.rank}": format_bytes(m.peak.bytes) for m in one.memory}
 
     parts: tuple[Callable[[Details], Mapping[str, str]], ...] = (about, parameters, memory, _exchanged)
-    rows: list[Difference] = []
+    rows: list[_Difference] = []
     for part in parts:
         rows += _differing(part(here), part(there))
     return PlanDiff(tuple(rows))
 
 
-def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterable[Difference]:
+def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterable[_Difference]:
     names = dict.fromkeys([*here, *there])
     pairs = ((name, here.get(name, ""), there.get(name, "")) for name in names)
-    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+    return [_Difference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
 def _exchanged(one: Details) -> dict[str, str]:

@@ -50,7 +50,7 @@ def cumsum(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def softmax_backward(op: Op) -> Iterator[Alternative]:
+def _softmax_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dim`, equal for gradient and saved value; linear in the gradient."""
     yield from together(op, _named(op))
     yield from linear(op, op.operands[:1])
@@ -58,7 +58,7 @@ def softmax_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", aten.glu_backward.default)
-def gradient_along(op: Op) -> Iterator[Alternative]:
+def _gradient_along(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dim`, equal for gradient and saved value; linear in the gradient."""
     yield from together(op, _named(op))
     yield from linear(op, op.operands[:1])

@@ -65,7 +65,7 @@ def attention(op: Op) -> Iterator[Alternative]:
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
     kind="contracted",
 )
-def attention_backward(op: Op) -> Iterator[Alternative]:
+def _attention_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for the gradients.
 
     The gradient of a bias shared by all samples is partial.
@@ -86,7 +86,7 @@ _RAGGED = (
 
 
 @rule("attention", *existing("_flash_attention_forward", "_efficient_attention_forward"))
-def attention_by_position(op: Op) -> Iterator[Alternative]:
+def _attention_by_position(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for kernels on `[samples, positions, heads, features]`, unless ragged."""
     if not _is_ragged(op):
         yield from attention(op)
@@ -94,10 +94,10 @@ def attention_by_position(op: Op) -> Iterator[Alternative]:
 
 @rule("attention", *existing("_flash_attention_backward"))
 @rule("attention", *existing("_efficient_attention_backward"), kind="contracted")
-def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
+def _attention_by_position_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for gradients of kernels on `[samples, positions, heads, features]`."""
     if not _is_ragged(op):
-        yield from attention_backward(op)
+        yield from _attention_backward(op)
 
 
 def _is_ragged(op: Op) -> bool:
@@ -105,7 +105,7 @@ def _is_ragged(op: Op) -> bool:
 
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
-def composite_attention(op: Op) -> Iterator[Alternative]:
+def _composite_attention(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for attention that is not decomposed yet.
 
     All operands must have equal rank and number of samples. For one query and no keys torch returns one row,

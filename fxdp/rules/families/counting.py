@@ -23,14 +23,14 @@ def histogram(op: Op) -> Iterator[Alternative]:
 
 
 @rule("counting", aten.histogram.bin_ct, kind="contracted")
-def weighted_histogram(op: Op) -> Iterator[Alternative]:
+def _weighted_histogram(op: Op) -> Iterator[Alternative]:
     """Yield shards for a histogram with a given range, whose (weighted) counts add up without `density`."""
     if op.arg("range") and not op.arg("density"):
         yield from by_labels(op, [(o, letters(o.ndim)) for o in op.operands], ["_", R])
 
 
 @rule("counting", *existing("histogram.bins_tensor"), kind="contracted")
-def histogram_over_bins(op: Op) -> Iterator[Alternative]:
+def _histogram_over_bins(op: Op) -> Iterator[Alternative]:
     """Yield shards for a histogram with given bins, whose (weighted) counts add up without `density`."""
     if not op.arg("density"):
         counted = [op.arg("self"), op.arg("weight")]
@@ -38,7 +38,7 @@ def histogram_over_bins(op: Op) -> Iterator[Alternative]:
 
 
 @rule("counting", aten.bucketize.Tensor, aten.isin.Tensor_Tensor)
-def looked_up(op: Op) -> Iterator[Alternative]:
+def _looked_up(op: Op) -> Iterator[Alternative]:
     """Yield shards for each value's bucket among full boundaries, or membership in a full set."""
     x = op.operands[0]
     names = letters(x.ndim)

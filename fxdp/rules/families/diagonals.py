@@ -2,7 +2,7 @@
 
 Law: shards of dims outside the matrix stay. For a rank that holds rows `first, first + 1, ...` of the matrix,
 the diagonal `offset` is `offset + first` of its local rows; for columns it is `offset - first`. So a diagonal
-as long as the batch, and any triangle, is local along either dim. All ops are linear.
+as long as the batch, and any _triangle, is local along either dim. All ops are linear.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def diagonal_scatter(op: Op) -> Iterator[Alternative]:
 
 
 @rule("diagonal", aten.tril.default, aten.triu.default)
-def triangle(op: Op) -> Iterator[Alternative]:
+def _triangle(op: Op) -> Iterator[Alternative]:
     """Yield shards for the part of the last two dims below or above a diagonal, with zeros elsewhere."""
     (x,) = op.operands
     yield from linear(op, [x])

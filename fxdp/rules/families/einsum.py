@@ -70,7 +70,7 @@ def biased_product(op: Op) -> Iterator[Alternative]:
 
 
 @rule("einsum", aten._addmm_activation.default)
-def activated_product(op: Op) -> Iterator[Alternative]:
+def _activated_product(op: Op) -> Iterator[Alternative]:
     """Yield shards of rows and columns; under an activation the contracted dim must be unsharded."""
     bias, a, b = op.operands
     # relu(x + y) is not relu(x) + relu(y): terms of a sum must not reach the activation
@@ -79,7 +79,7 @@ def activated_product(op: Op) -> Iterator[Alternative]:
 
 
 @rule("einsum", aten.linear.default, kind="contracted")
-def linear_layer(op: Op) -> Iterator[Alternative]:
+def _linear_layer(op: Op) -> Iterator[Alternative]:
     """Yield shards for `x @ w.T + bias` with any number of leading dims."""
     x, weight, *rest = op.operands
     rows = letters(x.ndim - 1)
@@ -130,7 +130,7 @@ def _many(rows: Dim) -> bool:
 
 
 @rule("einsum", *existing("_euclidean_dist"))
-def euclidean_distances(op: Op) -> Iterator[Alternative]:
+def _euclidean_distances(op: Op) -> Iterator[Alternative]:
     """Yield shards of batches and rows for pairwise distances, always computed by matrix product."""
     a, b = op.operands
     batch = letters(a.ndim - 2)
@@ -138,7 +138,7 @@ def euclidean_distances(op: Op) -> Iterator[Alternative]:
 
 
 @rule("einsum", aten._cdist_backward.default, kind="contracted")
-def distances_backward(op: Op) -> Iterator[Alternative]:
+def _distances_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the first operand's gradient of pairwise distances, which sums over the second's rows.
 
     The second operand may lack batch dims. If the first one does, torch gives the gradient of no rows the

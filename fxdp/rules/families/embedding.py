@@ -35,7 +35,7 @@ def embedding(op: Op) -> Iterator[Alternative]:
 
 
 @rule("embedding", aten.embedding_dense_backward.default, kind="contracted")
-def embedding_backward(op: Op) -> Iterator[Alternative]:
+def _embedding_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the sum of the rows' gradients.
 
     The result is partial over sharded indices, or for a partial incoming gradient.
@@ -77,7 +77,7 @@ def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("embedding", *existing("_embedding_bag_per_sample_weights_backward"))
-def embedding_bag_weights_backward(op: Op) -> Iterator[Alternative]:
+def _embedding_bag_weights_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for each index's weight gradient, linear in both the row and the bag's gradient."""
     by_index = [(op.arg("indices"), "i"), (op.arg("offset2bag"), "i")]
     if op.arg("offset2bag").shape == op.arg("indices").shape:

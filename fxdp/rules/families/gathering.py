@@ -64,7 +64,7 @@ def index_select(op: Op) -> Iterator[Alternative]:
     aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
 )  # fmt: skip
 @rule("gathering", aten.index_add.default, kind="contracted")
-def index_write(op: Op) -> Iterator[Alternative]:
+def _index_write(op: Op) -> Iterator[Alternative]:
     """Yield shards for slices written at positions of a 1-d index.
 
     The result of `index_add` is partial over sharded positions.

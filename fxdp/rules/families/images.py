@@ -39,7 +39,7 @@ def convolution(op: Op) -> Iterator[Alternative]:
 
 
 @rule("convolution", *existing("cudnn_convolution_add_relu"))
-def convolution_onto(op: Op) -> Iterator[Alternative]:
+def _convolution_onto(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for `relu(convolution(x) + alpha * z)`."""
     x, weight, z = op.operands[:3]
     if x.ndim == weight.ndim:
@@ -55,7 +55,7 @@ def convolution_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("convolution", aten.conv_tbc.default)
-def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
+def _convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for a convolution of `[T, B, C]`."""
     yield from by_labels(op, [(op.operands[0], "_n_")], "_n_")
 
@@ -117,7 +117,7 @@ def resampling(op: Op) -> Iterator[Alternative]:
 
 
 @rule("resampling", aten.constant_pad_nd.default)
-def constant_padding(op: Op) -> Iterator[Alternative]:
+def _constant_padding(op: Op) -> Iterator[Alternative]:
     """Yield shards of the dims without padding; padding with zeros is linear."""
     (x,) = op.operands
     pad = op.arg("pad")
@@ -149,7 +149,7 @@ def channel_shuffle(op: Op) -> Iterator[Alternative]:
 
 
 @rule("resampling", aten.im2col.default, aten.col2im.default)
-def sliding_windows(op: Op) -> Iterator[Alternative]:
+def _sliding_windows(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, and partial values, for `unfold` and `fold`."""
     (x,) = op.operands
     batched = 4 if op.target is aten.im2col.default else 3
@@ -164,20 +164,20 @@ def sliding_windows(op: Op) -> Iterator[Alternative]:
     aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default,
     aten.cudnn_grid_sampler.default, aten.cudnn_grid_sampler_backward.default,
 )  # fmt: skip
-def grid_sampler(op: Op) -> Iterator[Alternative]:
+def _grid_sampler(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for reading each sample at a separate grid."""
     yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
 
 
 @rule("resampling", *existing("cudnn_affine_grid_generator", "cudnn_affine_grid_generator_backward"))
-def cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
+def _cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for one grid per matrix or the gradient; the argument `N` is local."""
     (x,) = op.operands
     yield from by_labels(op, [(x, "n...")], "n...", rewrite=Rewrite(local=("N",)))
 
 
 @rule("resampling", aten.affine_grid_generator.default)
-def affine_grid(op: Op) -> Iterator[Alternative]:
+def _affine_grid(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for one grid per matrix; the batch in the size list is local."""
     (theta,) = op.operands
     if not any(mentions_batch(n) for n in op.arg("size")[1:]):

@@ -49,7 +49,7 @@ def _mask_labels(op: Op, samples: Operand) -> str | None:
 
 
 @rule("transformer", *existing("_transformer_encoder_layer_fwd"))
-def encoder_layer(op: Op) -> Iterator[Alternative]:
+def _encoder_layer(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, for attention and feed-forward of `[samples, positions, features]`."""
     x = op.arg("src")
     mask = _mask_labels(op, x)
@@ -58,7 +58,7 @@ def encoder_layer(op: Op) -> Iterator[Alternative]:
 
 
 @rule("transformer", *existing("_native_multi_head_attention"))
-def multi_head_attention(op: Op) -> Iterator[Alternative]:
+def _multi_head_attention(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, for attention with projections.
 
     The attention weights, if requested, also have the samples first.
@@ -71,6 +71,6 @@ def multi_head_attention(op: Op) -> Iterator[Alternative]:
 
 
 @rule("transformer", *existing("_transform_bias_rescale_qkv"))
-def split_heads(op: Op) -> Iterator[Alternative]:
+def _split_heads(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, for the split into query, key and value per head."""
     yield from by_labels(op, [(op.arg("qkv"), "n__")], "n___")

@@ -25,7 +25,7 @@ from fxdp.rules.registry import Alternative, Op, rule
     aten.linalg_eig.default, aten._linalg_eigvals.default, aten.linalg_lu.default,
     aten.linalg_lu_factor_ex.default, aten.linalg_ldl_factor_ex.default, aten.linalg_matrix_exp.default,
 )  # fmt: skip
-def of_one_matrix(op: Op) -> Iterator[Alternative]:
+def _of_one_matrix(op: Op) -> Iterator[Alternative]:
     """Yield shards of the leading dims, for factorisations, inverses, determinants and spectra."""
     (matrix,) = op.operands
     labels = letters(matrix.ndim - 2) + "..."
@@ -39,7 +39,7 @@ def of_one_matrix(op: Op) -> Iterator[Alternative]:
     aten.linalg_householder_product.default, aten.ormqr.default, aten.lu_unpack.default,
     *existing("_cholesky_solve_helper", "linalg_lstsq"),
 )  # fmt: skip
-def of_equal_batches(op: Op) -> Iterator[Alternative]:
+def _of_equal_batches(op: Op) -> Iterator[Alternative]:
     """Yield shards of equal leading dims, without broadcast, for solvers and products of factors."""
     lead_ndim = op.operands[0].ndim - 2
     shape = op.operands[0].shape[:lead_ndim]
@@ -52,7 +52,7 @@ def of_equal_batches(op: Op) -> Iterator[Alternative]:
 
 
 @rule("linear algebra", *existing("linalg_pinv.atol_rtol_tensor"))
-def pseudo_inverse(op: Op) -> Iterator[Alternative]:
+def _pseudo_inverse(op: Op) -> Iterator[Alternative]:
     """Yield shards of the leading dims, for pseudo-inverses; tolerances broadcast against these dims."""
     matrix, *tolerances = op.operands
     lead = letters(matrix.ndim - 2)
@@ -61,7 +61,7 @@ def pseudo_inverse(op: Op) -> Iterator[Alternative]:
 
 
 @rule("linear algebra", aten.linalg_cross.default)
-def cross_product(op: Op) -> Iterator[Alternative]:
+def _cross_product(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except the vectors' `dim`, for the cross product; operands broadcast."""
     a, b = op.operands
     names = letters(a.ndim, full={op.arg("dim") % a.ndim})

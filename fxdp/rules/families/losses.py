@@ -39,7 +39,7 @@ _AS_PREDICTION = (
     aten.binary_cross_entropy_with_logits.default,
     kind="contracted",
 )  # fmt: skip
-def elementwise_loss(op: Op) -> Iterator[Alternative]:
+def _elementwise_loss(op: Op) -> Iterator[Alternative]:
     """Yield shards of any dim of prediction, target and weights, which broadcast.
 
     Some kernels write into memory of the prediction's shape, so that dims of size 1 of the prediction do not
@@ -60,7 +60,7 @@ def elementwise_loss(op: Op) -> Iterator[Alternative]:
     aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default,
     aten.soft_margin_loss_backward.default, aten.binary_cross_entropy_backward.default,
 )  # fmt: skip
-def elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
+def _elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of any dim; the incoming gradient is one per element, or one number for the sum."""
     if op.arg("reduction") == _MEAN:
         return
@@ -100,7 +100,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
 @rule(
     "losses", aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default, kind="contracted"
 )
-def margin_loss(op: Op) -> Iterator[Alternative]:
+def _margin_loss(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples of `[N, C]` against one or several classes per sample."""
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:
@@ -113,7 +113,7 @@ def margin_loss(op: Op) -> Iterator[Alternative]:
 
 
 @rule("losses", aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
-def margin_loss_backward(op: Op) -> Iterator[Alternative]:
+def _margin_loss_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for the gradient of `[N, C]`."""
     prediction, grad = op.arg("self"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:

@@ -77,13 +77,13 @@ runs_replicated(
 
 
 @rule("order of values", *existing("masked_scatter_backward", "_pdist_backward"), kind="gathered")
-def gradient_by_order(op: Op) -> Iterator[Alternative]:
+def _gradient_by_order(op: Op) -> Iterator[Alternative]:
     """Yield partial gradients only: these backwards are linear in the incoming gradient."""
     yield from linear(op, op.operands[:1])
 
 
 @rule("checks", *existing("_assert_tensor_metadata"))
-def checks_of_metadata(op: Op) -> Iterator[Alternative]:
+def _checks_of_metadata(op: Op) -> Iterator[Alternative]:
     """Yield any placement for a check of the dtype; sizes and strides are those of the full value."""
     if op.arg("size") is None and op.arg("stride") is None:
         yield op.alternative({o.index: None for o in op.operands})

@@ -34,7 +34,7 @@ def layer_norm(op: Op) -> Iterator[Alternative]:
     "normalization", aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default,
     kind="contracted",
 )  # fmt: skip
-def layer_norm_backward(op: Op) -> Iterator[Alternative]:
+def _layer_norm_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards: the gradient of the input is sharded, of weight and bias partial."""
     x = op.arg("input")
     labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
@@ -52,7 +52,7 @@ def group_norm(op: Op) -> Iterator[Alternative]:
 
 
 @rule("normalization", aten.native_group_norm_backward.default, kind="contracted")
-def group_norm_backward(op: Op) -> Iterator[Alternative]:
+def _group_norm_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards: the gradient of the input is sharded, of weight and bias partial."""
     inputs = [(op.arg(name), "n...") for name in ("grad_out", "input", "mean", "rstd")]
     yield from by_labels(op, inputs, ["n...", "_", "_"], rewrite=Rewrite(local=("N",)))
@@ -64,7 +64,7 @@ def group_norm_backward(op: Op) -> Iterator[Alternative]:
     aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit_functional.default, aten.cudnn_batch_norm.default,
 )  # fmt: skip
-def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
+def _batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except the channels, in evaluation.
 
     All results but the first are empty or statistics.
@@ -78,7 +78,7 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
 
 
 @rule("normalization", aten.native_batch_norm_backward.default, kind="contracted")
-def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
+def _batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except the channels, in evaluation: an affine map with constant statistics.
 
     Torch's kernel divides by the number of elements, which may be zero on a rank, so a different op runs.

@@ -28,7 +28,7 @@ def _elements(op: Op, x: Operand) -> str:
         "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine",
     ),
 )  # fmt: skip
-def fake_quantize(op: Op) -> Iterator[Alternative]:
+def _fake_quantize(op: Op) -> Iterator[Alternative]:
     """Yield shards for rounded values and, for some ops, a mask of the values in range."""
     x = op.arg("self")
     names = _elements(op, x)
@@ -43,7 +43,7 @@ def fake_quantize(op: Op) -> Iterator[Alternative]:
     ),
     kind="contracted",
 )
-def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
+def _fake_quantize_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards: the gradient of the input is sharded, of scale and zero point partial."""
     grad, x = op.arg("grad"), op.arg("self")
     names = _elements(op, x)
@@ -56,13 +56,13 @@ def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
         "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit",
     ),
 )  # fmt: skip
-def packed_product(op: Op) -> Iterator[Alternative]:
+def _packed_product(op: Op) -> Iterator[Alternative]:
     """Yield shards of rows, for rows times packed weights; a quantized row has a separate scale."""
     yield from by_labels(op, [(op.operands[0], "m...")], "m...")
 
 
 @rule("quantization", *existing("_scaled_mm"))
-def scaled_product(op: Op) -> Iterator[Alternative]:
+def _scaled_product(op: Op) -> Iterator[Alternative]:
     """Yield shards for `(a * scale_a) @ (b * scale_b) + bias` with one scale each, or one per row and column.
 
     The contracted dim stays unsharded, because partial sums would be rounded. Scales of blocks require full
@@ -85,7 +85,7 @@ def _scale_labels(scale: Operand, per_line: tuple[object, object], labels: str) 
 
 
 @rule("quantization", *existing("_grouped_mm"), kind="contracted")
-def grouped_product(op: Op) -> Iterator[Alternative]:
+def _grouped_product(op: Op) -> Iterator[Alternative]:
     """Yield shards for one product per group.
 
     Groups of rows (or columns) end at `offs`, so that dim must be full.

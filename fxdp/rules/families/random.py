@@ -43,7 +43,7 @@ Their noise must have this order, too.
     aten.rrelu_with_noise_functional.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
     aten.normal.Tensor_Tensor, *existing("_fused_dropout"),
 )  # fmt: skip
-def drawn_per_element(op: Op) -> Iterator[Alternative]:
+def _drawn_per_element(op: Op) -> Iterator[Alternative]:
     """Yield aligned shards: each element is drawn separately, from parameters aligned with it."""
     yield from aligned(op)
 
@@ -56,7 +56,7 @@ def drawn_per_element(op: Op) -> Iterator[Alternative]:
     aten.exponential.default, aten.geometric.default, aten.random.default, aten.random.to,
     getattr(aten.random, "from"), *existing("randint_like.Tensor", "randint_like.Tensor_generator"),
 )  # fmt: skip
-def drawn_like(op: Op) -> Iterator[Alternative]:
+def _drawn_like(op: Op) -> Iterator[Alternative]:
     """Yield shards for random numbers of the operand's shape; its values are not read."""
     yield from filled_like(op)
 
@@ -75,7 +75,7 @@ def drawn(op: Op) -> Iterator[Alternative]:
 
 
 @rule("random", aten.multinomial.default, aten._sample_dirichlet.default)
-def drawn_per_row(op: Op) -> Iterator[Alternative]:
+def _drawn_per_row(op: Op) -> Iterator[Alternative]:
     """Yield shards of rows, which are drawn separately, from weights along the last dim."""
     yield from together(op, frozenset({op.operands[0].ndim - 1}))
 
@@ -99,7 +99,7 @@ def drawn_for_full_batch(
             shard = alternative.outputs[0]
             if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):
                 yield _kept(op, alternative, shard, order, gaps)
-    if found.name == "drawn_like":
+    if found.name == "_drawn_like":
         yield _kept(op, op.alternative({0: None}), None, order, gaps)
     else:
         yield _kept(op, op.alternative(), None, order, gaps)
@@ -109,7 +109,7 @@ def _kept(
     op: Op, alternative: Alternative, shard: Shard | None, order: tuple[int, ...], gaps: tuple[int, ...]
 ) -> Alternative:
     # of the first operand the shape is read, of others (`high`) the value
-    unread = registry[op.target].name == "drawn_like"
+    unread = registry[op.target].name == "_drawn_like"
     dims = tuple(
         UNREAD if unread and i == 0 else p.dim if isinstance(p, Shard) else -1
         for i, p in enumerate(alternative.inputs)

@@ -29,7 +29,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 @rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
 @rule("reduction", aten.mean.dim)
 @rule("reduction", aten.mean.default, kind="gathered")
-def linear_reduction(op: Op) -> Iterator[Alternative]:
+def _linear_reduction(op: Op) -> Iterator[Alternative]:
     """Yield shards and partial values for sum and mean; a mean over the batch is no sum of local means."""
     x = op.operands[0]
     if widens(x.type.dtype, op.output.dtype):
@@ -45,7 +45,7 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
     aten.linalg__powsum.default,
     kind="contracted",
 )  # fmt: skip
-def sum_of_parts(op: Op) -> Iterator[Alternative]:
+def _sum_of_parts(op: Op) -> Iterator[Alternative]:
     """Yield shards of kept dims, and partial results over reduced ones, for sums of elementwise functions."""
     yield from _over_full_dims(op)
     yield from _terms(op)
@@ -131,7 +131,7 @@ def _terms(op: Op) -> Iterator[Alternative]:
 
 
 @rule("reduction", aten.value_selecting_reduction_backward.default)
-def selecting_backward(op: Op) -> Iterator[Alternative]:
+def _selecting_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the gradient of max, median, ... along a dim: the gradient at indices, else 0."""
     grad, indices = op.operands
     keeps = bool(op.arg("keepdim"))

@@ -33,13 +33,13 @@ def cut(op: Op) -> Iterator[Alternative]:
         if shard.dim != dim:
             yield op.alternative({0: shard}, shard)
         else:
-            kept = kept_blocks(op, x.shape[dim], shard.outer)
+            kept = _kept_blocks(op, x.shape[dim], shard.outer)
             if kept is not None:
                 yield op.alternative({0: shard}, Shard(dim, kept), _BOUNDS)
 
 
 @rule("slice", aten.slice_backward.default)
-def cut_backward(op: Op) -> Iterator[Alternative]:
+def _cut_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the gradient of a slice.
 
     The result has the sliced value's shape, with the gradient in the slice and zeros elsewhere.
@@ -66,12 +66,12 @@ def put_back(op: Op) -> Iterator[Alternative]:
         if shard.dim != dim:
             yield op.alternative({0: shard, 1: shard}, shard)
             continue
-        kept = kept_blocks(op, x.shape[dim], shard.outer)
+        kept = _kept_blocks(op, x.shape[dim], shard.outer)
         if kept is not None:
             yield op.alternative({0: shard, 1: Shard(dim, kept)}, shard, _BOUNDS)
 
 
-def kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
+def _kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
     """Return how many of a dim's `outer` blocks a slice keeps, or None if the slice cuts a block."""
     start, end, step = op.arg("start"), op.arg("end"), op.arg("step")
     full = end is None or end == size or (isinstance(end, int) and end >= _UNBOUNDED)
@@ -110,10 +110,10 @@ def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
 def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
     """Return the number of blocks of the full dim if the piece consists of `outer` such blocks, else None."""
     if op.arg("step") != 1:
-        return outer if kept_blocks(op, size, outer) == outer else None
+        return outer if _kept_blocks(op, size, outer) == outer else None
     block = exact_quotient(piece, outer)
     blocks = None if block is None else exact_quotient(size, block)
-    if blocks is None or kept_blocks(op, size, blocks) != outer:
+    if blocks is None or _kept_blocks(op, size, blocks) != outer:
         return None
     return blocks
 

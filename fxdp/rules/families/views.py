@@ -61,7 +61,7 @@ def reshape_copy(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.view.dtype, *existing("view_copy.dtype"))
-def bitcast(op: Op) -> Iterator[Alternative]:
+def _bitcast(op: Op) -> Iterator[Alternative]:
     """Yield shards for reading bits as a different dtype, except of a last dim that changes its size."""
     yield from moved(op, lambda d: d if op.operands[0].shape[d] == op.output.shape[d] else None)
 
@@ -141,7 +141,7 @@ def squeeze(op: Op) -> Iterator[Alternative]:
     aten.view_as_real.default, aten.view_as_complex.default,
     *existing("view_as_real_copy", "view_as_complex_copy"),
 )  # fmt: skip
-def complex_view(op: Op) -> Iterator[Alternative]:
+def _complex_view(op: Op) -> Iterator[Alternative]:
     """Yield shards for adding or removing the last dim of real and imaginary parts."""
     yield from rearranged(op, lambda d: d)
 

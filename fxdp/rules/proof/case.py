@@ -33,9 +33,9 @@ from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.torch_compat import OpOverload
 
 SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
-PROBES = (2, 3, 5, 7)  # batch sizes for fitting the output shapes, which are at most quadratic in B
+_PROBES = (2, 3, 5, 7)  # batch sizes for fitting the output shapes, which are at most quadratic in B
 
-LocalCall = tuple[OpOverload, list[Any], pytree.TreeSpec]
+_LocalCall = tuple[OpOverload, list[Any], pytree.TreeSpec]
 """The call of a rank: the op, the leaves of its arguments as localized by an alternative, and their tree."""
 
 Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
@@ -59,7 +59,7 @@ class Case:
         self.tensors: list[Sample] = [leaf for leaf in leaves if isinstance(leaf, Sample)]
         self.outputs: tuple[TensorType | None, ...] = self._fit_outputs()
         self._globals: dict[int, tuple[list[torch.Tensor], tuple[Any, ...]]] = {}
-        self._calls: dict[Alternative, LocalCall] = {}
+        self._calls: dict[Alternative, _LocalCall] = {}
 
     def op(self, placements: Sequence[tuple[Placement, ...]] | None = None) -> Op:
         """Return the op with its operands in the given placements."""
@@ -138,7 +138,7 @@ class Case:
             for placement in placements_of(self.tensors[i].shape)[1:]:
                 yield (*base[:i], placement, *base[i + 1 :])
 
-    def _localized(self, alternative: Alternative) -> LocalCall:
+    def _localized(self, alternative: Alternative) -> _LocalCall:
         """Return the localized call of an alternative, cached for all inputs and splits."""
         if alternative not in self._calls:
             op = self.op()
@@ -204,10 +204,10 @@ class Case:
 
     def _fit_outputs(self) -> tuple[TensorType | None, ...]:
         runs = []
-        for batch in PROBES:
+        for batch in _PROBES:
             generator = torch.Generator().manual_seed(batch)
             runs.append(self._evaluate([t.make(batch, generator) for t in self.tensors], batch))
-        return tuple(samples.fit_type(results, PROBES) for results in zip(*runs, strict=True))
+        return tuple(samples.fit_type(results, _PROBES) for results in zip(*runs, strict=True))
 
 
 def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:

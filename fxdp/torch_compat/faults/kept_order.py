@@ -29,10 +29,10 @@ def kept_order() -> Iterator[None]:
 
 def _reorder(plain: Callable[..., list[Any]], nodes: list[Any], *rest: Any) -> list[Any]:
     found = plain(nodes, *rest)
-    return found if waits_for_all(found) else nodes
+    return found if _waits_for_all(found) else nodes
 
 
-def waits_for_all(nodes: Sequence[Any]) -> bool:
+def _waits_for_all(nodes: Sequence[Any]) -> bool:
     """Return whether each of Inductor's nodes comes after all nodes it depends on."""
     ops = [(at, op) for at, node in enumerate(nodes) for op in node.get_nodes()]
     place = {op.get_name(): at for at, op in ops}
