@@ -18,6 +18,7 @@ from fxdp.eager.index_values import INDEXING, iotas
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
 from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
+from fxdp.eager.plan_families import families_kept
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.writes import write_in_place
@@ -35,7 +36,7 @@ _BY_VALUES = {id(op): op for op in (*DATA_SIZES, *INDEXING)}
 
 def eager_report() -> EagerReport:
     """Return what global tensors have sent so far, by line and op, with the ops that ran on full values."""
-    return EagerReport(COUNTS.rows(), len(_PLANS))
+    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept())
 
 
 def run_op(

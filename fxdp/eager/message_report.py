@@ -86,10 +86,16 @@ COUNTS = MessageCounts()
 
 
 class EagerReport:
-    """The messages of global tensors so far, by line; `print` shows a line for each row."""
+    """The messages of global tensors so far, by line; `print` shows a line for each row.
 
-    def __init__(self, rows: Iterable[MessageRow], plans: int) -> None:
-        self.rows, self.plans = tuple(rows), plans
+    Attributes
+    ----------
+    rows : the messages.
+    plans, families : the plans in memory, one for each kind of call, and those that serve all batch sizes.
+    """
+
+    def __init__(self, rows: Iterable[MessageRow], plans: int, families: int) -> None:
+        self.rows, self.plans, self.families = tuple(rows), plans, families
 
     def __str__(self) -> str:
         head = f"{len(self.rows)} lines and ops with messages, {self.plans} kinds of calls planned"

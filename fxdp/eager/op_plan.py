@@ -15,7 +15,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
-from fxdp.eager.plan_families import ProvenChoice, FamilyCall
+from fxdp.eager.plan_families import FamilyCall, ProvenChoice
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.sums import SMALL
 from fxdp.eager.tensor import GlobalTensor

@@ -28,6 +28,15 @@ def test_a_second_call_of_a_kind_makes_no_plan() -> None:
     assert torch.equal(again.full(), first.full())
 
 
+def test_as_many_plans_are_kept_as_the_bound_says() -> None:
+    x = _batch()
+    with mock.patch.multiple(dispatch, _PLANS={}, PLANS_KEPT=3):
+        for number in range(5):
+            (x + number).add(number)
+            assert fxdp.eager_report().plans <= 3
+        assert torch.equal((x + 0).full(), x.full())
+
+
 def test_numbers_that_are_equal_and_not_the_same_have_plans_of_their_own() -> None:
     x = _batch()
     for values in ((1, True, 1.0), (0.0, -0.0), ([1, 2], [1], 1)):

@@ -77,7 +77,17 @@ def caches(warned: Iterable[str] = ()) -> Section:
     rows = [Row("fxdp", _folder(own, chosen.megabytes))]
     if not own.is_file():  # else the row has said so
         rows += [Row("", text) for text in dict.fromkeys(warned)]
-    return Section("caches", (*rows, Row("Inductor", _folder(inductor, None))))
+    return Section("caches", (*rows, Row("Inductor", _folder(inductor, None)), _plans_of_global_tensors()))
+
+
+def _plans_of_global_tensors() -> Row:
+    from fxdp.eager.dispatch import PLANS_KEPT, eager_report
+    from fxdp.eager.plan_families import FAMILIES_KEPT
+
+    report = eager_report()
+    most = f"at most {PLANS_KEPT:,} and {FAMILIES_KEPT:,}"
+    text = f"{report.plans:,} plans, {report.families:,} for all batch sizes; {most}, in memory"
+    return Row("global tensors", text)
 
 
 def inductor_cache() -> Path:

@@ -55,11 +55,16 @@ def test_caches_and_their_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert own() == "off"
 
 
+def test_plans_of_global_tensors_are_counted() -> None:
+    row = next(row for row in found.caches().rows if row.name == "global tensors")
+    assert row.text.endswith("for all batch sizes; at most 8,192 and 4,096, in memory")
+
+
 def test_a_cache_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXDP_CACHE", "1")
     monkeypatch.setenv("FXDP_CACHE_DIR", str(tmp_path / "kept"))
     damaged = ["an entry of the cache is ignored: ValueError: damaged"] * 3
-    assert [row.text for row in found.caches(damaged).rows][1:-1] == damaged[:1]
+    assert [row.text for row in found.caches(damaged).rows][1:-2] == damaged[:1]
     (tmp_path / "kept").touch()
     own, inductor = found.caches(["the cache of captures is not used: it is a file"]).rows
     assert own.text.endswith("a file, not a folder: nothing is kept")
