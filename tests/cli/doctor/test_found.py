@@ -66,6 +66,6 @@ def test_a_cache_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: py
     damaged = ["an entry of the cache is ignored: ValueError: damaged"] * 3
     assert [row.text for row in found.caches(damaged).rows][1:-2] == damaged[:1]
     (tmp_path / "kept").touch()
-    own, inductor = found.caches(["the cache of captures is not used: it is a file"]).rows
+    own, inductor, _ = found.caches(["the cache of captures is not used: it is a file"]).rows
     assert own.text.endswith("a file, not a folder: nothing is kept")
     assert inductor.name == "Inductor"
