@@ -20,7 +20,12 @@ from fxdp.eager.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
-from fxdp.torch_compat import call_without_torch_function, of_function_transform, without_torch_function
+from fxdp.torch_compat import (
+    call_without_torch_function,
+    in_function_transform,
+    of_function_transform,
+    without_torch_function,
+)
 
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
@@ -67,23 +72,17 @@ def full_value(value: GlobalTensor) -> Tensor:
 def replicated(value: Tensor, axis: BatchAxis) -> GlobalTensor:
     """Return a plain tensor, equal on all ranks, as a global one, with its gradient."""
     with without_torch_function():
-        return _Replicated.apply(value, axis)  # type: ignore[no-untyped-call,no-any-return]
+        function = _ReplicatedInTransform if in_function_transform() else _Replicated
+        return function.apply(value, axis)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Replicated(torch.autograd.Function):
-    """A plain tensor as a global one; a parameter may enter inside of a transform of torch.func, too."""
-
-    generate_vmap_rule = True
+    """A plain tensor as a global one."""
 
     @staticmethod
-    def forward(value: Tensor, axis: BatchAxis) -> GlobalTensor:
+    def forward(ctx: Any, value: Tensor, axis: BatchAxis) -> GlobalTensor:
+        _note_entry(ctx, value, axis)
         return wrapped(value.detach(), axis)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, BatchAxis], output: Any) -> None:
-        value, axis = inputs
-        ctx.axis, ctx.leaf = axis, value if value.is_leaf else None
-        ctx.order = next(axis.ranks.entries)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
@@ -93,6 +92,27 @@ class _Replicated(torch.autograd.Function):
             return full_value(grad) if isinstance(grad, GlobalTensor) else grad, None
         full = gathered(grad, "a gradient")
         return full.clone() if full is grad._local else full, None  # it becomes `.grad`, which is written
+
+
+class _ReplicatedInTransform(torch.autograd.Function):
+    """The same inside of a transform of torch.func, which asks for this form; it costs 20 us more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, axis: BatchAxis) -> GlobalTensor:
+        return wrapped(value.detach(), axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, BatchAxis], output: Any) -> None:
+        _note_entry(ctx, *inputs)
+
+    backward = _Replicated.backward
+
+
+def _note_entry(ctx: Any, value: Tensor, axis: BatchAxis) -> None:
+    ctx.axis, ctx.leaf = axis, value if value.is_leaf else None
+    ctx.order = next(axis.ranks.entries)
 
 
 class _Full(torch.autograd.Function):
@@ -128,7 +148,7 @@ def _entered_tensor(value: Tensor, axis: BatchAxis) -> Any:
         made = found[1]
         if made._version == 0 and made._local.data_ptr() == value.data_ptr():  # as `p.data = ...` changes it
             return made
-    made = _Replicated.apply(value, axis)  # type: ignore[no-untyped-call]
+    made = replicated(value, axis)
     if value.is_leaf and type(made) is GlobalTensor:  # not a tensor of a transform of torch.func
         entered[id(value)] = value, made
     return made
