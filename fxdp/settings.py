@@ -38,6 +38,11 @@ _SWITCHES = {
 """Variables that turn off certain shortcuts."""
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+_OF_TORCHRUN = (
+    *_LAUNCH_VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -245,6 +250,29 @@ def become(place: Launch) -> None:
         MASTER_PORT=str(place.master_port),
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
+
+
+def see_one_gpu(local_rank: int) -> None:
+    """Leave the rank's own GPU visible, as device 0; before CUDA is used."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return
+    devices = visible.split(",") if visible else [str(local_rank)] * (local_rank + 1)
+    os.environ.update(CUDA_VISIBLE_DEVICES=",".join(devices[local_rank : local_rank + 1]), LOCAL_RANK="0")
+
+
+def hide_launch() -> None:
+    """Take torchrun's variables from the environment."""
+    for name in [name for name in os.environ if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+
+
+def hashes_alike(environment: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    """Return the environment in which all processes hash text alike; None if it is this one's."""
+    env = os.environ if environment is None else environment
+    if env.get("PYTHONHASHSEED", "random") != "random":
+        return None
+    return {**env, "PYTHONHASHSEED": "0"}
 
 
 def lead_gloo_to(interface: str) -> None:

@@ -21,11 +21,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("module",),
     ("oracle",),
     ("__init__",),
-    ("cli", "integrations", "dynamo"),
+    ("cli", "integrations", "dynamo", "run"),
 )
 """Rooms and files of the top level, from the ground up; a room imports from the floors below it only."""
 
-WINGS = ("startup", "transport", "dynamo")
+WINGS = ("startup", "transport", "dynamo", "run")
 """Rooms that extend the core at its seams, and that it does without."""
 
 START = "<!-- rooms: written by `python tests/rooms.py`, which a test compares -->\n"

@@ -18,6 +18,7 @@ from fxdp import __version__
 from fxdp.errors import FxdpError, RankFailedError
 
 _COMMANDS = {
+    "run": "run a script for one device, unedited, on many ranks; its numbers are one device's",
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
     "plan": "what a step of a model exchanges on a mesh and why, without a process group",
     "explain": "why each value of a model is placed as it is, and why each collective exists",
@@ -25,6 +26,9 @@ _COMMANDS = {
     "doctor": "what of fxdp works here: versions, shortcuts, a small model on ranks; text for an issue",
 }
 """Commands; each is a file beside this one, imported on demand because torch alone takes seconds."""
+
+_ELSEWHERE = {"run": "fxdp.run.command"}
+"""Commands of wings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +69,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, text in _COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name == named:
-            module = _imported(f"fxdp.cli.{name}")
+            module = _imported(_ELSEWHERE.get(name) or f"fxdp.cli.{name}")
             command.description = module.__doc__
             module.declare(command)
             command.set_defaults(run=module.run)

@@ -30,7 +30,7 @@ from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, ow
 from fxdp.ranks.comms.row_transport import open_transport
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.settings import Launch, Settings, lead_gloo_to
-from fxdp.torch_compat import PrefixStore, TCPStore
+from fxdp.torch_compat import PrefixStore, TCPStore, world_group
 
 _log = logging.getLogger("fxdp")
 _TRY_S = 5.0  # for one attempt to reach the store
@@ -130,13 +130,14 @@ def ensure_alive(process_mesh: ProcessMesh) -> None:
 
 
 def _init_world(device_type: str, settings: Settings) -> ProcessMesh:
-    if not dist.is_initialized() and settings.launch is not None:
+    if world_group() is None and settings.launch is not None:
         _init_process_group(device_type, settings)
-    if not dist.is_initialized():
+    world = world_group()
+    if world is None:
         return ProcessMesh(mesh_of({"dp": 1}, device_type))
-    ranks = tuple(range(dist.get_world_size()))
-    comms = _comms(dist.get_rank(), ranks, ranks, device_type, settings)
-    return _join(mesh_of({"dp": len(ranks)}, device_type, dist.get_rank()), comms)
+    ranks = tuple(range(world.size()))
+    comms = _comms(world.rank(), ranks, ranks, device_type, settings)
+    return _join(mesh_of({"dp": len(ranks)}, device_type, world.rank()), comms)
 
 
 def _init_process_group(device_type: str, settings: Settings) -> None:
@@ -295,7 +296,8 @@ def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
 def _comms(
     rank: int, ranks: tuple[int, ...], row: tuple[int, ...], device_type: str, settings: Settings
 ) -> Comms | None:
-    if len(ranks) == 1 or dist.get_backend() == "fake":
+    world = world_group()
+    if len(ranks) == 1 or (world is not None and dist.get_backend(world) == "fake"):
         return None
     backend = backend_of(device_type)
     return find_comms(ranks, row, backend) or open_comms(rank, ranks, row, backend, settings)

@@ -33,6 +33,7 @@ __all__ = [
     "broadcast_coalesced",
     "collectives_begun",
     "flatten_state_dict",
+    "hide_world",
     "new_named_group",
     "register_group",
     "room_to_send",
@@ -41,6 +42,7 @@ __all__ = [
     "start_sum",
     "start_sums",
     "start_zero_copy",
+    "world_group",
 ]  # fmt: skip
 
 
@@ -53,6 +55,27 @@ def flatten_state_dict(state: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.checkpoint import _nested_dict
 
     return _nested_dict.flatten_state_dict(state)[0]
+
+
+class _Hidden:
+    world: ProcessGroup | None = None
+
+
+def world_group() -> ProcessGroup | None:
+    """Return the default process group, hidden or not; None if there is none."""
+    shown = dist.GroupMember.WORLD
+    return _Hidden.world if shown is None else shown
+
+
+@contextmanager
+def hide_world() -> Iterator[None]:
+    """Let `torch.distributed` not be initialized inside, for all threads; `world_group` is as before."""
+    _Hidden.world = world_group()
+    _world.default_pg = None
+    try:
+        yield
+    finally:
+        _world.default_pg, _Hidden.world = _Hidden.world, None
 
 
 def broadcast_coalesced(group: ProcessGroup, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
@@ -76,7 +99,7 @@ def new_named_group(
     `dist.new_group` derives the name from the number of groups in this process. A group that a user creates
     on some ranks makes this number differ, and ranks would then wait for each other under different names.
     """
-    world = dist.GroupMember.WORLD
+    world = dist.GroupMember.WORLD if _Hidden.world is None else _Hidden.world
     assert isinstance(world, ProcessGroup)
     place = ranks.index(world.rank())
     with _not_split_from(world, len(ranks) < world.size()):

@@ -23,11 +23,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch._dynamo.convert_frame import compile_lock
 
-__all__ = ["Here", "Patch", "around", "calling_frame", "is_guard", "patched"]
+__all__ = ["Here", "Patch", "around", "calling_frame", "is_guard", "patched", "patched_everywhere"]
 
 _INLINE = "_torchdynamo_inline"
 """The attribute of a function that names the function which Dynamo traces instead."""
@@ -60,6 +60,20 @@ def patched(patches: Iterable[Patch]) -> Iterator[Here]:
         for patch in patches:
             stack.callback(_installed(patch, here))
         yield here
+
+
+@contextlib.contextmanager
+def patched_everywhere(patches: Iterable[Patch]) -> Iterator[None]:
+    """Install patches for all threads, and restore the former values at the end.
+
+    Only for a process whose one purpose is the enclosed block, as that of a script by `fxdp run`.
+    """
+    here = _Everywhere()
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, here, "inside", False)
+        for patch in patches:
+            stack.callback(_installed(patch, here))
+        yield
 
 
 def around(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -105,6 +119,12 @@ class Here(threading.local):
     inside = False
 
 
+class _Everywhere:
+    """Flag of all threads."""
+
+    inside = True
+
+
 class _Method:
     """Guard in a class that returns methods, class methods and static methods unchanged, without a wrapper.
 
@@ -112,7 +132,7 @@ class _Method:
     which torch's tables know `Tensor.item`.
     """
 
-    def __init__(self, here: Here, new: Any, old: Any) -> None:
+    def __init__(self, here: _Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
 
     def _chosen(self) -> Any:
@@ -138,7 +158,7 @@ class _Property(_Method):
 class _Value:
     """Guard in a module for a class, a number or an object: for any value that is more than a function."""
 
-    def __init__(self, here: Here, new: Any, old: Any) -> None:
+    def __init__(self, here: _Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
 
     def _chosen(self) -> Any:
@@ -184,7 +204,10 @@ class _Value:
         return self._chosen() >= other
 
 
-def _installed(patch: Patch, here: Here) -> Callable[[], None]:
+_Here: TypeAlias = Here | _Everywhere
+
+
+def _installed(patch: Patch, here: _Here) -> Callable[[], None]:
     """Install a guard, and return the function that removes the guard."""
     if isinstance(patch.owner, type):
         return _in_class(patch.owner, patch.name, patch.make, here)
@@ -193,7 +216,7 @@ def _installed(patch: Patch, here: Here) -> Callable[[], None]:
     return _in_globals(several, patch, here)
 
 
-def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) -> Callable[[], None]:
+def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: _Here) -> Callable[[], None]:
     inherited = name not in vars(owner)
     old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base class has it
     kind = _Property if hasattr(old, "__set__") else _Method
@@ -211,7 +234,7 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) ->
     return restore
 
 
-def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: Here) -> Callable[[], None]:
+def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: _Here) -> Callable[[], None]:
     """Install a guard in module globals or tables, where the modules' own code finds the guard, too.
 
     A builtin that the modules do not define is shadowed.

@@ -125,6 +125,19 @@ PERMANENT: tuple[Permanent, ...] = (
         "never: process groups may be made at any time",
     ),
     Permanent(
+        "the handlers of SIGINT, SIGTERM and SIGHUP while ranks run", "run/ranks.py", "fxdp run",
+        "signals are the process's", "nothing: no other code runs in that process", "the end of the script",
+    ),
+    Permanent(
+        "sys:argv, sys:modules, sys:path", "run/script.py", "fxdp run",
+        "the process is the script's", "nothing: no other code runs in that process", _NEVER,
+    ),
+    Permanent(
+        "the default process group of torch.distributed", "torch_compat/distributed.py", "fxdp run",
+        "the process is the script's, and sees one device", "torch.distributed is not initialized",
+        "the end of the script",
+    ),
+    Permanent(
         "sys:modules, sys:path", "cli/target.py", "a command of `fxdp` that is given a file",
         "the process is the command's", "nothing: no other code runs in that process", "never",
     ),

@@ -28,12 +28,14 @@ _GATE = ("torch_compat/patch.py", "torch_compat/permanent.py")
 
 CHANGES = {
     "capture/patches/silence.py": {"warnings.filters"},
+    "run/ranks.py": {"signal.signal"},
+    "run/script.py": {"sys.argv", "sys.modules", "sys.path"},
     "cli/target.py": {"sys.modules", "sys.path"},
     "ranks/hooks.py": {"replace_for_good", "signal.signal", "signal.set_wakeup_fd"},
     "ranks/launcher.py": {"signal.signal"},
     "ranks/liveness/interrupt.py": {"signal.signal"},
     "settings.py": {"os.environ"},
-    "torch_compat/distributed.py": {"_world.pg_group_ranks", "world.bound_device_id"},
+    "torch_compat/distributed.py": {"_world.default_pg", "_world.pg_group_ranks", "world.bound_device_id"},
     "torch_compat/dtensor.py": {"replace_for_good"},
     "torch_compat/dtensor_ops.py": {"DTensor._op_dispatcher._custom_op_handlers"},
     "torch_compat/dynamo.py": {"registry._BACKENDS"},

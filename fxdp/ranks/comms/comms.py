@@ -25,7 +25,7 @@ from fxdp.ranks.liveness.departure import Departure, DepartureKind
 from fxdp.ranks.liveness.interrupt import Caller
 from fxdp.ranks.liveness.stragglers import StragglerDetection
 from fxdp.ranks.liveness.watch import Watch
-from fxdp.torch_compat import collectives_begun
+from fxdp.torch_compat import collectives_begun, world_group
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")
 """Purposes of process groups.
@@ -113,7 +113,7 @@ class Comms:
     def alive(self) -> bool:
         """True while the default process group, and so this object, can be used."""
         world = self._world()
-        return world is not None and dist.GroupMember.WORLD is world
+        return world is not None and world_group() is world
 
     @property
     def departure(self) -> Departure | None:

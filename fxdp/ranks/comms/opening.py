@@ -32,7 +32,7 @@ from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_joining import connect_tree
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.settings import Settings
-from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
+from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group, world_group
 
 _ACROSS = "across"  # the group of ranks on several hosts with the same share of large sums
 _DIGEST = 16  # hex digits that identify the ranks in the store: two meshes of one run never share them
@@ -56,7 +56,7 @@ def open_comms(
     RankFailedError : a rank did not join in time.
     MeshError : a rank cannot be reached.
     """
-    world = dist.GroupMember.WORLD
+    world = world_group()
     assert world is not None, "open_comms needs a process group"
     for comms in live_comms():
         if comms.departure and comms.departure.kind is DepartureKind.KILLED:

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
-
 from fxdp.errors import RankFailedError
 from fxdp.ranks.liveness.departure import TEXT_LIMIT, Departure, DepartureKind, harmless
+from fxdp.torch_compat import world_group
 
 EVERYWHERE = "fxdp"
 """Key prefix for a process that ends; different prefixes belong to meshes that are being opened."""
@@ -47,9 +46,9 @@ def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
 
 def broadcast_everywhere(text: str) -> None:
     """Record that this process ends, for all ranks that wait in start-up."""
-    world = dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
-    if world is not None and dist.get_world_size() > 1:
-        _broadcast_briefly(world.get_group_store(), EVERYWHERE, dist.get_rank(), text)
+    world = world_group()
+    if world is not None and world.size() > 1:
+        _broadcast_briefly(world.get_group_store(), EVERYWHERE, world.rank(), text)
 
 
 def _broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.sockets import open_sockets
+from fxdp.torch_compat import world_group
 
 _TAG = 0x66786470
 """Tag of a message that no user code receives."""
@@ -50,7 +51,7 @@ class Peers:
         self._next = [*ranks[place + 1 :], *ranks[:place]][:_NEXT]
         self._has_come = has_come
         self._first = time.monotonic() + _FIRST_S
-        self._open = open_sockets() if "gloo" in dist.get_backend() else None
+        self._open = open_sockets() if "gloo" in dist.get_backend(world_group()) else None
         self._asked: list[Any] = []
 
     def look(self) -> None:

@@ -1,0 +1,61 @@
+"""Run a single-device script, unedited, on several ranks: each number that it prints is one device's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from fxdp.errors import InputError
+from fxdp.settings import Settings, hashes_alike
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "fxdp run [--nproc N] [--eager] [--logs FOLDER] (script.py | -m module) [arguments]"
+    parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
+    parser.add_argument("--eager", action="store_true", help="compile nothing; the numbers are the same")
+    parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
+    parser.add_argument("script", help="the script, or the module's name with -m")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Run the script; in the ranks return when the script has ended."""
+    environment = hashes_alike()
+    if environment is not None:  # before torch is imported
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    from fxdp.run.rank import be_rank
+    from fxdp.run.ranks import start_ranks
+    from fxdp.run.script import find_script
+    from fxdp.run.session import RunOptions
+
+    if not asked.is_module:
+        find_script(asked.script)
+    launch = Settings.from_environment().launch
+    logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
+    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, asked.eager, logs)
+    if launch is None:
+        nproc = _number(asked.nproc)
+        sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")
+        code = start_ranks(nproc, logs)
+        if code is not None:
+            return code
+        launch = Settings.from_environment().launch
+        assert launch is not None
+    elif asked.nproc not in (None, launch.world_size):
+        raise InputError(f"--nproc {asked.nproc}, but torchrun has started {launch.world_size} processes")
+    be_rank(launch, options)
+
+
+def _number(asked: int | None) -> int:
+    if asked is None:
+        import torch
+
+        return torch.cuda.device_count() or 2
+    if asked < 1:
+        raise InputError(f"--nproc {asked}, expected a number of at least 1")
+    return asked

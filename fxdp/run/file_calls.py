@@ -1,0 +1,238 @@
+"""Which calls of Python and torch open, make, remove and look at files, and how they find a rank's own."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fxdp.run.scratch_files import NotedFiles, ScratchFiles
+from fxdp.settings import inductor_cache_asked
+from fxdp.torch_compat import Patch, around
+
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SHARED = (
+    "torch._inductor",
+    "torch._dynamo",
+    "torch.utils._filelock",
+    "triton",
+    "filelock",
+    "fxdp.",
+    "importlib",
+)
+"""Code whose files are all ranks', made with locks of its own."""
+_THROUGH = (
+    "os",
+    "io",
+    "pathlib",
+    "shutil",
+    "posixpath",
+    "genericpath",
+    "contextlib",
+    "glob",
+    "tempfile",
+    "functools",
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+Files = NotedFiles | ScratchFiles
+
+
+class _Calls:
+    """The replacements, for one rank's files."""
+
+    def __init__(self, files: Files, own: str) -> None:
+        self._files, self._busy = files, threading.local()
+        cache = inductor_cache_asked() or os.path.join(tempfile.gettempdir(), "torchinductor")
+        self._shared = (*_SYSTEM, own, cache)
+        self._made: set[str] = set()
+        """What the module tempfile has made, whose names differ from rank to rank."""
+
+    def is_plain(self, path: Any, *, makes: bool = False) -> bool:
+        """Return whether a path is as it is: a descriptor, a shared cache, a temporary file."""
+        if isinstance(path, int) or getattr(self._busy, "on", False):
+            return True
+        try:
+            name = os.path.abspath(os.fsdecode(path))
+        except TypeError:
+            return True
+        if name.startswith(self._shared) or "__pycache__" in name:
+            return True
+        if self._made and any(name == one or name.startswith(one + "/") for one in self._made):
+            return True
+        asks = _asking(sys._getframe(2))
+        if asks == "tempfile" and makes:
+            self._made.add(name)
+            return True
+        return asks.startswith(_SHARED)
+
+    def of_files(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the rank's files, in which calls of the same kind are plain."""
+        self._busy.on = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._busy.on = False
+
+    def open(self, plain: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        writes = isinstance(mode, str) and any(one in mode for one in "wax+")
+        if not self.is_plain(file, makes=writes):
+            if not writes:
+                file = self._read(file)
+            else:
+                if "x" in mode and self._exists(file):
+                    raise FileExistsError(17, "File exists", os.fsdecode(file))
+                if "r" in mode:
+                    self._read(file)
+                file = self.of_files(self._files.written, file, keep="w" not in mode)
+        return plain(file, mode, *args, **kwargs)
+
+    def os_open(self, plain: Any, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        writes = bool(flags & _WRITING)
+        if kwargs.get("dir_fd") is None and not self.is_plain(path, makes=writes):
+            if not writes:
+                path = self._read(path)
+            else:
+                if flags & os.O_EXCL and self._exists(path):
+                    raise FileExistsError(17, "File exists", os.fsdecode(path))
+                path = self.of_files(self._files.written, path, keep=not flags & os.O_TRUNC)
+        return plain(path, flags, *args, **kwargs)
+
+    def writes(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that writes the file that its first argument names."""
+        if not self.is_plain(path):
+            path = self.of_files(self._files.written, path)
+        return plain(path, *args, **kwargs)
+
+    def writes_second(self, plain: Any, value: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that writes the file that its second argument names."""
+        if isinstance(path, (str, os.PathLike)) and not self.is_plain(path):
+            path = self.of_files(self._files.written, path)
+        return plain(value, path, *args, **kwargs)
+
+    def reads(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that looks at the file that its first argument names."""
+        if kwargs.get("dir_fd") is None and not self.is_plain(path):
+            path = self._read(path)
+        return plain(path, *args, **kwargs)
+
+    def reads_file(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that reads a file by its name, or an open one."""
+        if isinstance(path, (str, os.PathLike)) and not self.is_plain(path):
+            path = self._read(path)
+        return plain(path, *args, **kwargs)
+
+    def changes(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that changes a file in place."""
+        if kwargs.get("dir_fd") is None and not self.is_plain(path):
+            self._read(path)
+            path = self.of_files(self._files.written, path, keep=True)
+        return plain(path, *args, **kwargs)
+
+    def mkdir(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or self.is_plain(path, makes=True):
+            return plain(path, *args, **kwargs)
+        if isinstance(self._files, NotedFiles):
+            self.of_files(self._files.written, path)
+            return plain(path, *args, **kwargs)
+        return self.of_files(self._files.mkdir, path)
+
+    def rename(self, plain: Any, old: Any, new: Any, **kwargs: Any) -> Any:
+        if self.is_plain(new):
+            return plain(old, new, **kwargs)
+        if isinstance(self._files, NotedFiles):
+            self.of_files(self._files.written, new)
+            return plain(old, new, **kwargs)
+        return self.of_files(self._files.rename, old, new)
+
+    def remove(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or self.is_plain(path):
+            return plain(path, *args, **kwargs)
+        return self.of_files(self._scratch.remove, path)
+
+    def rmtree(self, plain: Any, path: Any, ignore_errors: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if self.is_plain(path):
+            return plain(path, ignore_errors, *args, **kwargs)
+        try:
+            return self.of_files(self._scratch.remove, path)
+        except OSError:
+            if not ignore_errors:
+                raise
+
+    def listdir(self, plain: Any, path: Any = ".") -> Any:
+        return plain(path) if self.is_plain(path) else self.of_files(self._scratch.names, path)
+
+    def scandir(self, plain: Any, path: Any = ".") -> Any:
+        return plain(path) if self.is_plain(path) else self.of_files(self._scratch.scan, path)
+
+    @property
+    def _scratch(self) -> ScratchFiles:
+        assert isinstance(self._files, ScratchFiles)
+        return self._files
+
+    def _read(self, path: Any) -> Any:
+        return path if isinstance(self._files, NotedFiles) else self.of_files(self._files.read, path)
+
+    def _exists(self, path: Any) -> bool:
+        if isinstance(self._files, NotedFiles):
+            return os.path.lexists(path)
+        return bool(self.of_files(self._files.exists, path))
+
+
+def file_patches(files: Files, own: str) -> Iterator[Patch]:
+    """Yield the replacements of calls that write; above rank 0, also of those that read.
+
+    `own` is the folder of the run's own files.
+    """
+    calls = _Calls(files, own)
+    yield Patch(builtins, "open", around(calls.open))
+    yield Patch(io, "open", around(calls.open))
+    yield Patch(os, "open", around(calls.os_open))
+    yield Patch(os, "mkdir", around(calls.mkdir))
+    for name in ("rename", "replace"):
+        yield Patch(os, name, around(calls.rename))
+    for name in ("link", "symlink"):
+        yield Patch(os, name, around(calls.writes_second))
+    yield Patch(torch, "save", around(calls.writes_second))
+    safetensors = None
+    if importlib.util.find_spec("safetensors") is not None:
+        safetensors = importlib.import_module("safetensors.torch")
+        yield Patch(safetensors, "serialize_file", around(calls.writes_second))
+    if isinstance(files, NotedFiles):
+        return
+    yield Patch(torch, "load", around(calls.reads_file))
+    if safetensors is not None:
+        for module in (safetensors, importlib.import_module("safetensors")):
+            yield Patch(module, "safe_open", around(calls.reads))
+    for name in ("stat", "lstat", "access", "readlink"):
+        yield Patch(os, name, around(calls.reads))
+    for name in ("utime", "chmod", "truncate"):
+        yield Patch(os, name, around(calls.changes))
+    for name in ("remove", "unlink", "rmdir"):
+        yield Patch(os, name, around(calls.remove))
+    yield Patch(os, "listdir", around(calls.listdir))
+    yield Patch(os, "scandir", around(calls.scandir))
+    yield Patch(shutil, "rmtree", around(calls.rmtree))
+
+
+def _asking(frame: FrameType | None) -> str:
+    """Return the name of the module that asks, tempfile or one outside the standard library."""
+    name = ""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == "tempfile" or not (
+            name in _THROUGH or name.startswith(("fxdp.run.", "fxdp.torch_compat."))
+        ):
+            break
+        frame = frame.f_back
+    return name

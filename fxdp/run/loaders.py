@@ -1,0 +1,206 @@
+"""DataLoaders of a script: their batches are global tensors, in one device's order.
+
+    one device's batch      samples 7 2 9 4 1, by the script's own sampler, equal on all ranks
+    rank 0, rank 1          7 2 9 | 4 1         default_collate: each rank loads its own samples
+                            7 2 9 4 1           any other collator: each rank loads all, then keeps its own
+
+Loading its own samples alone is one device's only if loading draws no random numbers and changes nothing:
+else a rank loads all samples, and has one device's draws.
+"""
+
+from __future__ import annotations
+
+import dis
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxdp.eager.tensor import wrapped
+from fxdp.errors import AgreementError, InputError
+from fxdp.ir.types.placements import Shard
+from fxdp.ranks.liveness.failure import guard
+from fxdp.ranks.same_order import check_order
+from fxdp.run.generators import digests, restore, states
+from fxdp.run.session import Session
+from fxdp.run.trees import can_be_cut, leaves_of, map_tensors
+from fxdp.torch_compat import MapFetcher, default_collate
+
+_GENERATORS = ("Random", "Generator", "RandomState")
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")
+_DEEP = 3
+_COMPARED_EVERY = 100
+
+
+@dataclass
+class OwnSamples:
+    """This rank's samples of a batch.
+
+    Attributes
+    ----------
+    data : the collated samples; of one sample if this rank has none.
+    count, total : the number of this rank's samples, and of the batch's.
+    digest : a number for the batch's sample indices.
+    """
+
+    data: Any
+    count: int
+    total: int
+    digest: int
+
+    def pin_memory(self) -> OwnSamples:
+        """Return the samples in pinned memory, as the DataLoader asks for them."""
+        return OwnSamples(map_tensors(self.data, Tensor.pin_memory), self.count, self.total, self.digest)
+
+
+class GlobalBatches:
+    """Iterator of a DataLoader, with global tensors."""
+
+    def __init__(self, batches: Iterator[Any], session: Session) -> None:
+        self._batches, self._session = batches, session
+
+    def __iter__(self) -> GlobalBatches:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch; a collective call."""
+        return entered(next(self._batches), self._session)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def entered(batch: Any, session: Session) -> Any:
+    """Return a batch with global tensors, after a comparison with all ranks; a collective call.
+
+    Raises
+    ------
+    AgreementError : ranks have other batches, or have run other ops.
+    """
+    own = batch if isinstance(batch, OwnSamples) else None
+    data = batch if own is None else own.data
+    tensors = [leaf for leaf in leaves_of(data) if can_be_cut(leaf)]
+    if not tensors:
+        return data
+    total = tensors[0].shape[0] if own is None else own.total
+    session.batches += 1
+    _compare(session, total, _checksum(tensors, session.batches) if own is None else own.digest)
+    axis = session.axis(total)
+    if not total:
+        return data
+    start, count = (axis.offset, axis.local) if own is None else (0, own.count)
+    size = total if own is None else max(own.count, 1)
+
+    def cut(leaf: Tensor) -> Tensor:
+        if not can_be_cut(leaf) or leaf.shape[0] != size:
+            return leaf
+        return wrapped(leaf.detach().narrow(0, start, count), axis, Shard(0))
+
+    return map_tensors(data, cut)
+
+
+def fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, session: Session) -> Any:
+    """Load this rank's samples of a batch if that is exact, else all; runs in the workers of loaders, too."""
+    if not _by_samples(fetcher, indices):
+        return plain(fetcher, indices)
+    indices = list(indices)
+    axis = session.axis(len(indices))
+    own = indices[axis.offset : axis.offset + axis.local]
+    before = states()
+    data = plain(fetcher, own or indices[:1])
+    size = max(len(own), 1)
+    if states() == before:
+        if all(can_be_cut(leaf) and leaf.shape[0] == size for leaf in leaves_of(data)):
+            return OwnSamples(data, len(own), len(indices), zlib.crc32(repr(indices).encode()))
+    else:
+        restore(before)
+    fetcher._all_samples = True  # type: ignore[attr-defined]
+    return plain(fetcher, indices)
+
+
+def _by_samples(fetcher: Any, indices: Any) -> bool:
+    """Return whether a rank may load its own samples alone."""
+    if not fetcher.auto_collation or not isinstance(indices, (list, tuple)) or not indices:
+        return False
+    if not hasattr(fetcher, "_all_samples"):
+        collates = _collates_by_samples(fetcher.collate_fn)
+        fetcher._all_samples = not collates or _has_state(fetcher.dataset, _DEEP)
+    return not fetcher._all_samples
+
+
+def _collates_by_samples(collate: Any) -> bool:
+    transformers = sys.modules.get("transformers.data.data_collator")
+    known = (default_collate, getattr(transformers, "default_data_collator", None))
+    return any(collate is one for one in known)
+
+
+def _has_state(value: Any, depth: int) -> bool:
+    """Return whether loading from a data set may change it: a generator inside, or a method that assigns."""
+    kind = type(value)
+    if kind.__name__ in _GENERATORS and kind.__module__.partition(".")[0] in ("random", "numpy", "torch"):
+        return True
+    for name in ("__getitem__", "__getitems__", "__call__", "forward", "transform"):
+        method = getattr(kind, name, None)
+        if isinstance(method, FunctionType) and _assigns(method):
+            return True
+    if isinstance(value, FunctionType):
+        return _assigns(value)
+    if not depth or isinstance(value, (Tensor, str, bytes, int, float, random.Random)):
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(_has_state(one, depth - 1) for one in value[:8])
+    return any(_has_state(one, depth - 1) for one in list(getattr(value, "__dict__", {}).values()))
+
+
+def _assigns(function: FunctionType) -> bool:
+    return any(found.opname in _STORES for found in dis.get_instructions(function.__code__))
+
+
+def _checksum(tensors: Sequence[Tensor], number: int) -> int:
+    """Return a number for the values of a batch, at batches 1, 2, 4, 8, ... and each hundredth; else 0."""
+    if number & (number - 1) and number % _COMPARED_EVERY:
+        return 0
+    found = 0
+    for tensor in tensors:
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        found = zlib.crc32(data.numpy().data, found)
+    return found
+
+
+def _compare(session: Session, total: int, digest: int) -> None:
+    """Compare with all ranks what must be equal where a batch enters."""
+    ranks = session.ranks
+    comms = ranks.process_mesh.comms
+    if comms is None:
+        return
+    own = (total, digest, comms.sequence_log.order, *digests())
+    with guard(ranks.process_mesh):
+        rows = ranks.exchange(own)
+    if all(row == own for row in rows):
+        return
+    if any(row[2] != own[2] for row in rows):
+        check_order(ranks.process_mesh)
+    differing = [rank for rank, row in enumerate(rows) if row != rows[0]]
+    if any(row[:2] != rows[0][:2] for row in rows):
+        raise InputError(
+            f"ranks {differing} have another batch than rank 0 (their data, order or number of samples "
+            "differ); expected one on all ranks, as one device has: take no random numbers from the system "
+            "(np.random.default_rng() without a seed, os.urandom) and nothing from time or the process id"
+        )
+    kinds = zip(("random", "torch", "numpy.random"), *(row[3:] for row in rows), strict=False)
+    kind = next((name for name, *found in kinds if len(set(found)) > 1), "numpy")
+    raise AgreementError(
+        f"the generators of {kind} have other states on ranks {differing} than on rank 0{session.seeds()}; "
+        "expected one state, as on one device: seed by a constant, and draw on all ranks alike"
+    )

@@ -1,0 +1,70 @@
+"""One rank of a script, from joining the ranks to the exit code."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fxdp.ranks.agreement import gather_objects
+from fxdp.ranks.liveness.failure import broadcast_all
+from fxdp.run.generators import share
+from fxdp.run.hidden_ranks import join, one_device
+from fxdp.run.ranks import log_of, write_into
+from fxdp.run.replacements import replacements
+from fxdp.run.script import run_script
+from fxdp.run.session import RunOptions, Session
+from fxdp.settings import Launch
+from fxdp.torch_compat import patched_everywhere
+
+
+def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
+    """Run the script as one of the ranks, and end the process with the script's exit code."""
+    hook = sys.excepthook
+    ranks = join(launch)
+    chained = sys.excepthook
+    logs = Path(gather_objects(ranks.process_mesh, str(options.logs))[0])  # torchrun's ranks made one each
+    options = replace(options, logs=logs)
+    if launch.rank:
+        write_into(log_of(launch.rank, logs))
+    share(ranks)
+    session = Session(ranks, options)
+    code = 0
+    with one_device(), patched_everywhere(replacements(session)):
+        try:
+            run_script(options)
+        except SystemExit as error:
+            code = _exit_code(error)
+        except BaseException as error:
+            _show(error, hook if sys.excepthook is chained else sys.excepthook)
+            code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)  # tearing the interpreter down takes a second, and frees nothing that the system does not
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _show(error: BaseException, hook: Callable[..., Any]) -> None:
+    """Tell all ranks of an error, and show it with the script's own lines alone, without a rank's number."""
+    with contextlib.suppress(Exception):
+        broadcast_all(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("fxdp."):
+        trace = trace.tb_next
+    error.__traceback__ = trace or error.__traceback__
+    hook(type(error), error, error.__traceback__)

@@ -1,0 +1,10 @@
+"""Internals of torch's DataLoader."""
+
+from __future__ import annotations
+
+from torch.utils.data._utils.collate import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+__all__ = ["MapFetcher", "default_collate"]
+
+MapFetcher = _MapDatasetFetcher

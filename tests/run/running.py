@@ -1,0 +1,44 @@
+"""Run scripts by `fxdp run` and by Python alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.limits import HANG_S
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(command: list[str], **more: str) -> Ended:
+    """Run Python with these arguments, and more variables of the environment."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT), **more}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, env=environment
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@cache
+def on_one_device(script: Path, *arguments: str) -> Ended:
+    """What the script does on one device."""
+    return run([str(script), *arguments])
+
+
+def on_ranks(nproc: int, script: Path, *arguments: str, options: tuple[str, ...] = ()) -> Ended:
+    """What it does on several ranks."""
+    return run(["-m", "fxdp", "run", "--nproc", str(nproc), *options, str(script), *arguments])
