@@ -14,9 +14,8 @@ from fxdp.settings import Settings, hashes_alike
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "fxdp run [--nproc N] [--eager] [--logs FOLDER] (script.py | -m module) [arguments]"
+    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] (script.py | -m module) [arguments]"
     parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
-    parser.add_argument("--eager", action="store_true", help="compile nothing; the numbers are the same")
     parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="the script, or the module's name with -m")
@@ -37,7 +36,7 @@ def run(asked: argparse.Namespace) -> int:
         find_script(asked.script)
     launch = Settings.from_environment().launch
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
-    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, asked.eager, logs)
+    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, logs)
     if launch is None:
         nproc = _number(asked.nproc)
         sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")

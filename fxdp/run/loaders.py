@@ -201,6 +201,6 @@ def _compare(session: Session, total: int, digest: int) -> None:
     kinds = zip(("random", "torch", "numpy.random"), *(row[3:] for row in rows), strict=False)
     kind = next((name for name, *found in kinds if len(set(found)) > 1), "numpy")
     raise AgreementError(
-        f"the generators of {kind} have other states on ranks {differing} than on rank 0{session.seeds()}; "
+        f"the generators of {kind} have other states on ranks {differing} than on rank 0; "
         "expected one state, as on one device: seed by a constant, and draw on all ranks alike"
     )

@@ -17,14 +17,12 @@ class RunOptions:
     ----------
     script, arguments : the script's path, or a module's name, and its command line.
     is_module : whether `script` is the name of a module, as with `python -m`.
-    eager : no module is compiled.
     logs : the folder for the output of ranks above 0.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
-    eager: bool = False
     logs: Path = Path()
 
 
@@ -46,7 +44,3 @@ class Session:
         """Return the batch axis of `total` samples: the first ranks have one more if they do not divide."""
         world = self.ranks.world
         return self.ranks.axis([total // world + (rank < total % world) for rank in range(world)])
-
-    def seeds(self) -> str:
-        """Return words on the last calls that seeded a generator on this rank."""
-        return ""

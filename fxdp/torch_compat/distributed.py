@@ -99,7 +99,9 @@ def new_named_group(
     `dist.new_group` derives the name from the number of groups in this process. A group that a user creates
     on some ranks makes this number differ, and ranks would then wait for each other under different names.
     """
-    world = dist.GroupMember.WORLD if _Hidden.world is None else _Hidden.world
+    world = dist.GroupMember.WORLD
+    if world is None:
+        world = world_group()
     assert isinstance(world, ProcessGroup)
     place = ranks.index(world.rank())
     with _not_split_from(world, len(ranks) < world.size()):
