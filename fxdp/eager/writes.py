@@ -21,14 +21,13 @@ from fxdp.torch_compat import OpOverload, aten, without_torch_dispatch
 _VIEWS_IN_PLACE = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_"})
 _RESIZES = frozenset({"resize_", "set_", "as_strided_"})
 _OTHER_NAMES: Mapping[Any, Any] = {
-    aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
     aten._index_put_impl_.default: aten.index_put.default,
-    aten.transpose_.default: aten.transpose.int,
 }
 _SCATTERS: Mapping[Any, Callable[..., Any]] = {
     aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.as_strided.default: aten.as_strided_scatter.default,
     aten.detach.default: lambda base, value: value, aten.alias.default: lambda base, value: value,
     aten.view.default: lambda base, value, size: value.reshape(base.shape),
 }  # fmt: skip
@@ -109,7 +108,10 @@ def _functional(op: OpOverload) -> Any:
         return _OTHER_NAMES[op]
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    found = getattr(packet, op._overloadname, None)
+    names = () if packet is None else packet.overloads()
+    takes = [str(argument.type) for argument in op._schema.arguments]
+    overloads = [getattr(packet, name) for name in sorted(names, key=lambda name: name != op._overloadname)]
+    found = next((o for o in overloads if [str(a.type) for a in o._schema.arguments] == takes), None)
     if found is None:
         raise InputError(
             f"{user_line()}: {op} writes in place and has no form that returns its result; expected an op "

@@ -424,6 +424,19 @@ def losses_by_function_transforms(batch: Batch) -> dict[str, Any]:
 
 
 @program
+def diagonals_and_powers_in_place(batch: Batch) -> dict[str, Any]:
+    model, (x, _) = net(outputs=3), batch(*data())
+    out = model(x)
+    similar = out @ out.t()
+    similar.fill_diagonal_(0.5)
+    beside = out.t().flatten()[:-1].view(1, -1).clone()
+    halves = out.detach().exp().floor_divide_(torch.tensor(2.0))
+    loss = similar.square().mean() + beside.pow_(2).sum() + halves.sum()
+    loss.backward()
+    return {"loss": loss.item(), "similar": similar, **gradients(model)}
+
+
+@program
 def transformer_layer_with_dropout(batch: Batch) -> dict[str, Any]:
     return _encoder(batch, 0.1)
 
