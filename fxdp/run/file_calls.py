@@ -126,6 +126,13 @@ class _Calls:
             path = self._read(path)
         return plain(path, *args, **kwargs)
 
+    def access(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
+        """Return whether a file may be used; False, without an error, if it does not exist."""
+        try:
+            return bool(self.reads(plain, path, *args, **kwargs))
+        except FileNotFoundError:
+            return False
+
     def reads_file(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function that reads a file by its name, or an open one."""
         if isinstance(path, (str, os.PathLike)) and not self.is_plain(path):
@@ -214,8 +221,9 @@ def file_patches(files: Files, own: str) -> Iterator[Patch]:
     if safetensors is not None:
         for module in (safetensors, importlib.import_module("safetensors")):
             yield Patch(module, "safe_open", around(calls.reads))
-    for name in ("stat", "lstat", "access", "readlink"):
+    for name in ("stat", "lstat", "readlink"):
         yield Patch(os, name, around(calls.reads))
+    yield Patch(os, "access", around(calls.access))
     for name in ("utime", "chmod", "truncate"):
         yield Patch(os, name, around(calls.changes))
     for name in ("remove", "unlink", "rmdir"):

@@ -1,0 +1,50 @@
+"""Ranks of a script: files are written once and seen by all, a rank that fails ends all."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from tests.run.running import on_ranks
+
+_RANK = """
+import os, sys, time
+rank = int(os.readlink("/proc/self/fd/1").endswith("rank1.txt"))
+"""
+
+
+def _script(folder: Path, text: str) -> Path:
+    script = folder / "train.py"
+    script.write_text(_RANK + textwrap.dedent(text))
+    return script
+
+
+def test_a_file_is_new_on_each_rank_and_written_once(tmp_path: Path) -> None:
+    script = _script(tmp_path, """
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "file.txt")
+        time.sleep(rank)  # rank 0 has written it meanwhile
+        print(os.access(path, os.R_OK), os.path.exists(path), "file.txt" in os.listdir(os.path.dirname(path)))
+        for text in ("a", "b"):
+            with open(path, "a") as file:
+                file.write(text)
+        print(open(path).read(), os.access(path, os.W_OK))
+        """)  # fmt: skip
+    ended = on_ranks(2, script, options=("--logs", str(tmp_path / "logs")))
+    assert (ended.code, ended.out) == (0, "False False False\nab True\n"), ended.err
+    assert (tmp_path / "logs" / "rank1.txt").read_text() == ended.out
+    assert (tmp_path / "file.txt").read_text() == "ab"
+    assert [found.name for found in (tmp_path / "logs").iterdir()] == ["rank1.txt"]
+
+
+def test_a_rank_that_fails_alone_ends_all_with_its_words(tmp_path: Path) -> None:
+    script = _script(tmp_path, """
+        import torch
+        from torch.utils.data import DataLoader
+        for step in range(1000):
+            for batch in DataLoader(torch.randn(4, 2), 4):
+                if step == 3 and rank:
+                    raise ValueError("only here")
+        """)  # fmt: skip
+    ended = on_ranks(2, script)
+    assert ended.code == 1
+    assert "rank 1 failed: ValueError: only here" in ended.err
