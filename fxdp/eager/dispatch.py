@@ -108,7 +108,10 @@ def _made(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpP
     if known is None and cross_sample is None and op._can_decompose():
         return lambda args, kwargs: op.decompose(*args, **kwargs)
     call = placed(op, CallLeaves(op, args, kwargs))
-    plan = cheapest_plan(call)
+    if call.axis.total == 1 < call.axis.ranks.world and not op.is_view:
+        plan: OpPlan | None = full_plan(call, "")  # a size of 1 broadcasts, whether it counts samples or not
+    else:
+        plan = cheapest_plan(call)
     if cross_sample is not None and (plan is None or (plan.sends and plan.decomposition is None)):
         otherwise = code_of(plan or full_plan(call, "its sizes depend on data"), args, kwargs)
         return _by_cross_samples(holding(call.axis.ranks, str(op), cross_sample), otherwise)

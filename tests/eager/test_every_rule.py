@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fxdp.rules.registry import registry
 from tests.eager.every_rule import TARGETS, check
 
-CALLS = 400
+CALLS = 250
 
 
 @settings(max_examples=CALLS, deadline=None, database=None)
