@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxdp.eager.message_report import user_line
+from fxdp.eager.one_device_view import note_plain_write
 from fxdp.eager.redistribute import redistributed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import current_local, gathered, memory_of, without_graph
@@ -124,6 +125,7 @@ def _write(target: Tensor, value: Tensor) -> None:
     """Copy a value into a plain or global tensor, in the target's own placement."""
     if not isinstance(target, GlobalTensor):
         target.copy_(gathered(value, "copy_"))
+        note_plain_write()
         return
     origin, local = target._origin, current_local(target)
     if origin is not None:
