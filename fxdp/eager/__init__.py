@@ -11,6 +11,7 @@
         sizes in B            hypotheses.py   which sizes count the batch; proven on meta tensors
       its code                op_code.py      redistributes operands, runs the op on local parts
       writes, masks, reads    writes.py, data_sizes.py, host_reads.py
+      counts in memory        strided.py
 
 The compiler asks the same rules once per graph; this room asks once per kind of call. A rule, a
 redistribution and a decomposition mean the same in both.

@@ -19,6 +19,7 @@ from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
 from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
 from fxdp.eager.plan_families import families_kept
+from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.writes import write_in_place
@@ -30,7 +31,7 @@ PLANS_KEPT = 8192
 """The most plans that are kept; the oldest go first."""
 _PLANS: dict[tuple[Any, ...], Run] = {}
 """How a call runs by its key; keeps the op, too, which is in the key by identity only."""
-_BY_VALUES = {id(op): op for op in (*DATA_SIZES, *INDEXING)}
+_BY_VALUES = {id(op): op for op in (*DATA_SIZES, *STRIDED, *INDEXING)}
 """Ops whose way depends on values beside the key."""
 
 
@@ -66,7 +67,7 @@ GlobalTensor.__torch_dispatch__ = classmethod(run_op)  # type: ignore[assignment
 
 
 def _run_by_values(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    special = DATA_SIZES.get(op)
+    special = DATA_SIZES.get(op) or STRIDED.get(op)
     if special is not None:
         result = special(op, args, kwargs)
         if result is not NotImplemented:

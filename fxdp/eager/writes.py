@@ -46,6 +46,8 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     target = args[0] if args else None
     if name in _VIEWS_IN_PLACE and isinstance(target, GlobalTensor):
         return _become_view(op, target, args, kwargs)
+    if op is aten.as_strided_.default and _is_in_place(target, *args[1:], **kwargs):
+        return target
     if name in _RESIZES:
         raise InputError(
             f"{user_line()}: {name} changes the memory of a global tensor in place; expected a new tensor: "
@@ -82,6 +84,15 @@ def _with_defaults(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     # torch leaves out arguments that are an op's defaults, which its functional form may not have
     rest = [a for a in op._schema.arguments[len(args) :] if not a.kwarg_only and a.name not in kwargs]
     return [*args, *(a.default_value for a in rest if a.has_default_value())]
+
+
+def _is_in_place(
+    target: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> bool:
+    """Return whether all elements stay where they are: pooling sets the strides of dims of size 1 so."""
+    strides = zip(size, stride, target.stride(), strict=False)
+    same = all(new == old for n, new, old in strides if n != 1)
+    return tuple(size) == tuple(target.shape) and same and not storage_offset
 
 
 def _draw_in_place(op: OpOverload, target: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.eager.programs import Batch, Program
 
 BATCHES = 2
+ROUNDED = {"CosineSimilarity": 1e-6}
+"""Metrics that make their inputs float32, with the difference that its rounding may make."""
 _OPTIONS: dict[str, Any] = {
     "num_classes": 4, "num_labels": 4, "num_groups": 3, "beta": 0.5, "min_precision": 0.4, "min_recall": 0.4,
     "min_sensitivity": 0.4, "min_specificity": 0.4, "p": 3.0, "threshold": 0.5,

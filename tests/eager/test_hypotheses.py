@@ -46,6 +46,10 @@ OPS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "distances": lambda x, w, y: (torch.cdist(x, x), torch.cdist(x[:, 0], w)),
     "diagonals": lambda x, w, y: (x.diagonal(0, 0, 1), torch.diag_embed(x[:, 0]), torch.eye(4) * x),
     "repeats": lambda x, w, y: (x.repeat(2, 1, 1), x.repeat_interleave(2, 0), x.tile(1, 4, 1)),
+    "counted in memory": lambda x, w, y: (
+        x.transpose(0, 1).as_strided((4, 4, 4), (16, 1, 4)), x.as_strided((3, 2), (16, 5), 1),
+        (x @ w).transpose(1, 2).as_strided((7, 4), (8, 1)),
+    ),
     "windows": lambda x, w, y: (x.unfold(1, 2, 1), x.unfold(0, 2, 1)),
     "attention": lambda x, w, y: F.scaled_dot_product_attention(x[None], x[None], x[None]),
     "linear solvers": lambda x, w, y: torch.linalg.solve(x + 9 * torch.eye(4), w),
