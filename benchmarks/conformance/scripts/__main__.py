@@ -1,6 +1,6 @@
 """Each script by `python script.py` and, unedited, by `fxdp run`: every number that it prints, side by side.
 
-    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3] [--eager]
+    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3]
 
 A run without names of scripts writes `benchmarks/conformance/scripts.md`. A number is one device's if the
 two differ by at most 1e-9, relative; what stands between the numbers must be equal, too. Ranks get as equal
@@ -53,9 +53,9 @@ def kind(name: str) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
-def run(name: str, ranks: int = 0, eager: bool = False) -> Run:
+def run(name: str, ranks: int = 0) -> Run:
     """Run a script in an empty folder; `ranks` 0: by itself."""
-    by = ["-m", "fxdp", "run", "--nproc", str(ranks), *(["--eager"] if eager else [])] if ranks else []
+    by = ["-m", "fxdp", "run", "--nproc", str(ranks)] if ranks else []
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, *by, str(FOLDER / f"{name}.py")]
@@ -117,14 +117,14 @@ def verdict(one: Run, many: Run) -> tuple[str, str]:
     return "wrong", f"{error:.0e}: {where}"
 
 
-def row(name: str, ranks: Sequence[int], eager: bool) -> list[str]:
+def row(name: str, ranks: Sequence[int]) -> list[str]:
     """Run a script, and return its row of the table."""
     one = run(name)
     if one.code != 0:
         return [name, kind(name), "fails on one device", told(one.errors)]
     cells, seconds, details = [], [f"{one.seconds:.0f}"], ""
     for number in ranks:
-        many = run(name, number, eager)
+        many = run(name, number)
         word, why = verdict(one, many)
         cells.append(word)
         seconds.append(f"{many.seconds:.0f}")
@@ -137,14 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance.scripts")
     parser.add_argument("scripts", nargs="*", help="names; all if none is given")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3])
-    parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--output", type=Path, help="where the table goes; else only all scripts' is written")
     asked = parser.parse_args()
     heads = ["script", "kind", "edits", *(f"{n} ranks" for n in asked.ranks), "seconds", "which words"]
     table = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     counts: dict[str, int] = {}
     for name in asked.scripts or names():
-        found = row(name, asked.ranks, asked.eager)
+        found = row(name, asked.ranks)
         table.append(f"| {' | '.join(found)} |")
         print(table[-1], flush=True)
         words = set(found[3:-2]) - {"exact"} if len(found) == len(heads) else {found[2]}
@@ -154,16 +153,15 @@ def main() -> None:
     print(total)
     output = asked.output or (None if asked.scripts else FOLDER.parent / "scripts.md")
     if output is not None:
-        output.write_text(_page(table, total, asked.ranks, asked.eager))
+        output.write_text(_page(table, total, asked.ranks))
 
 
-def _page(table: Sequence[str], total: str, ranks: Sequence[int], eager: bool) -> str:
-    command = "fxdp run --nproc N" + (" --eager" if eager else "")
+def _page(table: Sequence[str], total: str, ranks: Sequence[int]) -> str:
     ran = ", ".join(map(str, ranks))
     text = f"""# Training scripts by `fxdp run`
 
-`python -m benchmarks.conformance.scripts`: each script by `python script.py`, and by `{command} script.py`
-on {ran} ranks; torch {torch.__version__}, CPU, float64. Exact: every printed number (losses, norms of
+`python -m benchmarks.conformance.scripts`: each script by `python script.py`, and by
+`fxdp run --nproc N script.py` on {ran} ranks; torch {torch.__version__}, CPU, float64. Exact: every printed number (losses, norms of
 gradients, metrics, rates, norms of parameters) differs by at most 1e-9, relative. Most batch sizes divide by
 neither 2 nor 3; last batches of one or two samples leave ranks without any. Seconds: one device / each number
 of ranks, start and compilation included.
