@@ -107,6 +107,18 @@ def test_no_room_of_the_core_imports_a_wing() -> None:
     assert wrong == []
 
 
+def test_only_its_wing_imports_the_semantics_of_python() -> None:
+    """`fxdp/capture/python/` extends seams, too; `fxdp/wings.py` names it as text."""
+    wing = "capture.python"
+    wrong = [
+        f"{name} imports {other}"
+        for name, tree in trees()
+        for other in ours(tree)
+        if other.startswith(wing) and not name.startswith(wing)
+    ]
+    assert wrong == []
+
+
 def test_what_plans_and_rewrites_knows_no_rank() -> None:
     """Passes, the oracle and placing take the pure mesh: a plan needs no process group."""
     alone = ("ir", "rules", "placing", "passes", "oracle", "reports")

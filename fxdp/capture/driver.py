@@ -25,10 +25,10 @@ from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
-from fxdp.capture.python.autograd_functions import check_module_hooks
 from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, with_tried
 from fxdp.capture.refusals.eager_probe import EagerProbe
+from fxdp.capture.refusals.module_hooks import check_module_hooks
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.request import Guarded, Request
 from fxdp.errors import CaptureError, InputError

@@ -128,8 +128,7 @@ class FlatModule(nn.Module):
             except Exception:
                 self._cell.record = replace(self._cell.record, other_guess=effects.asked.other_guess())
                 raise
-            effects.asked.settle()
-            effects.slices.settle()
+            effects.settle()
             changed = before.changed()
         self._cell.record = replace(
             self._cell.record,

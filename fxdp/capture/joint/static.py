@@ -28,7 +28,6 @@ from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.capture.python.loop_vectorization import merge_loops
 from fxdp.ir.graph.metadata import (
     Location,
     MemoryLayout,
@@ -41,6 +40,7 @@ from fxdp.ir.graph.metadata import (
 from fxdp.ir.graph.signature import Constant
 from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 from fxdp.torch_compat import aten
+from fxdp.wings import seam
 
 _STRIDED = frozenset(
     {
@@ -58,6 +58,11 @@ class StaticMismatchError(Exception):
 def size(expr: str) -> int:
     """A host number of a fitted graph; the value is the expression in the node's metadata."""
     raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
+
+
+@seam("python")
+def merge_loops(gm: fx.GraphModule, batch: int) -> None:
+    """Replace loops over the samples by one op on all samples; without the wing, loops stay."""
 
 
 def fitted_joint(

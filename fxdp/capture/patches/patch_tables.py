@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp import torch_compat
+from fxdp.capture.patches.asked_checks import AskedChecks
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.optimizer_steps import refused_steps
 from fxdp.capture.patches.plain_semantics import REFUSED, RefusedCollectives
@@ -20,8 +21,6 @@ from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.tensor_reads import TEXT, TensorReads
 from fxdp.capture.patches.unbacked_hints import HintedNumber
-from fxdp.capture.python.raise_checks import AskedChecks
-from fxdp.capture.python.tensor_slices import TensorSlices
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.capture.refusals.parameter_changes import unchanged_parameters
 from fxdp.ir.graph.draws import kept_random_state
@@ -87,10 +86,19 @@ class RecordedEffects:
     asked: AskedChecks
     reads: TensorReads
     seeded: list[tuple[str, Location]] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the code has run; each may refuse what the code did."""
 
-    def __post_init__(self) -> None:
-        """Connect hints with the slices that use them."""
-        self.slices = TensorSlices(self.asked.told)
+    def settle(self) -> None:
+        """Complete the record at the end of the run.
+
+        Raises
+        ------
+        CaptureError : the code did something that no graph can hold.
+        """
+        self.asked.settle()
+        for check in self.at_end:
+            check()
 
 
 @contextlib.contextmanager

@@ -156,25 +156,3 @@ def _checked(hook: Callable[[Tensor], Any], location: Location) -> Callable[[Ten
         )
 
     return checked
-
-
-def check_module_hooks(module: nn.Module) -> None:
-    """Raise on backward hooks of modules, which no graph of tensors can hold.
-
-    Raises
-    ------
-    CaptureError : modules with backward hooks, all of them.
-    """
-    if not torch.is_grad_enabled():
-        return
-    found = [
-        f"{name or 'the model'} ({type(child).__name__})"
-        for name, child in module.named_modules()
-        if child._backward_hooks or child._backward_pre_hooks
-    ]
-    if found:
-        raise CaptureError(
-            f"hooks on the backward of modules are not supported; registered on {', '.join(found)}. Remove "
-            "them, or hook the tensor itself in the forward (tensor.register_hook with a hook that returns "
-            "the gradient)"
-        )

@@ -11,11 +11,9 @@ has a program for each decision; all other branches on data are refused elsewher
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,103 +21,12 @@ import torch
 from torch import Tensor
 
 from fxdp import torch_compat
-from fxdp.capture.captured import Otherwise
 from fxdp.capture.locations import is_user_file, location_of_frame
-from fxdp.capture.patches.unbacked_hints import HintedNumber, UnbackedHints
+from fxdp.capture.patches.asked_checks import AskedChecks
 from fxdp.capture.python.flags import Selections, found_places, is_flag, likely, rows_at
+from fxdp.capture.python.raise_conditions import one_way
 from fxdp.capture.python.unit_draws import integer_part
-from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame
-
-_UNKNOWN = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
-
-
-class AskedChecks:
-    """Checks on data, and decisions at flags, in one run of the model's code.
-
-    `branches` are the decisions at the first flags; later flags get their likely value. None refuses flags.
-    """
-
-    def __init__(self, branches: tuple[bool, ...] | None = (), told: Sequence[HintedNumber] = ()) -> None:
-        self._branches = branches
-        self.told = UnbackedHints(told)
-        self.has_branches = branches is not None
-        self.tensors: list[Tensor] = []
-        self.answers: list[tuple[bool, Otherwise, Location]] = []
-        """For each check: the tensor's required value, the code's behavior on failure, and the location."""
-        self._askers: list[Any] = []
-        """Keys of the checks, equal for one check in several iterations of a loop; unique for a branch."""
-
-    def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
-        """Return and record the answer that does not raise; None if the line has no single normal branch."""
-        found = _one_way(frame) if tensor.numel() == 1 else None
-        if found is None:
-            return None
-        passes, raises = found
-        self._note(tensor, (passes, "raises" if raises else "not finite", location_of_frame(frame)))
-        if raises:
-            self._askers[-1] = (frame.f_code, frame.f_lasti, tensor.device)
-        return passes
-
-    def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
-        """Return and record the decision of the code on a flag.
-
-        Values that the trace knows are returned directly.
-        """
-        try:
-            return bool(read(flag))
-        except _UNKNOWN:
-            if self._branches is None or not is_user_file(frame.f_code.co_filename):
-                raise
-        taken, location = self._taken(), location_of_frame(frame)
-        way = self._branches[len(taken)] if len(taken) < len(self._branches) else self._guess(flag, location)
-        self._note(flag, (way, "branches", location))
-        return way
-
-    def _guess(self, flag: Tensor, location: Location) -> bool:
-        """Return the likely value of a flag; True if an earlier flag at this line was True."""
-        if likely(flag):
-            return True
-        before = (
-            passes for passes, otherwise, at in self.answers if otherwise == "branches" and at == location
-        )
-        return any(before)
-
-    def _taken(self) -> tuple[bool, ...]:
-        return tuple(passes for passes, otherwise, _ in self.answers if otherwise == "branches")
-
-    def other_guess(self) -> tuple[bool, ...] | None:
-        """Return the decisions so far with the last one inverted; None if the last one was not a guess."""
-        taken = self._taken()
-        return (*taken[:-1], not taken[-1]) if len(taken) > len(self._branches or ()) else None
-
-    def settle(self) -> None:
-        """Record at the end of the run that all hints must be correct."""
-        for location, right in self.told.checks():
-            self._note(right, (True, "other number", location))
-        self._join()
-
-    def _join(self) -> None:
-        """Combine a check that several iterations of a loop evaluate into one, at the last iteration."""
-        iterations: dict[Any, list[int]] = {}
-        for place, asker in enumerate(self._askers):
-            iterations.setdefault(asker, []).append(place)
-        for places in filter(lambda places: len(places) > 1, iterations.values()):
-            every = torch.stack([self.tensors[place] for place in places])
-            passes = self.answers[places[-1]][0]
-            self.tensors[places[-1]] = every.all() if passes else every.any()
-        last = sorted(places[-1] for places in iterations.values())
-        self.tensors, self.answers = [self.tensors[i] for i in last], [self.answers[i] for i in last]
-
-    def must(self, tensor: Tensor, location: Location) -> None:
-        """Record that a value must be true at each step, as for `torch._assert_async`."""
-        self._note(tensor, (True, "raises", location))
-
-    def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Location]) -> None:
-        # a new bool: the tensor itself may be written later, or be a view
-        self.tensors.append((tensor != 0).reshape(()).detach())
-        self.answers.append(answer)
-        self._askers.append(len(self._askers))
 
 
 def checks(asked: AskedChecks) -> tuple[Patch, ...]:
@@ -127,19 +34,22 @@ def checks(asked: AskedChecks) -> tuple[Patch, ...]:
     read = Tensor.__bool__  # torch's own: the patches below are not installed yet
     selections = Selections()
 
+    def way(flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
+        return asked.way(flag, read, frame, likely(flag))
+
     def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
         frame = calling_frame()
-        answer = asked.answer(self, frame)
-        if answer is not None:
-            return answer
-        return asked.way(self, plain, frame) if is_flag(self) else plain(self)
+        found = one_way(frame) if self.numel() == 1 else None
+        if found is not None:
+            return asked.answer(self, *found, frame)
+        return way(self, plain, frame) if is_flag(self) else plain(self)
 
     def item(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         frame = calling_frame()
-        if self.numel() == 1 and _one_way(frame) is not None:
+        if self.numel() == 1 and one_way(frame) is not None:
             return self.reshape(())  # a number compared in the statement: compare the tensor instead
         if is_flag(self):
-            return asked.way(self, plain, frame)
+            return way(self, plain, frame)
         told = asked.told.value(self, location_of_frame(frame))
         return integer_part(self, plain(self)) if told is None else told
 
@@ -148,13 +58,13 @@ def checks(asked: AskedChecks) -> tuple[Patch, ...]:
         return plain(self) if told is None else told
 
     def selected(plain: Any) -> Any:
-        return _AskedOfSelections(plain, selections, lambda flag, frame: asked.way(flag, read, frame))
+        return _AskedOfSelections(plain, selections, lambda flag, frame: way(flag, read, frame))
 
     def rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         places = found_places(self) if asked.has_branches else None
         if places is None:
             return plain(self)
-        return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
+        return rows_at(places, lambda flag, frame: way(flag, read, frame))
 
     replacements = {"__bool__": truth, "item": item, "__iter__": rows}
     replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)
@@ -183,117 +93,3 @@ class _AskedOfSelections:
             return bool(self._plain(asked))
         flag, answer = self._selections.any_of(asked)
         return self._way(flag, frame) == answer
-
-
-def _one_way(frame: FrameType) -> tuple[bool, bool] | None:
-    """Return the value of a tensor for the normal branch at a frame's line, and whether the opposite raises.
-
-    None if the line has no statement with a single normal branch.
-    """
-    return _conditions(frame.f_code.co_filename).get(frame.f_lineno)
-
-
-def _nodes(file: str) -> list[ast.AST]:
-    # Parse the source, since a frame only has a line number, and bytecode differs between Python versions.
-    # Code without source has no such statements, and is refused where it reads data.
-    try:
-        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
-    except SyntaxError:
-        return []
-
-
-@lru_cache(maxsize=1024)
-def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
-    """Return the conditions with one normal branch, by line.
-
-    Each is the tensor's value in the normal branch, and whether the opposite raises. Included are conditions
-    of statements that only raise, and conditions on finite values.
-    """
-    raising: dict[int, tuple[bool, bool]] = {}
-    finite: dict[int, tuple[bool, bool]] = {}
-    for node in _nodes(file):
-        if isinstance(node, ast.Assert) and (passes := _truth(node.test, True)) is not None:
-            raising |= dict.fromkeys(_lines(node.test), (passes, True))
-        if not isinstance(node, ast.If):
-            continue
-        if _raises(node.body[-1]) and (passes := _truth(node.test, False)) is not None:
-            raising |= dict.fromkeys(_lines(node.test), (passes, True))
-        beside = node.body[0].lineno in _lines(node.test)  # both parts of `if a: b` may read
-        if not beside and (passes := _says_finite(node.test)) is not None:
-            finite |= dict.fromkeys(_lines(node.test), (passes, False))
-    return finite | raising
-
-
-def _raises(statement: ast.stmt) -> bool:
-    """Return whether a statement raises: `raise`, `assert False`, `torch._assert(False, ...)`."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        called, given = statement.value.func, statement.value.args
-        named = isinstance(called, ast.Attribute) and called.attr == "_assert"
-        return named and bool(given) and _is_false(given[0])
-    asserted = isinstance(statement, ast.Assert) and _is_false(statement.test)
-    return asserted or isinstance(statement, ast.Raise)
-
-
-def _is_false(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is False
-
-
-def _lines(test: ast.expr) -> range:
-    return range(test.lineno, (test.end_lineno or test.lineno) + 1)
-
-
-def _says_finite(test: ast.expr) -> bool | None:
-    """Return the value of tensors in a condition if all values are finite; None for other conditions.
-
-    not isfinite(x).all()                           -> True
-    x.dtype == torch.float16 and isinf(x).any()     -> False
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _says_finite(test.operand)
-    if isinstance(test, ast.BoolOp):
-        parts = {_says_finite(part) for part in test.values if not _is_plain(part)}
-        return parts.pop() if len(parts) == 1 else None
-    reduction, of = _call(test)
-    question, _ = _call(of)
-    return _FINITE.get((reduction, question))
-
-
-_FINITE = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"): False}
-
-
-def _call(node: ast.expr | None) -> tuple[str, ast.expr | None]:
-    """Return the function's name and first operand for `f(x)`, `torch.f(x)`, `x.f()` and `x.f().item()`."""
-    if not isinstance(node, ast.Call):
-        return "", None
-    if isinstance(node.func, ast.Name):
-        return node.func.id, node.args[0] if node.args else None
-    if not isinstance(node.func, ast.Attribute):
-        return "", None
-    if node.func.attr == "item":
-        return _call(node.func.value)
-    return node.func.attr, node.args[0] if node.args else node.func.value
-
-
-def _truth(test: ast.expr, wanted: bool) -> bool | None:
-    """Return the value of tensors for which a condition is `wanted`; None if tensors must differ.
-
-    not a, wanted False         -> True
-    a or b, wanted False        -> False
-    a or not b, wanted False    -> None
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _truth(test.operand, not wanted)
-    if isinstance(test, ast.BoolOp):
-        parts = {_truth(part, wanted) for part in test.values if not _is_plain(part)}
-        return parts.pop() if len(parts) == 1 else None
-    return wanted
-
-
-def _is_plain(part: ast.expr) -> bool:
-    """Return whether part of a condition reads no tensor: a name, attribute, dtype or `is None`."""
-    if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
-        return _is_plain(part.operand)
-    if isinstance(part, ast.Compare):
-        of_dtype = isinstance(part.left, ast.Attribute) and part.left.attr == "dtype"
-        return of_dtype or all(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops)
-    return isinstance(part, (ast.Name, ast.Attribute, ast.Constant))

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.locations import location_of_call
 from fxdp.capture.patches.unbacked_hints import UnbackedHints
+from fxdp.capture.refusals.eager_probe import selecting_mask
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import known_number
@@ -93,15 +94,6 @@ class TensorSlices(TorchFunctionMode):
 
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
-_NONZERO = (Tensor.nonzero, torch.nonzero)
-
-
-def selecting_mask(func: Any, args: Any) -> Tensor | None:
-    """Return the mask by which a function selects: `x[mask]`, `mask.nonzero()`, `torch.where(mask)`."""
-    if func is Tensor.__getitem__:
-        return args[1] if isinstance(args[1], Tensor) and args[1].dtype == torch.bool else None
-    one = len(args) == 1 and isinstance(args[0], Tensor)
-    return args[0] if one and (func in _NONZERO or func is torch.where) else None
 
 
 def _is_open(key: Any) -> bool:

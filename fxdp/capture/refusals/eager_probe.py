@@ -20,7 +20,6 @@ from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.locations import location_of_call
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.unbacked_hints import HintedNumber
-from fxdp.capture.python.tensor_slices import selecting_mask
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.ir.graph.metadata import Location
 
@@ -195,3 +194,14 @@ def _is_integer(tensor: Tensor) -> bool:
 
 def _may_be_size(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+_NONZERO = (Tensor.nonzero, torch.nonzero)
+
+
+def selecting_mask(func: Any, args: Any) -> Tensor | None:
+    """Return the mask by which a function selects: `x[mask]`, `mask.nonzero()`, `torch.where(mask)`."""
+    if func is Tensor.__getitem__:
+        return args[1] if isinstance(args[1], Tensor) and args[1].dtype == torch.bool else None
+    one = len(args) == 1 and isinstance(args[0], Tensor)
+    return args[0] if one and (func in _NONZERO or func is torch.where) else None
