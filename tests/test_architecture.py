@@ -114,7 +114,7 @@ def test_only_its_wing_imports_the_semantics_of_python() -> None:
         f"{name} imports {other}"
         for name, tree in trees()
         for other in ours(tree)
-        if other.startswith(wing) and not name.startswith(wing)
+        if f"{other}.".startswith(f"{wing}.") and not name.startswith(f"{wing}.")
     ]
     assert wrong == []
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import by_sample, resolve_batch_dims, rows_per_sample
-from fxdp.capture.containers import register_containers
+from fxdp.capture.leaves import flat_leaves, leaf_names
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.python_values import AttributeNumber, unread
 from fxdp.errors import InputError
@@ -168,63 +166,6 @@ def read_inputs(
     return found
 
 
-_PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
-"""Classes of leaves that are known to contain no further tensors."""
-_FLAT = frozenset((torch.Tensor, nn.Parameter, bool, *_PLAIN)) - {list}
-
-
-@lru_cache(maxsize=1024)
-def _flat_spec(count: int, names: tuple[str, ...]) -> pytree.TreeSpec:
-    """Return the structure of a call whose arguments are leaves: a number of them, and named ones."""
-    return pytree.tree_flatten(((None,) * count, dict.fromkeys(names)))[1]
-
-
-def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return the leaves of `(args, kwargs)`, including tensors inside of objects; called at each step.
-
-    Raises
-    ------
-    InputError : an input contains itself.
-    """
-    if _FLAT.issuperset(map(type, args)) and _FLAT.issuperset(map(type, kwargs.values())):
-        return [*args, *kwargs.values()], _flat_spec(len(args), tuple(kwargs))
-    try:
-        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
-        # classes that carry tensors are rare, and each is registered once
-        if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
-            leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
-    except RecursionError as error:
-        named = {**{f"args[{i}]": value for i, value in enumerate(args)}, **kwargs}
-        endless = ", ".join(name for name, value in named.items() if _is_endless(value))
-        if not endless:  # the caller's stack is already that deep
-            raise
-        raise InputError(
-            f"the input {endless} contains itself, or is nested too deeply; expected lists, dicts and "
-            "objects that end in tensors and plain values"
-        ) from error
-    return leaves, spec
-
-
-def _is_endless(value: Any) -> bool:
-    try:
-        register_containers(pytree.tree_leaves(value, is_leaf=_is_names))
-    except RecursionError:
-        return True
-    return False
-
-
-def _is_names(node: Any) -> bool:
-    """Return whether a node is a list of strings, which is one leaf: the length may differ between ranks."""
-    return type(node) is list and all(type(item) is str for item in node)
-
-
-def leaf_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """Return the name of each leaf in errors, from the parameters of the model's forward, or as `args[0]`."""
-    heads = _argument_names(module, len(args))
-    leaves, _ = pytree.tree_flatten_with_path((args, kwargs), _is_names)
-    return tuple(_path_text(path, heads) for path, _ in leaves)
-
-
 def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
     """Raise on tensors without plain sizes, which ranks cannot divide.
 
@@ -286,22 +227,3 @@ def _several_rows(sizes: Iterable[int]) -> str:
         "batch is ragged, and no rank's part of it has a size: pad each sample to one length, with a mask "
         "for what counts (nn.EmbeddingBag takes indices [batch, length] without offsets, and a padding_idx)"
     )
-
-
-def _argument_names(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the positional arguments of the module's forward: `x`, `others[1]` of `*others`."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # a builtin
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    beyond = [f"args[{i}]" if rest is None else f"{rest}[{i - len(named)}]" for i in range(count)]
-    return [*named[:count], *beyond[len(named) :]]
-
-
-def _path_text(path: tuple[Any, ...], heads: list[str]) -> str:
-    """Return `x`, `batch['image']` or `pair[1]` for a pytree path into `(args, kwargs)`."""
-    positional = path[0].idx == 0
-    head = heads[path[1].idx] if positional else str(path[1].key)
-    return head + "".join(str(key) for key in path[2:])

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.inputs import leaf_names
+from fxdp.capture.leaves import leaf_names
 from fxdp.capture.reached_modules import ReachedModules, reached_modules
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
-from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
+from fxdp.capture.inputs import Inputs, check_plain_tensors
+from fxdp.capture.leaves import flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind

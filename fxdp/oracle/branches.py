@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.heard_branches import heard_branches
 from fxdp.capture.inputs import read_inputs, run_model
 from fxdp.capture.refusals.stateful import aside, copy_of
+from fxdp.capture.taken_branches import taken_branches
 from fxdp.ir.graph.draws import reseed
 from fxdp.ir.graph.metadata import Location
 from fxdp.options import Options
@@ -35,7 +35,7 @@ def branches_at(
         run_model(copy_of(module), args, kwargs, options.loss_fn, options.precision)
 
     with aside():
-        asked = heard_branches(run)
+        asked = taken_branches(run)
     return _at_branches(found, asked)
 
 

@@ -7,7 +7,8 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.export.exported import batch_hint, make_examples, static_hints
-from fxdp.capture.inputs import flat_leaves, read_inputs
+from fxdp.capture.inputs import read_inputs
+from fxdp.capture.leaves import flat_leaves
 from fxdp.errors import InputError
 
 X = torch.zeros(4, 3)

@@ -8,13 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from fxdp.capture.heard_branches import heard_branches
 from fxdp.capture.joint.static import merge_loops
 from fxdp.capture.patches.patch_tables import RecordedEffects, capture_semantics, python_semantics
 from fxdp.capture.patches.tensor_reads import symbolic_len
 from fxdp.capture.python import loop_vectorization
 from fxdp.capture.python.autograd_functions import AUTOGRAD
-from fxdp.capture.python.branch_hearing import hear_branches
+from fxdp.capture.python.branch_recording import record_branches
 from fxdp.capture.python.flags import FLAGS
 from fxdp.capture.python.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
 from fxdp.capture.python.norm_averages import NORMS
@@ -22,6 +21,7 @@ from fxdp.capture.python.raise_checks import checks
 from fxdp.capture.python.substitutes import SUBSTITUTES
 from fxdp.capture.python.tensor_slices import TensorSlices
 from fxdp.capture.python.unit_draws import UNIT_DRAWS
+from fxdp.capture.taken_branches import taken_branches
 from fxdp.torch_compat import Patch, one_device, patched
 
 
@@ -45,4 +45,4 @@ def extend() -> None:
     capture_semantics.extend(_of_capture)
     python_semantics.extend(_of_code)
     merge_loops.extend(lambda _own, gm, batch: loop_vectorization.merge_loops(gm, batch))
-    heard_branches.extend(hear_branches)
+    taken_branches.extend(record_branches)

@@ -9,7 +9,7 @@ from fxdp.wings import seam
 
 
 @seam("python")
-def heard_branches(run: Callable[[], object]) -> list[tuple[Location, bool]]:
+def taken_branches(run: Callable[[], object]) -> list[tuple[Location, bool]]:
     """Run code and return its decisions in order, by line; without the wing none, as branches are refused."""
     run()
     return []

@@ -1,4 +1,4 @@
-"""Hear the decisions that a model's code takes at flags of the batch when it runs on values."""
+"""Record the decisions that a model's code takes at flags of the batch when it runs on values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame, patched
 
 
-def hear_branches(_own: Callable[..., Any], run: Callable[[], object]) -> list[tuple[Location, bool]]:
+def record_branches(_own: Callable[..., Any], run: Callable[[], object]) -> list[tuple[Location, bool]]:
     """Run code and return its decisions in order, by line."""
     asked: list[tuple[Location, bool]] = []
 
-    def hear(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+    def record(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         value = plain(self)
         if is_flag(self):
             asked.append((location_of_frame(calling_frame()), bool(value)))
@@ -31,17 +31,17 @@ def hear_branches(_own: Callable[..., Any], run: Callable[[], object]) -> list[t
         asked.append((location_of_frame(frame), truth(flag)))
         return asked[-1][1]
 
-    def hear_rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+    def record_rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         places = found_places(self)
         return plain(self) if places is None else rows_at(places, goes)
 
-    def hear_count(plain: Callable[[Tensor], int], self: Tensor) -> int:
+    def record_count(plain: Callable[[Tensor], int], self: Tensor) -> int:
         count = plain(self)
         return _Count(count, asked) if is_selection(self) else count
 
-    patches = [Patch(Tensor, name, around(hear)) for name in ("__bool__", "item")]
-    patches.append(Patch(Tensor, "numel", around(hear_count)))
-    patches.append(Patch(Tensor, "__iter__", around(hear_rows)))
+    patches = [Patch(Tensor, name, around(record)) for name in ("__bool__", "item")]
+    patches.append(Patch(Tensor, "numel", around(record_count)))
+    patches.append(Patch(Tensor, "__iter__", around(record_rows)))
     with patched((*FLAGS, *UNIT_DRAWS, *patches)):
         run()
     return asked
