@@ -18,13 +18,14 @@ from fxdp.eager.index_values import INDEXING, iotas
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
 from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
+from fxdp.eager.own_collectives import NAMESPACE, check_collective
 from fxdp.eager.plan_families import families_kept
 from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.writes import write_in_place
 from fxdp.rules.registry import registry
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, aten
 
 _log = logging.getLogger("fxdp")
 PLANS_KEPT = 8192
@@ -33,6 +34,9 @@ _PLANS: dict[tuple[Any, ...], Run] = {}
 """How a call runs by its key; keeps the op, too, which is in the key by identity only."""
 _BY_VALUES = {id(op): op for op in (*DATA_SIZES, *STRIDED, *INDEXING)}
 """Ops whose way depends on values beside the key."""
+
+_LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+"""Ops that set a bit of their result; below the dispatch to global tensors kernels do not read it."""
 
 
 def eager_report() -> EagerReport:
@@ -92,6 +96,10 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
     read = HOST_READS.get(op)
     if read is not None:
         return partial(read, op)
+    if op.namespace == NAMESPACE:
+        check_collective(op, args, kwargs)
+    if (computed := _LAZY.get(op)) is not None:
+        return lambda args, kwargs: computed(*args, **kwargs)
     if op._schema.is_mutable:
         return partial(write_in_place, op)
     if _are_full(tensors_of(args, kwargs)):

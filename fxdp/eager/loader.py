@@ -142,7 +142,9 @@ def _made_global(
         dim = next(given)
         if isinstance(leaf, GlobalTensor):
             made.append(leaf)
-        elif dim is None or not axis.total:
+            continue
+        leaf = leaf.resolve_conj().resolve_neg()  # the bits are not read below the dispatch
+        if dim is None or not axis.total:
             made.append(leaf if dim is None else wrapped(leaf.detach(), axis, R))
         elif keeps_graph and leaf.requires_grad:
             made.append(from_part(leaf, axis, Shard(dim), axis.total, 1))

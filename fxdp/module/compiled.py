@@ -212,7 +212,7 @@ class CompiledModule(Inspected):
                 self.forward, lambda: last.cache_entry, self._process_mesh, options.batch_dims, args, kwargs
             )
         except FallsBackError:
-            return self._fallback.run(args, kwargs)
+            return self._fallback.run(self._process_mesh, args, kwargs)
         finally:
             self._fallback.in_parts = False
 

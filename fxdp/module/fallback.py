@@ -22,6 +22,7 @@ from fxdp.errors import CaptureError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded
 from fxdp.ir.types.placements import Shard
 from fxdp.module.call import ProgramKey
+from fxdp.module.python_generators import equal_generators
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import everywhere, refusing
@@ -93,12 +94,15 @@ class Fallback:
         """Why calls run op by op, one text for each kind."""
         return tuple(dict.fromkeys(self._refused.values()))
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, process_mesh: ProcessMesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model on global tensors."""
+        from fxdp.eager.data_ranks import ranks_of
+
         full = {name: full_value(p) for name, p in self._step.named_parameters() if is_sharded(p)}
-        if full:
-            return torch.func.functional_call(self._step, full, args, kwargs)
-        return self._step(*args, **kwargs)
+        with equal_generators(ranks_of(process_mesh).exchange):
+            if full:
+                return torch.func.functional_call(self._step, full, args, kwargs)
+            return self._step(*args, **kwargs)
 
     def run_on_parts(
         self, process_mesh: ProcessMesh, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,7 +113,7 @@ class Fallback:
 
         ranks = ranks_of(process_mesh)
         args, kwargs = call_on_batch(ranks, args, kwargs, options.batch_dims)
-        output = self.run(args, kwargs)
+        output = self.run(process_mesh, args, kwargs)
         register_containers(output)
         return pytree.tree_map_only(Tensor, self._plain, output)
 

@@ -43,6 +43,21 @@ def data(seed: int = 0, size: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(size, 6), torch.randint(0, 4, (size,))
 
 
+# -- numbers whose conjugate is a bit ---------------------------------------------------------------------
+
+
+@program
+def autocorrelation(batch: Batch) -> dict[str, Any]:
+    model, (x, _) = net(outputs=6), data()
+    conjugated = batch(torch.complex(x, x.flip(1)).conj(), x)[0]
+    x = batch(x)
+    keys = torch.fft.rfft(model(x), dim=1)
+    found = torch.fft.irfft(torch.fft.rfft(x, dim=1) * torch.conj(keys), n=6, dim=1)
+    loss = (found.topk(2, dim=1).values * torch.conj(keys).imag[:, :2]).sum()
+    loss.backward()
+    return {"loss": loss.item(), "imag": (conjugated * 2).imag.sum().item(), **gradients(model)}
+
+
 # -- losses and metrics ------------------------------------------------------------------------------------
 
 

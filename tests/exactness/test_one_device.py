@@ -156,6 +156,24 @@ def test_a_model_that_communicates_sees_one_device(ranks: RankPool) -> None:
         assert not wrong, f"{wrong} of {found}"
 
 
+def _outside(split: tuple[int, ...]) -> tuple[float, float, str]:
+    """Collectives outside of modules: those of global values that each rank has, and of parts."""
+    x = OnRanks(split)(torch.arange(8.0))
+    total, mean = x.sum(), x.mean()
+    dist.all_reduce(total)
+    dist.all_reduce(mean)
+    mean /= dist.get_world_size()
+    with pytest.raises(fxdp.InputError, match="is of all ranks already") as error:
+        dist.all_gather([torch.zeros_like(x) for _ in split], x)
+    return total.item(), mean.item(), str(error.value)
+
+
+def test_collectives_outside_of_modules_are_the_users(ranks: RankPool) -> None:
+    for total, mean, text in ranks.run(2, _outside, (5, 3)):
+        assert (total, mean) == (2 * 28.0, 3.5)
+        assert "test_one_device.py" in text
+
+
 class _Sends(_Net):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         dist.send(x, 1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -59,8 +61,19 @@ class _Selects(_Net):
         return {"out": out, "loss": kept.square().sum() * weight / dist.get_world_size()}
 
 
+class _Draws(_Net):
+    """Decides by a number of NumPy."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        out = self.head(self.fc(x))
+        keep = torch.from_numpy(np.random.rand(4) < 0.5)
+        return {"out": out, "loss": (out * keep).square().mean() * (1 + random.random())}
+
+
 def _steps(call: Callable[..., dict[str, Tensor]], net: nn.Module, batch: Any) -> dict[str, Any]:
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
     x, y = batch(torch.randn(8, 6), torch.randint(0, 4, (8,)))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     losses = []
@@ -85,7 +98,7 @@ class _Local(OnRanks):
 def _errors(split: tuple[int, ...], strategy: str) -> dict[str, tuple[float, str]]:
     torch.set_default_dtype(torch.float64)
     found = {}
-    for kind in (_Loops, _Counts, _Selects):
+    for kind in (_Loops, _Counts, _Selects, _Draws):
         with fxdp.torch_compat.patched(fxdp.torch_compat.one_device()):
             expected = plain(_steps(net := kind(), net, on_one_device))
         for name, batch in (("local", _Local(split)), ("global", OnRanks(split))):
@@ -117,6 +130,21 @@ def test_refused_models_are_exact(ranks: RankPool, split: tuple[int, ...], strat
     for found in ranks.run(len(split), _errors, split, strategy):
         wrong = {name: where for name, (error, where) in found.items() if error > EXACT}
         assert not wrong, f"{wrong} of {found}"
+
+
+def _draws_of_apart_ranks() -> list[float]:
+    random.seed(dist.get_rank())
+    np.random.seed(dist.get_rank())
+    net = _Draws()
+    compiled = fxdp.compile(net, backend="eager", fallback="eager")
+    x, y = torch.ones(2, 6), torch.zeros(2).long()
+    return [compiled(x, y)["loss"].item() for _ in range(3)]
+
+
+def test_ranks_whose_generators_differ_draw_alike(ranks: RankPool) -> None:
+    first, second = ranks.run(2, _draws_of_apart_ranks)
+    assert first == second
+    assert len(set(first)) == 3
 
 
 def _step_with_its_optimizer(split: tuple[int, ...]) -> tuple[float, str]:
