@@ -161,7 +161,8 @@ def _page(table: Sequence[str], total: str, ranks: Sequence[int]) -> str:
     text = f"""# Training scripts by `fxdp run`
 
 `python -m benchmarks.conformance.scripts`: each script by `python script.py`, and by
-`fxdp run --nproc N script.py` on {ran} ranks; torch {torch.__version__}, CPU, float64. Exact: every printed number (losses, norms of
+`fxdp run --nproc N script.py` on {ran} ranks; torch {torch.__version__}, CPU, float64. Exact: every
+printed number (losses, norms of
 gradients, metrics, rates, norms of parameters) differs by at most 1e-9, relative. Most batch sizes divide by
 neither 2 nor 3; last batches of one or two samples leave ranks without any. Seconds: one device / each number
 of ranks, start and compilation included.
