@@ -19,7 +19,7 @@ from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
 from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
 from fxdp.eager.own_collectives import NAMESPACE, check_collective
-from fxdp.eager.plan_families import families_kept
+from fxdp.eager.plan_families import FAMILIES_KEPT, families_kept
 from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
@@ -41,7 +41,7 @@ _LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default:
 
 def eager_report() -> EagerReport:
     """Return what global tensors have sent so far, by line and op, with the ops that ran on full values."""
-    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept())
+    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept(), (PLANS_KEPT, FAMILIES_KEPT))
 
 
 def run_op(

@@ -92,10 +92,13 @@ class EagerReport:
     ----------
     rows : the messages.
     plans, families : the plans in memory, one for each kind of call, and those that serve all batch sizes.
+    bounds : the most plans and families that are kept.
     """
 
-    def __init__(self, rows: Iterable[MessageRow], plans: int, families: int) -> None:
-        self.rows, self.plans, self.families = tuple(rows), plans, families
+    def __init__(
+        self, rows: Iterable[MessageRow], plans: int, families: int, bounds: tuple[int, int]
+    ) -> None:
+        self.rows, self.plans, self.families, self.bounds = tuple(rows), plans, families, bounds
 
     def __str__(self) -> str:
         head = f"{len(self.rows)} lines and ops with messages, {self.plans} kinds of calls planned"

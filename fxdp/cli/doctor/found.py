@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import fxdp
 from fxdp import __version__, torch_compat
 from fxdp.cli.doctor.section import Row, Section
 from fxdp.reports.rows import format_bytes
@@ -81,11 +82,8 @@ def caches(warned: Iterable[str] = ()) -> Section:
 
 
 def _plans_of_global_tensors() -> Row:
-    from fxdp.eager.dispatch import PLANS_KEPT, eager_report
-    from fxdp.eager.plan_families import FAMILIES_KEPT
-
-    report = eager_report()
-    most = f"at most {PLANS_KEPT:,} and {FAMILIES_KEPT:,}"
+    report = fxdp.eager_report()
+    most = "at most {:,} and {:,}".format(*report.bounds)
     text = f"{report.plans:,} plans, {report.families:,} for all batch sizes; {most}, in memory"
     return Row("global tensors", text)
 
