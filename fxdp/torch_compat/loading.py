@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.utils.data._utils.collate import default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 __all__ = ["MapFetcher", "default_collate"]
