@@ -167,9 +167,13 @@ class LocationIndex:
 
     @staticmethod
     def _own(node: fx.Node) -> Location:
-        stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        path = _innermost(tuple(entry[0] for entry in stack.values()))
-        return _with_module(_location_of_trace(node.meta.get("stack_trace") or ""), path)
+        return _with_module(_location_of_trace(node.meta.get("stack_trace") or ""), module_of(node))
+
+
+def module_of(node: fx.Node) -> str:
+    """Return the path of the innermost module that a traced node comes from; empty for the model itself."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return _innermost(tuple(entry[0] for entry in stack.values()))
 
 
 def _code(line: str | None) -> str:

@@ -17,7 +17,8 @@ from fxdp.capture.inputs import read_inputs
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.ir.graph.metadata import meta
 from fxdp.startup.repeated import joint_by_layer
-from fxdp.startup.repeated.repeated_forward import Layers
+from fxdp.startup.repeated.layers import OtherLayersError
+from fxdp.startup.repeated.reduced import Reduced
 from tests.capturing import capture
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -53,37 +54,69 @@ class Stack(nn.Module):
         return (h @ self.head.weight).square().mean()
 
 
+class Sharing(nn.Module):
+    """A layer that computes what all read, if it is the first."""
+
+    def __init__(self, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.rand(4)), bias
+
+    def forward(self, x: Tensor, shared: Tensor | None) -> tuple[Tensor, Tensor]:
+        if shared is None:
+            shared = torch.outer(self.bias, self.bias).softmax(-1)
+        h = torch.relu(x * self.scale) @ shared
+        return F.layer_norm(x + torch.tanh(h) * h.sigmoid(), (4,)), shared
+
+
 class Biased(nn.Module):
-    """A learned bias that the first layer computes and all read; parameters in a list."""
+    """A learned bias that the first layer computes and all read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.ParameterList(torch.rand(4) for _ in range(LAYERS))
-        self.bias = nn.Parameter(torch.rand(4))
+        bias = nn.Parameter(torch.rand(4))
+        self.layers = nn.ModuleList(Sharing(bias) for _ in range(LAYERS))
 
     def forward(self, x: Tensor) -> Tensor:
         shared = None
-        for scale in self.scale:
-            if shared is None:
-                shared = torch.outer(self.bias, self.bias).softmax(-1)
-            h = torch.relu(x * scale) @ shared
-            x = F.layer_norm(x + torch.tanh(h) * h.sigmoid(), (4,))
+        for layer in self.layers:
+            x, shared = layer(x, shared)
         return x.logsumexp(-1).sum()
 
 
-class Scaled(nn.Module):
+class Scale(nn.Module):
     """A backward that reads no parameters, but what the forward made of them, and of the layer before."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scales = nn.ParameterList(torch.rand(4) for _ in range(LAYERS + 1))
-        self.weights = nn.ParameterList(torch.rand(4, 4) for _ in range(LAYERS))
+        self.scale, self.weight = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        for scale, weight in zip(self.scales, self.weights, strict=False):
-            normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + scale)
-            x = x + torch.tanh(normed @ weight.t()) @ weight
-        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * (1 + self.scales[-1])).sum()
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.scale)
+        return x + torch.tanh(normed @ self.weight.t()) @ self.weight
+
+
+class Scaled(nn.Module):
+    """Layers between a beginning and an end without modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(4))
+        self.layers = nn.Sequential(*(Scale() for _ in range(LAYERS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x.exp())
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * (1 + self.scale)).sum()
+
+
+class Outside(Stack):
+    """Sums over layers, of which each is computed outside of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, total = self.embed(x), torch.zeros(())
+        for layer in self.layers:
+            h = layer(h) + h
+            total = total + h.square().mean()
+        return total
 
 
 class Frozen(Stack):
@@ -122,7 +155,7 @@ class Borrowed(Stack):
         h = self.embed(x)
         for layer in self.layers:
             h = layer(h)
-        return F.linear(h, self.layers[2].up.weight).sum()  # type: ignore[arg-type,union-attr]
+        return F.linear(h, self.layers[5].up.weight).sum()  # type: ignore[arg-type,union-attr]
 
 
 def _said(captured: Captured) -> list[str]:
@@ -144,21 +177,12 @@ def _said(captured: Captured) -> list[str]:
 
 def _both(
     model: nn.Module, inputs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> tuple[Captured, Captured, list[int]]:
-    """Captured from a few layers, and full; how many layers were found, each time."""
-    counts = []
-    find: Callable[..., Any] = joint_by_layer.find_layers
-
-    def found(exported: Any) -> Any:
-        layers = find(exported)
-        counts.append(0 if layers is None else layers.count)
-        return layers
-
+) -> tuple[Captured, Captured]:
+    """Captured from a few layers, and full."""
     monkeypatch.setenv("FXDP_CACHE", "0")
-    monkeypatch.setattr(joint_by_layer, "find_layers", found)
     made = capture(model, inputs, {}, **options)
-    monkeypatch.setattr(joint_by_layer, "find_layers", lambda _: None)
-    return made, capture(model, inputs, {}, **options), counts
+    monkeypatch.setenv("FXDP_SHORTCUTS", "-repeated_joint")
+    return made, capture(model, inputs, {}, **options)
 
 
 @pytest.mark.parametrize(
@@ -170,33 +194,32 @@ def test_many_layers_are_traced_as_few(
     expanded: list[int] = []
     real = joint_by_layer.expanded
 
-    def counted(short: fx.GraphModule, *rest: Any) -> fx.GraphModule:
-        long = real(short, *rest)
-        expanded.append(len(long.graph.nodes) - len(short.graph.nodes))
-        return long
+    def counted(few: Reduced, short: fx.GraphModule, *rest: Any) -> fx.GraphModule:
+        full = real(few, short, *rest)
+        expanded.append(len(full.graph.nodes) - len(short.graph.nodes))
+        return full
 
     monkeypatch.setattr(joint_by_layer, "expanded", counted)
     width = 3 if issubclass(kind, Stack) else 4
-    made, full, counts = _both(kind(), (torch.randn(5, width),), monkeypatch, **options)
+    made, full = _both(kind(), (torch.randn(5, width),), monkeypatch, **options)
     assert _said(made) == _said(full)
     assert (made.conditions, made.detached, made.symbols) == (full.conditions, full.detached, full.symbols)
-    assert counts[0] >= LAYERS - 1
     assert expanded[0] > 50
 
 
-def _row(model: nn.Module) -> Layers | None:
-    """The layers that are found before anything is traced; without them all is traced as it is."""
+def _reduced(model: nn.Module) -> Reduced:
     inputs = read_inputs(model, (torch.randn(5, 3),), {}, None)
     with capture_patches(model, None):
         exported = export(FlatModule(model, inputs, None), inputs.batch_dims, 7, symbolic=True)
-        return joint_by_layer.find_layers(exported)
+        return joint_by_layer.reduced_forward(exported, 2)
 
 
-@pytest.mark.parametrize("kind", [Frozen, Read, Skipping, Borrowed])
-def test_layers_that_are_no_row_are_traced_whole(kind: type[nn.Module]) -> None:
-    assert _row(kind()) is None
+@pytest.mark.parametrize("model", [Frozen, Read, Skipping, Borrowed, Outside, lambda: Stack(6)])
+def test_layers_that_differ_or_are_few_are_all_traced(model: Callable[[], nn.Module]) -> None:
+    with pytest.raises(OtherLayersError):
+        _reduced(model())
 
 
-def test_few_layers_are_no_row() -> None:
-    assert _row(Stack(4)) is None
-    assert _row(Stack()) is not None
+def test_those_in_the_midst_are_left_out() -> None:
+    few = _reduced(Stack())
+    assert (few.layers.container, few.template, few.dropped) == ("layers", 2, [3, 4, 5, 6, 7])

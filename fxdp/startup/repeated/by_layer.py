@@ -1,0 +1,39 @@
+"""Run a step of compilation on a program with few layers, and restore the others in the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from fxdp.startup.repeated.layers import OtherLayersError
+
+_log = logging.getLogger("fxdp")
+_Few = TypeVar("_Few")
+_Made = TypeVar("_Made")
+
+
+def by_layer(
+    reduce: Callable[[int], _Few], run: Callable[[_Few], _Made], expand: Callable[[_Few, _Made], _Made]
+) -> _Made | None:
+    """Return the expanded result of a run on the reduced program; None, and a line of the log, if one fails.
+
+    `reduce` takes the number of equal layers to keep at each end. More are tried once, because values that
+    all layers read, and gradients of these, may make layers near the ends different.
+    """
+    for kept in (2, 3):
+        try:
+            few = reduce(kept)
+        except Exception as error:  # a shortcut may not decide whether a program runs
+            return _left_out(error)
+        made = run(few)
+        try:
+            return expand(few, made)
+        except Exception as error:
+            _left_out(error)
+    return None
+
+
+def _left_out(error: Exception) -> None:
+    bug = "" if isinstance(error, OtherLayersError) else ", for a bug in fxdp"
+    _log.debug("repeated layers are left out%s: %r", bug, error)

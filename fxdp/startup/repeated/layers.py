@@ -1,0 +1,185 @@
+"""The layers of a program: nodes by the module of a list that they come from, as far as these are alike.
+
+    model     h = nn.ModuleList([Block(), ..])       forward h.0 h.1 h.2 ..       backward .. h.2 h.1 h.0
+
+A node knows its module (`Location.module`), and a parameter has the module in its name. Layers are alike if
+ops, constants and types of values are equal, and if what they read has the same place seen from each of them:
+a value of the layer before, of itself or after, a parameter of its own, or a value outside of all layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any, TypeVar
+
+from torch import fx
+
+from fxdp.ir.graph.graph_form import NoTextError, exact_text
+from fxdp.torch_compat import aten
+
+Key = tuple[Hashable, int]
+"""The identity of a node within its layer, and the number of the layer."""
+_T = TypeVar("_T")
+
+
+class OtherLayersError(Exception):
+    """Error: the layers of a program differ in more than their parameters."""
+
+
+@lru_cache(maxsize=65536)
+def numbers_in(path: str) -> tuple[tuple[str, int], ...]:
+    """Return the numbered modules around a path: `h.3.mlp.0` is in number 3 of `h`, and 0 of `h.3.mlp`."""
+    parts = path.split(".")
+    return tuple((".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdecimal())
+
+
+def renumbered(path: str, container: str, number: object) -> str:
+    """Return a path within a layer with another number."""
+    start = f"{container}." if container else ""
+    return f"{start}{number}.{path.removeprefix(start).partition('.')[2]}".rstrip(".")
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes among a node's arguments in order, with repetitions."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def layers_of(nodes: Sequence[fx.Node], path_of: Callable[[fx.Node], str], container: str) -> dict[fx.Node, int]:
+    """Return the layer numbers of the nodes of a forward or backward.
+
+    A node without a module, as a sum of two layers' values or gradients, goes with its last operand, if the
+    sum is not read outside of the layers alone. A value's size is of no layer: all layers read the one node.
+    """
+    found: dict[fx.Node, int] = {}
+    place = {node: i for i, node in enumerate(nodes)}
+    for node in nodes:
+        if node.target is aten.sym_size.int:
+            continue
+        path = path_of(node)
+        number = dict(numbers_in(path)).get(container)
+        if number is None and not path:
+            last = max((n for n in node.all_input_nodes if n in place), key=place.__getitem__, default=node)
+            number = found.get(last)
+        if number is not None:
+            found[node] = number
+    for node in reversed(nodes):
+        if node in found and not path_of(node) and not node.meta.get("is_gradient_acc"):
+            if found.keys().isdisjoint(node.users):
+                del found[node]
+    return found
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Rows of nodes with equal ops, in forward and backward, by layer number."""
+
+    container: str
+    """The path of the list of modules."""
+    rows: Mapping[int, tuple[fx.Node, ...]]
+    keys: Mapping[fx.Node, Key]
+    """Nodes and parameters of layers."""
+    alike: Sequence[int]
+    """The numbers of the longest run of layers that read the same."""
+
+    def distance(self, number: int, other: int) -> int:
+        """Return how many layers a layer is after another; some numbers may be absent."""
+        return self._order[number] - self._order[other]
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {number: i for i, number in enumerate(self.rows)}
+
+
+class Program:
+    """The nodes of a program, and what is known of them.
+
+    Parameters
+    ----------
+    halves : the calls of forward and backward, each in order.
+    path_of : returns the module path of a call.
+    known : returns the facts about a call, parameter or buffer that are equal in alike layers.
+    names : the parameters and buffers, with their names.
+    same : values under a second name: what a forward saves is an input of the backward.
+    """
+
+    def __init__(
+        self, halves: Sequence[Sequence[fx.Node]], path_of: Callable[[fx.Node], str],
+        known: Callable[[fx.Node], Hashable], names: Mapping[fx.Node, str],
+        same: Mapping[fx.Node, fx.Node] | None = None,
+    ) -> None:  # fmt: skip
+        self.halves, self._path_of, self._known = halves, path_of, known
+        self._names, self._same = names, same or {}
+
+    def named(self, node: fx.Node) -> fx.Node:
+        """Return the node under its first name, as the input or call that computes it."""
+        return self._same.get(node, node)
+
+    def layers(self, least: int) -> Layers:
+        """Return the layers of the list with most nodes, of which at least `least` are alike.
+
+        Raises
+        ------
+        OtherLayersError : there is no such list.
+        """
+        nodes = Counter[str]()
+        numbers: dict[str, set[int]] = {}
+        for node in (node for half in self.halves for node in half):
+            for container, number in numbers_in(self._path_of(node)):
+                nodes[container] += 1
+                numbers.setdefault(container, set()).add(number)
+        for container, _ in nodes.most_common():
+            if len(numbers[container]) >= least:
+                found = self._alike(container)
+                if len(found.alike) >= least:
+                    return found
+        raise OtherLayersError(f"no {least} layers are alike")
+
+    def _alike(self, container: str) -> Layers:
+        rows: dict[int, list[fx.Node]] = {}
+        for half in self.halves:
+            for node, number in layers_of(half, self._path_of, container).items():
+                rows.setdefault(number, []).append(node)
+        tokens = {number: tuple(map(self._token, row)) for number, row in sorted(rows.items())}
+        equal = {number: tuple(rows[number]) for number in _longest(tokens, tokens.__getitem__)}
+        keys: dict[fx.Node, Key] = {}
+        for number, row in equal.items():
+            keys.update((node, (k, number)) for k, node in enumerate(row))
+        for node, name in self._names.items():
+            number = dict(numbers_in(name)).get(container)
+            if number in equal:
+                keys[node] = renumbered(name, container, "*"), number
+        keys.update((node, keys[first]) for node, first in self._same.items() if first in keys)
+        found = Layers(container, equal, keys, [])
+        return Layers(container, equal, keys, _longest(equal, lambda number: self._reads(found, number)))
+
+    def _token(self, node: fx.Node) -> Hashable:
+        try:
+            args: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda _: "%")
+            return node.target, exact_text(args), self._known(node)
+        except NoTextError:
+            return node  # equal to no second node
+
+    def _reads(self, layers: Layers, number: int) -> Hashable:
+        """Return what a layer reads, seen from the layer."""
+        found: list[Hashable] = []
+        for source in (n for node in layers.rows[number] for n in operands(node)):
+            place = layers.keys.get(source)
+            if place is None:
+                found.append(self.named(source))
+            elif abs(by := layers.distance(number, place[1])) > 1:
+                found.append(source)  # of a layer far away: read by no second one in this way
+            else:
+                found.append((place[0], by, self._known(source) if source in self._names else None))
+        return tuple(found)
+
+
+def _longest(numbers: Iterable[int], of: Callable[[int], _T]) -> list[int]:
+    """Return the longest run of these numbers with an equal property."""
+    runs = [list(run) for _, run in groupby(numbers, key=of)]
+    return max(runs, key=len, default=[])
