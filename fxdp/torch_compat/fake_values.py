@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["TRACED", "in_other_memory", "is_traced", "known_number", "written_value"]
+__all__ = ["TRACED", "in_other_memory", "is_traced", "known_number", "traced_nodes", "written_value"]
 
 TRACED = (FakeTensor, FunctionalTensor)
 """The tensor classes that represent real tensors while tracing."""
@@ -20,6 +22,17 @@ TRACED = (FakeTensor, FunctionalTensor)
 def is_traced() -> bool:
     """Return whether ops are being traced into a graph."""
     return get_proxy_mode() is not None
+
+
+@contextlib.contextmanager
+def traced_nodes() -> Iterator[list[fx.Node]]:
+    """Yield a list that contains, after the block, the nodes that a trace added inside."""
+    found: list[fx.Node] = []
+    mode = get_proxy_mode()
+    graph = fx.Graph() if mode is None else mode.tracer.graph
+    last = next(iter(reversed(graph.nodes)), None)
+    yield found
+    found += itertools.takewhile(lambda node: node is not last, reversed(graph.nodes))
 
 
 def written_value(tensor: FunctionalTensor) -> tuple[Tensor, tuple[bool, ...]]:

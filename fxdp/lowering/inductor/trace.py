@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import argument, results_of
-from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.metadata import Metadata, meta
 from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.full_batch_draws import is_twin
@@ -31,6 +31,7 @@ from fxdp.torch_compat import (
     interpret_sympy,
     release_before,
     trace_for_inductor,
+    traced_nodes,
 )
 from fxdp.wings import seam
 
@@ -109,7 +110,11 @@ def joint_function(
         run = _Run(dict(zip(placeholders, [*primals, *tangents], strict=True)), lays_out)
         for number, node in enumerate(gm.graph.nodes):
             if node.op == "call_function":
-                run.env[node] = run.call(node, number)
+                with traced_nodes() as made:
+                    run.env[node] = run.call(node, number)
+                for one in made:  # of the same module
+                    one.meta["fxdp"] = Metadata(location=meta(node).location)
+                    one.meta["is_gradient_acc"] = node.meta.get("is_gradient_acc")
         return [None if n is None else run.env[n] for n in order]
 
     return joint

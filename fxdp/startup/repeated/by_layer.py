@@ -21,19 +21,21 @@ def by_layer(
     `reduce` takes the number of equal layers to keep at each end. More are tried once, because values that
     all layers read, and gradients of these, may make layers near the ends different.
     """
+    cause: Exception = OtherLayersError()
     for kept in (2, 3):
         try:
             few = reduce(kept)
         except Exception as error:  # a shortcut may not decide whether a program runs
-            return _left_out(error)
+            cause = error
+            break
         made = run(few)
         try:
             return expand(few, made)
+        except OtherLayersError as error:
+            cause = error
         except Exception as error:
-            _left_out(error)
+            cause = error
+            break
+    bug = "" if isinstance(cause, OtherLayersError) else ", for a bug in fxdp"
+    _log.debug("repeated layers are left out%s: %r", bug, cause)
     return None
-
-
-def _left_out(error: Exception) -> None:
-    bug = "" if isinstance(error, OtherLayersError) else ", for a bug in fxdp"
-    _log.debug("repeated layers are left out%s: %r", bug, error)

@@ -19,7 +19,7 @@ from fxdp.startup.repeated.layers import Layers, OtherLayersError, Program
 from fxdp.startup.repeated.reduced import Reduced
 
 Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]
-"""Creates a node like the given one with these arguments, in the layer with this number; None: in no layer."""
+"""Creates a node like the given one with these arguments, in the layer with this number, or in none."""
 
 
 class Expansion:
@@ -31,12 +31,12 @@ class Expansion:
     """
 
     def __init__(self, reduced: Reduced, program: Program, write: Write) -> None:
-        self.layers: Layers = program.layers(2)
+        self.layers: Layers = program.layers_in(reduced.layers.container)
         self.dropped, self.template = reduced.dropped, reduced.template
         self._named = program.named
         self._write = write
         self._order = sorted((*self.layers.rows, *self.dropped))
-        if self.layers.container != reduced.layers.container or self.template not in self.layers.alike[:-1]:
+        if self.template not in self.layers.alike[:-1]:
             raise OtherLayersError(f"layers {self.layers.alike} alone are alike after the trace")
         self._plain: dict[fx.Node, fx.Node] = {}
         self._made: dict[tuple[Hashable, int], fx.Node] = {}

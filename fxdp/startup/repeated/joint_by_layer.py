@@ -68,8 +68,10 @@ def reduced_forward(exported: Exported, kept: int) -> Reduced:
             names[node] = name
 
     def known(node: fx.Node) -> object:
-        value = attribute_of(gm, node) if node.op == "get_attr" else node.meta.get("val")
-        return (isinstance(value, nn.Parameter), tensor_text(value)) if node.op == "get_attr" else value_text(value)
+        if node.op != "get_attr":
+            return value_text(node.meta.get("val"))
+        value: Any = attribute_of(gm, node)
+        return isinstance(value, nn.Parameter), tensor_text(value)
 
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     return reduced(gm.graph, Program([calls], module_of, known, names).layers(LEAST), kept)
@@ -155,7 +157,8 @@ class _Joint:
         if place is None:
             return sequence
         number, rows = self.more.seen_from(reader, place[1]), self.more.layers.rows
-        known: Any = sequence_number(rows.get(number, rows[self.more.template])[place[0]])  # type: ignore[index]
+        at: Any = place[0]
+        known = sequence_number(rows.get(number, rows[self.more.template])[at]) or 0
         return known + self.numbers * number if number in self.more.dropped else known
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -50,17 +50,17 @@ def operands(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def layers_of(nodes: Sequence[fx.Node], path_of: Callable[[fx.Node], str], container: str) -> dict[fx.Node, int]:
+def layers_of(
+    nodes: Sequence[fx.Node], path_of: Callable[[fx.Node], str], container: str
+) -> dict[fx.Node, int]:
     """Return the layer numbers of the nodes of a forward or backward.
 
-    A node without a module, as a sum of two layers' values or gradients, goes with its last operand, if the
-    sum is not read outside of the layers alone. A value's size is of no layer: all layers read the one node.
+    A node without a module, as a sum of two layers' values or gradients, goes with its last operand, if a
+    layer reads the node, or if it is a result before the last layer. The model's head is of no layer.
     """
     found: dict[fx.Node, int] = {}
     place = {node: i for i, node in enumerate(nodes)}
     for node in nodes:
-        if node.target is aten.sym_size.int:
-            continue
         path = path_of(node)
         number = dict(numbers_in(path)).get(container)
         if number is None and not path:
@@ -68,10 +68,13 @@ def layers_of(nodes: Sequence[fx.Node], path_of: Callable[[fx.Node], str], conta
             number = found.get(last)
         if number is not None:
             found[node] = number
+    end = max(found.values(), default=0)
     for node in reversed(nodes):
-        if node in found and not path_of(node) and not node.meta.get("is_gradient_acc"):
-            if found.keys().isdisjoint(node.users):
-                del found[node]
+        if node not in found or path_of(node) or node.meta.get("is_gradient_acc"):
+            continue
+        result = found[node] != end and any(user.op == "output" for user in node.users)
+        if not result and found.keys().isdisjoint(node.users):
+            del found[node]
     return found
 
 
@@ -134,16 +137,19 @@ class Program:
                 nodes[container] += 1
                 numbers.setdefault(container, set()).add(number)
         for container, _ in nodes.most_common():
-            if len(numbers[container]) >= least:
-                found = self._alike(container)
-                if len(found.alike) >= least:
-                    return found
+            if len(numbers[container]) >= least and len((found := self.layers_in(container)).alike) >= least:
+                return found
         raise OtherLayersError(f"no {least} layers are alike")
 
-    def _alike(self, container: str) -> Layers:
+    def layers_in(self, container: str) -> Layers:
+        """Return the layers that are the modules of a list."""
         rows: dict[int, list[fx.Node]] = {}
+        found: dict[fx.Node, int] = {}
         for half in self.halves:
-            for node, number in layers_of(half, self._path_of, container).items():
+            found |= layers_of(half, self._path_of, container)
+        for node, number in found.items():
+            # later layers ask the first one for a size
+            if node.target is not aten.sym_size.int or {found.get(user) for user in node.users} == {number}:
                 rows.setdefault(number, []).append(node)
         tokens = {number: tuple(map(self._token, row)) for number, row in sorted(rows.items())}
         equal = {number: tuple(rows[number]) for number in _longest(tokens, tokens.__getitem__)}
@@ -151,12 +157,12 @@ class Program:
         for number, row in equal.items():
             keys.update((node, (k, number)) for k, node in enumerate(row))
         for node, name in self._names.items():
-            number = dict(numbers_in(name)).get(container)
-            if number in equal:
-                keys[node] = renumbered(name, container, "*"), number
+            own = dict(numbers_in(name)).get(container)
+            if own is not None and own in equal:
+                keys[node] = renumbered(name, container, "*"), own
         keys.update((node, keys[first]) for node, first in self._same.items() if first in keys)
-        found = Layers(container, equal, keys, [])
-        return Layers(container, equal, keys, _longest(equal, lambda number: self._reads(found, number)))
+        layers = Layers(container, equal, keys, [])
+        return replace(layers, alike=_longest(equal, partial(self._reads, layers)))
 
     def _token(self, node: fx.Node) -> Hashable:
         try:

@@ -17,7 +17,7 @@ from fxdp.startup.repeated import pair_by_layer
 from fxdp.startup.repeated.expanded_check import WrongLayersError, check_expanded
 from fxdp.torch_compat import graph_module
 from tests.captures import KNOWN, captured_once
-from tests.startup.repeated.test_expanded_pair import Stack
+from tests.startup.repeated.test_pair_by_layer import Stack
 
 # torch warns when it imports Inductor
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
@@ -92,7 +92,7 @@ def test_a_call_reads_what_comes_later(expanded: tuple[fx.GraphModule, Pair]) ->
         check_expanded(full, (wrong, backward, order))
 
 
-@pytest.mark.parametrize("name", ["check_expanded", "expanded", "shortened"])
+@pytest.mark.parametrize("name", ["check_expanded", "expanded", "reduced_program"])
 def test_what_fails_is_cut_layer_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
