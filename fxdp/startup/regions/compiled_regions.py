@@ -3,10 +3,8 @@
     graph       embed, h.0 ..., h.1 ..., h.2 ..., loss
     regions     [embed]  [layer]  [layer]  [layer]  [loss]        three kinds: a layer is compiled once
 
-Modules are unknown here: layers are found as runs of equal ops on values of equal shapes. Two regions are of
-one kind if their graphs, inputs and results are equal, so that the code of one serves both. Inductor cannot
-fuse across the border of two regions, so a border is placed where the fewest values cross: in a transformer,
-between two residual sums.
+A layer is a module of a list, which each call of it names. Two regions are of one kind if their graphs, inputs
+and results are equal, so that the code of one serves both.
 
 Collectives of buckets run between regions if possible (`between.py`), op by op.
 
@@ -25,8 +23,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import attribute_of
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.parameter_shards import STARTS
+from fxdp.lowering.inductor.collective_order import starts_collective
 from fxdp.startup.regions.between import (
     InsideError,
     calls_between,
@@ -36,7 +37,7 @@ from fxdp.startup.regions.between import (
     with_parts,
 )
 from fxdp.startup.regions.call_text import line, token
-from fxdp.startup.repeated.repetitions import Repetitions, longest_run
+from fxdp.startup.repeated.layers import layers_of, numbers_in
 from fxdp.torch_compat import aten, prims
 
 _SHORTEST = 16
@@ -75,6 +76,8 @@ class CompiledRegion:
     """True if the calls run between regions, op by op."""
 
 
+Label: TypeAlias = "tuple[str, int]"
+"""A layer: the path of a list of modules, and the number of one."""
 _Made: TypeAlias = "tuple[CompiledRegion, Sequence[fx.Node]]"
 """A region, and its calls in the full graph."""
 
@@ -125,7 +128,9 @@ class _Half:
         self._between, self._hides = [n for n in calls if n in between], hides
         self._apart = between
         calls = [n for n in calls if n not in between]
-        self._calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
+        self._calls = sorted(calls, key=lambda n: n.target not in _SEEDS)
+        self._seeds = sum(n.target in _SEEDS for n in calls)
+        self._order = [n for n in nodes if n.op == "call_function"]
 
     def regions(self) -> list[CompiledRegion]:
         """Return all regions in order; empty if nothing repeats."""
@@ -155,7 +160,7 @@ class _Half:
 
         Adjacent regions whose kinds occur only once are merged.
         """
-        made = [(self._region(piece), piece) for piece in self._pieces(self._calls)]
+        made = [(self._region(piece), piece) for piece in self._pieces()]
         many = Counter(one.kind for one, _ in made)
         found: list[_Made] = []
         kinds = set[str]()
@@ -189,39 +194,53 @@ class _Half:
             for n in node.all_input_nodes
         )
 
-    def _pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Yield the calls in runs of layers, and the remaining calls between runs."""
-        run = longest_run([token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
-        layer = [] if run is None else calls[run.start : run.start + run.period]
-        if run is None or sum(not getattr(n.target, "is_view", False) for n in layer) < _LEAST_WORK:
-            if calls:
-                yield calls
-            return
-        run = self._turned(calls, run)
-        yield from self._pieces(calls[: run.start])
-        for start in range(run.start, run.end, run.period):
-            yield calls[start : start + run.period]
-        yield from self._pieces(calls[run.end :])
+    def _pieces(self) -> list[list[fx.Node]]:
+        """Return the calls layer by layer, and those between layers.
 
-    def _turned(self, calls: Sequence[fx.Node], run: Repetitions) -> Repetitions:
-        """Shift the borders of a run to where the fewest values cross."""
-        place = {node: i for i, node in enumerate(calls)}
-        starts, ends = Counter[int](), Counter[int]()
-        for node, i in place.items():
-            users = (u for n in with_parts(node) for u in n.users)
-            last = max((place[u] for u in users if u in place), default=i)
-            starts[i + 1] += 1
-            ends[last + 1] += 1
-        crossing, across = [], 0
-        for i in range(len(calls) + 1):
-            across += starts[i] - ends[i]
-            crossing.append(across)
-        # a shift cuts off the beginning of the first layer: without a partial layer at the end, a layer is
-        # lost
-        iterations = range(run.period if run.count > _LEAST else run.more + 1)
-        iteration = min(iterations, key=lambda t: crossing[run.start + t + run.period])
-        covered = run.period * run.count + run.more - iteration
-        return Repetitions(run.start + iteration, run.period, covered // run.period, covered % run.period)
+        A call that stands later than its layer joins the layer if all operands are there, as a view of a
+        weight that the forward saves.
+        """
+        layer, at = self._layers(), {node: i for i, node in enumerate(self._calls)}
+        pieces: list[list[fx.Node]] = []
+        open_: dict[Label | None, int] = {}
+        made_in: dict[fx.Node, int] = {}
+        for node in [*self._calls[: self._seeds], *self._order]:
+            need = max((made_in.get(n, -1) for n in self._data(node)), default=-1)
+            if node in at and node not in made_in:
+                found = open_.get(layer.get(node), -1)
+                if found < max(need, 0) or (found < len(pieces) - 1 and _is_ordered(node)):
+                    found = open_[layer.get(node)] = len(pieces)
+                    pieces.append([])
+                elif found < len(pieces) - 1:
+                    self._position[node] = self._position[pieces[found][-1]]
+                need = found
+                pieces[found].append(node)
+            made_in.setdefault(node, need)
+        return pieces
+
+    def _layers(self) -> dict[fx.Node, Label]:
+        """Return the layer of each call that is in one, of the lists of modules with most equal layers."""
+        calls = [n for n in self._order if n.op == "call_function"]
+        tokens = {n: token(n) for n in self._calls}
+        numbers: dict[str, set[int]] = {}
+        for node in self._calls:
+            for container, number in numbers_in(meta(node).location.module):
+                numbers.setdefault(container, set()).add(number)
+        found: list[tuple[int, dict[fx.Node, Label]]] = []
+        for container in (one for one, own in numbers.items() if len(own) >= _LEAST):
+            of = layers_of(calls, lambda n: meta(n).location.module, container)
+            rows: dict[int, list[fx.Node]] = {}
+            for node in filter(of.__contains__, self._calls):
+                rows.setdefault(of[node], []).append(node)
+            kinds = Counter(tuple(map(tokens.__getitem__, row)) for row in rows.values() if _is_large(row))
+            if max(kinds.values(), default=0) >= _LEAST:
+                saved = sum(len(kind) * (count - 1) for kind, count in kinds.items())
+                found.append((saved, {node: (container, number) for node, number in of.items()}))
+        labels: dict[fx.Node, Label] = {}
+        for _, own in sorted(found, key=lambda pair: -pair[0]):
+            if labels.keys().isdisjoint(own):
+                labels |= own
+        return labels
 
     def _region(self, calls: Sequence[fx.Node]) -> CompiledRegion:
         """Build the region of these calls, including the selections from their results."""
@@ -276,6 +295,17 @@ class _Half:
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         made.meta.update(node.meta)
         copies[node] = made
+
+
+def _is_ordered(node: fx.Node) -> bool:
+    """Return whether a call must stay in order with others of its kind."""
+    return starts_collective(node) or node.is_impure() or node_draws(node)
+
+
+def _is_large(calls: Sequence[fx.Node]) -> bool:
+    """Return whether a layer is worth a call."""
+    work = sum(not getattr(node.target, "is_view", False) for node in calls)
+    return len(calls) >= _SHORTEST and work >= _LEAST_WORK
 
 
 def _symbols(value: Any) -> Iterator[Any]:

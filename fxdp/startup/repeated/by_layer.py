@@ -36,6 +36,8 @@ def by_layer(
         except Exception as error:
             cause = error
             break
-    bug = "" if isinstance(cause, OtherLayersError) else ", for a bug in fxdp"
-    _log.debug("repeated layers are left out%s: %r", bug, cause)
+    if isinstance(cause, OtherLayersError):
+        _log.debug("all layers are taken one by one: %s", cause)
+    else:
+        _log.debug("repeated layers are left out, for a bug in fxdp: %r", cause)
     return None

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.ir.graph.metadata import Location, copy_meta
 from fxdp.lowering.inductor.compile import lower_inductor
 from fxdp.startup.regions import compile_by_region as module
 from fxdp.startup.regions.compiled_regions import CompiledRegion, NoRegionsError, regions
@@ -118,7 +119,7 @@ def test_layers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _chain(times: int, *, each: int = 9) -> fx.GraphModule:
-    """`times` layers of `each` sines, a constant that all read, and a split whose halves leave the layer."""
+    """Modules of a list, of `each` sines, a constant that all read, and a split whose halves leave the layer."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     example = torch.ones(4)
@@ -126,17 +127,20 @@ def _chain(times: int, *, each: int = 9) -> fx.GraphModule:
 
     def call(target: Any, *args: Any) -> fx.Node:
         node = graph.call_function(target, args)
+        copy_meta(node, node, location=Location(module=module))
         values = fx.map_arg(args, lambda n: n.meta["val"])
         node.meta["val"] = target(*values)
         return node
 
-    aten = torch.ops.aten
+    aten, module = torch.ops.aten, ""
     constant = call(aten.full.default, [4], 0.5)
     kept = []
-    for _ in range(times):
+    for layer in range(times):
+        module = f"layers.{layer}"
         for _ in range(each):
             x = call(aten.mul.Tensor, call(aten.sin.default, x), constant)
         pair = graph.call_function(aten.split.Tensor, (x, 2))
+        copy_meta(pair, pair, location=Location(module=module))
         pair.meta["val"] = example.split(2)
         one, two = (call(_part, pair, i) for i in range(2))
         kept.append(one)
@@ -179,7 +183,8 @@ def test_few_layers_or_small_ones_stay_whole() -> None:
     for weight in weights:
         weight.meta["val"] = torch.ones(2, 3)
     views = [graph.call_function(torch.ops.aten.permute.default, (w, [1, 0])) for w in weights]
-    for view in views:
+    for i, view in enumerate(views):
+        copy_meta(view, view, location=Location(module=f"layers.{i // 20}"))
         view.meta["val"] = torch.ones(2, 3).t()
     graph.output(tuple(views))
     assert regions(graph_module(nn.Module(), graph), ()) == []

@@ -16,6 +16,7 @@ from fxdp.lowering.inductor import compile as compiling
 from fxdp.lowering.inductor.start import Start
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
+from fxdp.ir.graph.metadata import Location, copy_meta
 from fxdp.startup.regions import compile_by_region as module
 from fxdp.startup.regions.compiled_regions import regions
 from fxdp.startup.regions.region_check import WrongRegionsError, check_regions
@@ -88,10 +89,11 @@ def _chain(times: int) -> fx.GraphModule:
     value = x
     for node in (x, y):
         node.meta["val"] = torch.ones(4)
-    for _ in range(times):
+    for layer in range(times):
         for _ in range(8):
             for target, args in ((aten.sin.default, ()), (aten.add.Tensor, (y,))):
                 value = graph.call_function(target, (value, *args))
+                copy_meta(value, value, location=Location(module=f"layers.{layer}"))
                 value.meta["val"] = torch.ones(4)
     graph.output((value, 2, y))
     return graph_module(nn.Module(), graph)

@@ -43,10 +43,10 @@ class Residual(nn.Module):
 class Stack(nn.Module):
     """Layers between an embedding and a head that share a weight."""
 
-    def __init__(self, layer: Callable[[], nn.Module] = Residual) -> None:
+    def __init__(self, layer: Callable[[], nn.Module] = Residual, layers: int = LAYERS) -> None:
         super().__init__()
         self.embed = nn.Linear(3, 4)
-        self.layers = nn.ModuleList(layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(layer() for _ in range(layers))
         self.head = nn.Linear(3, 4, bias=False)
         self.head.weight = self.embed.weight
 
@@ -58,7 +58,10 @@ class Stack(nn.Module):
 
 
 class Outputs(Stack):
-    """What each layer gives is an output."""
+    """What each layer gives is an output; the last one's is like the model's head of no layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=LAYERS + 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         h, found = self.embed(x), []
