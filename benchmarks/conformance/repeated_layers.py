@@ -44,7 +44,7 @@ _CONSOLE = Console(width=max(Console().width, 100))
 def _rank(case: dict[str, Any], results: Path) -> None:
     """One rank of a case: three steps, beside one device."""
     import fxdp
-    from fxdp.lowering.inductor import compile as module
+    from fxdp.startup.regions import compile_by_region as module
     from tests.fallbacks import no_fallback
     from tests.lowering.inductor.transformers_like import Decoder, sentences
 

@@ -3,8 +3,8 @@
     graph       embed, h.0 ..., h.1 ..., h.2 ..., loss
     regions     [embed]  [layer]  [layer]  [layer]  [loss]        three kinds: a layer is compiled once
 
-A layer is a module of a list, which each call of it names. Two regions are of one kind if their graphs, inputs
-and results are equal, so that the code of one serves both.
+A layer is a module of a list, and a call knows its module. Two regions are of one kind if their graphs,
+inputs and results are equal, so that the code of one serves both.
 
 Collectives of buckets run between regions if possible (`between.py`), op by op.
 
@@ -37,7 +37,7 @@ from fxdp.startup.regions.between import (
     with_parts,
 )
 from fxdp.startup.regions.call_text import line, token
-from fxdp.startup.repeated.layers import layers_of, numbers_in
+from fxdp.startup.repeated.alike_layers import layers_of, numbers_in
 from fxdp.torch_compat import aten, prims
 
 _SHORTEST = 16

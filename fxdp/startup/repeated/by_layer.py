@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from fxdp.startup.repeated.layers import OtherLayersError
+from fxdp.startup.repeated.alike_layers import OtherLayersError
 
 _log = logging.getLogger("fxdp")
 _Few = TypeVar("_Few")

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.startup.repeated.layers import Layers, OtherLayersError, Program
+from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError
 from fxdp.startup.repeated.reduced import Reduced
 
 Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]
@@ -30,7 +30,7 @@ class Expansion:
     OtherLayersError : the template is not like the layers beside it.
     """
 
-    def __init__(self, reduced: Reduced, program: Program, write: Write) -> None:
+    def __init__(self, reduced: Reduced, program: LayeredProgram, write: Write) -> None:
         self.layers: Layers = program.layers_in(reduced.layers.container)
         self.dropped, self.template = reduced.dropped, reduced.template
         self._named = program.named

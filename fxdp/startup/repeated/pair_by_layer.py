@@ -28,10 +28,10 @@ from fxdp.lowering.eager import backward_inputs, backward_results, forward_input
 from fxdp.lowering.inductor.forward_backward import Cut, Pair
 from fxdp.lowering.inductor.strides import results
 from fxdp.lowering.shapes import Shapes
+from fxdp.startup.repeated.alike_layers import LayeredProgram, OtherLayersError, operands
 from fxdp.startup.repeated.by_layer import by_layer
 from fxdp.startup.repeated.expanded import Expansion
 from fxdp.startup.repeated.expanded_check import check_expanded
-from fxdp.startup.repeated.layers import OtherLayersError, Program, operands
 from fxdp.startup.repeated.reduced import LEAST, Reduced, reduced
 from fxdp.torch_compat import OpOverload, graph_module, in_other_memory, is_on
 
@@ -75,7 +75,7 @@ def reduced_program(gm: fx.GraphModule, values: Mapping[InputSpec, Any], kept: i
         own = str(found.type), str(found.placement), found.recompute, found.draws_for
         return (*own, type(found.spec), tensor_text(value) if isinstance(value, Tensor) else "")
 
-    layers = Program(halves, _module, known, _names(gm.graph)).layers(LEAST)
+    layers = LayeredProgram(halves, _module, known, _names(gm.graph)).layers(LEAST)
     few = reduced(gm.graph, layers, kept)
     if not all(map(_is_plain, layers.rows[few.template])):
         raise OtherLayersError("layers communicate, or draw random numbers")
@@ -123,7 +123,7 @@ class _Pair:
             self.halves.append(_calls(self.backward))
         names = {self.inputs[node]: name for node, name in _names(few.graph).items()}
         same = {node: self.saved[i] for node, i in self.taken.items()}
-        self.more = Expansion(few, Program(self.halves, _module, _known, names, same), self._write)
+        self.more = Expansion(few, LayeredProgram(self.halves, _module, _known, names, same), self._write)
         self.graph = fx.Graph()
 
     def run(self) -> Pair:

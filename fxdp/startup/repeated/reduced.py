@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 from torch import fx
 
-from fxdp.startup.repeated.layers import Key, Layers, OtherLayersError
+from fxdp.startup.repeated.alike_layers import Key, Layers, OtherLayersError
 
 LEAST = 8
 """The smallest number of equal layers: finding and restoring fewer takes more time than is saved."""

@@ -119,7 +119,7 @@ def test_layers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _chain(times: int, *, each: int = 9) -> fx.GraphModule:
-    """Modules of a list, of `each` sines, a constant that all read, and a split whose halves leave the layer."""
+    """Modules of `each` sines in a list, a constant for all, and a split whose halves leave the layer."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     example = torch.ones(4)

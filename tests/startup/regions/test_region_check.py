@@ -12,11 +12,11 @@ from torch import fx, nn
 
 import fxdp
 from fxdp.compiler.emit import FULL, WantedPart, lower_part
+from fxdp.ir.graph.metadata import Location, copy_meta
 from fxdp.lowering.inductor import compile as compiling
 from fxdp.lowering.inductor.start import Start
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
-from fxdp.ir.graph.metadata import Location, copy_meta
 from fxdp.startup.regions import compile_by_region as module
 from fxdp.startup.regions.compiled_regions import regions
 from fxdp.startup.regions.region_check import WrongRegionsError, check_regions

@@ -17,7 +17,7 @@ from fxdp.capture.inputs import read_inputs
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.ir.graph.metadata import meta
 from fxdp.startup.repeated import joint_by_layer
-from fxdp.startup.repeated.layers import OtherLayersError
+from fxdp.startup.repeated.alike_layers import OtherLayersError
 from fxdp.startup.repeated.reduced import Reduced
 from tests.capturing import capture
 

@@ -99,7 +99,7 @@ class Layers:
         return {number: i for i, number in enumerate(self.rows)}
 
 
-class Program:
+class LayeredProgram:
     """The nodes of a program, and what is known of them.
 
     Parameters
