@@ -168,6 +168,7 @@ class _Pair:
 
     def _input(self, node: fx.Node, number: int | None) -> None:
         made = self.graph.placeholder(node.name)
+        made.target = made.name  # the argument's name: each copy has its own
         made.meta.update(node.meta)
         if number in self.few.dropped:
             made.meta["val"] = in_other_memory(node.meta["val"], ())
