@@ -11,11 +11,13 @@ of F2; and G2 likewise, values of the forward included: the next layer goes on s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
-from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError
+from fxdp.ir.graph.metadata import copy_meta
+from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError, renumbered
 from fxdp.startup.repeated.reduced import Reduced
 
 Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]
@@ -63,6 +65,13 @@ class Expansion:
             self._plain[self._named(node)] = made
         else:
             self._made[key[0], key[1] if number is None else number] = made
+
+    def copy_metadata(self, node: fx.Node, made: fx.Node, number: int | None) -> None:
+        """Give a copy the metadata of its node, with the module of the layer that it is for."""
+        made.meta.update(node.meta)
+        own = copy_meta(node, made)
+        if number in self.dropped and (path := own.location.module):
+            own.location = replace(own.location, module=renumbered(path, self.layers.container, number))
 
     def write(self, nodes: Sequence[fx.Node], *, backward: bool) -> None:
         """Write the calls of a forward, or of a backward, which begins with the last layer."""

@@ -143,10 +143,7 @@ class _Joint:
 
     def _write(self, node: fx.Node, args: Any, kwargs: Any, number: int | None) -> fx.Node:
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node_name(node))
-        made.meta.update(node.meta)
-        own = copy_meta(node, made)
-        if number in self.more.dropped and (path := own.location.module):
-            own.location = replace(own.location, module=renumbered(path, self.container, number))
+        self.more.copy_metadata(node, made, number)
         if (sequence := sequence_number(node)) is not None:
             made.meta["seq_nr"] = self._sequence_number(sequence, number)
         return made

@@ -183,7 +183,7 @@ class _Pair:
 
     def _write(self, node: fx.Node, args: Any, kwargs: Any, number: int | None) -> fx.Node:
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        made.meta.update(node.meta)
+        self.more.copy_metadata(node, made, number)
         read = zip(operands(node), operands(made), strict=True)
         pairs = [(one.meta.get("val"), other.meta.get("val")) for one, other in read]
         if number in self.few.dropped or any(one is not other for one, other in pairs):

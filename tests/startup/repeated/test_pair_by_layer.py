@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.compiler import lowered_parts
 from fxdp.compiler.emit import lower_part
+from fxdp.ir.graph.metadata import meta
 from fxdp.lowering.inductor import compile as compiling
 from fxdp.lowering.inductor import forward_backward
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
@@ -150,14 +151,17 @@ def _form(found: Cut, visible: int) -> list[str]:
 def _lines(gm: fx.GraphModule, given: Callable[[int], str], lines: list[str]) -> dict[fx.Node, str]:
     names: dict[fx.Node, str] = {}
     memory: dict[int, int] = {}
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+    inputs = gm.graph.find_nodes(op="placeholder")
+    assert len({node.target for node in inputs}) == len(inputs)  # they are the names of arguments
+    for i, node in enumerate(inputs):
         names[node] = given(i)
     lines += sorted(f"{name}: {_lies(node.meta.get('val'), {})}" for node, name in names.items())
     for node in gm.graph.nodes:
         if node.op in ("call_function", "get_attr"):
             arguments = fx.map_arg((node.args, dict(node.kwargs)), names.__getitem__)
             names[node] = f"%{len(names)}"
-            lines.append(f"{node.target} {arguments} {_lies(node.meta.get('val'), memory)}")
+            where = meta(node).location.module
+            lines.append(f"{node.target} {arguments} {_lies(node.meta.get('val'), memory)} in {where}")
     return names
 
 
