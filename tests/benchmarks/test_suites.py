@@ -12,10 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
 README = (FOLDER / "README.md").read_text()
 FILES = sorted(FOLDER.rglob("*.py"))
+PACKAGES = {file.parent for file in FILES if file.name == "__main__.py"}
+"""The folders that are run as one: the other files in them are what is tried, not scripts of ours."""
 RUN = {
-    ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text()
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"): file.read_text()
     for file in FILES
     if 'if __name__ == "__main__"' in file.read_text()
+    and (file.name == "__main__.py" or file.parent not in PACKAGES)
 }
 """The text of each file that can be run, by its module."""
 SCRIPTS = {name: text for name, text in RUN.items() if not name.endswith("_rank")}
