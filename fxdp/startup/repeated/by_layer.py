@@ -21,23 +21,26 @@ def by_layer(
     `reduce` takes the number of equal layers to keep at each end. More are tried once, because values that
     all layers read, and gradients of these, may make layers near the ends different.
     """
-    cause: Exception = OtherLayersError()
+    why = ""  # not the error, whose traceback would keep all values of these frames
     for kept in (2, 3):
         try:
             few = reduce(kept)
         except Exception as error:  # a shortcut may not decide whether a program runs
-            cause = error
+            why = _words(error)
             break
         made = run(few)
         try:
             return expand(few, made)
         except OtherLayersError as error:
-            cause = error
+            why = _words(error)
         except Exception as error:
-            cause = error
+            why = _words(error)
             break
-    if isinstance(cause, OtherLayersError):
-        _log.debug("all layers are taken one by one: %s", cause)
-    else:
-        _log.debug("repeated layers are left out, for a bug in fxdp: %r", cause)
+    _log.debug("%s", why)
     return None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OtherLayersError):
+        return f"all layers are taken one by one: {error}"
+    return f"repeated layers are left out, for a bug in fxdp: {error!r}"
