@@ -24,12 +24,12 @@ from fxdp.torch_compat.releases import PROVEN, installed
 __all__ = ["torch_mismatch", "why_not_compiled"]
 
 _FXDP = Path(__file__).resolve().parent.parent
-_PATCHES = "fxdp.capture.patches"
+_PATCHES = ("fxdp.capture.patches", "fxdp.capture.python")
 _ROOMS = {
     room: _FXDP.joinpath(*room.split(".")[1:])
     for room in (
         "fxdp.torch_compat", "fxdp.startup.memoized", "fxdp.startup.artifacts", "fxdp.startup.building",
-        _PATCHES,
+        *_PATCHES,
     )
 }  # fmt: skip
 """The rooms with functions that replace torch's."""
@@ -74,9 +74,8 @@ def _is_mismatch(error: BaseException, room: str) -> bool:
     call = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if call is None:
         return False
-    # a user's call of a replaced function goes through `capture/patches`, and may contain mistakes of the
-    # user
-    return room not in ("", _PATCHES) or call["name"] in _own_names()
+    # a user's call of a replaced function goes through these, and may contain mistakes of the user
+    return room not in ("", *_PATCHES) or call["name"] in _own_names()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
