@@ -17,8 +17,9 @@ from fxdp.eager.host_reads import HOST_READS
 from fxdp.eager.index_values import INDEXING, iotas
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
 from fxdp.eager.op_code import Run, code_of
-from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan, placed
+from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan
 from fxdp.eager.own_collectives import NAMESPACE, check_collective
+from fxdp.eager.placed_call import placed
 from fxdp.eager.plan_families import FAMILIES_KEPT, families_kept
 from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding

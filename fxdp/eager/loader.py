@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
@@ -19,12 +17,13 @@ from fxdp.eager.local_parts import from_part
 from fxdp.eager.one_device_view import show_one_device_to_modules
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.errors import InputError
+from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ir.types.placements import R, Shard
+from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, guard, refusing
 from fxdp.ranks.same_order import check_order
 
 _log = logging.getLogger("fxdp")
-_MASK = (1 << 62) - 1
 
 
 def global_batch(
@@ -174,7 +173,8 @@ def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int]:
     """Exchange this rank's batch size, and compare the rest with all ranks."""
     comms = ranks.process_mesh.comms
     order = 0 if comms is None else comms.sequence_log.order
-    rows = ranks.exchange((size, digest, order, _generator_digest()))
+    generators = torch_generators(ranks.process_mesh.mesh.device_type)
+    rows = ranks.exchange((size, digest, order, generators))
     if any(row[2] != order for row in rows):
         check_order(ranks.process_mesh)
     differing = [rank for rank, row in enumerate(rows) if row[1] != rows[0][1]]
@@ -199,12 +199,7 @@ def _digest(leaves: list[Any], dims: list[int | None]) -> int:
         (str(t.dtype), dim, [n for d, n in enumerate(t.shape) if d != dim])
         for t, dim in zip(tensors, dims, strict=True)
     ]
-    return int.from_bytes(hashlib.sha256(repr(kinds).encode()).digest()[:8], "little") & _MASK
-
-
-def _generator_digest() -> int:
-    state = torch.get_rng_state().numpy().tobytes()
-    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") & _MASK
+    return number_of(repr(kinds).encode())
 
 
 def _empty_like(tree: Any, batch_dims: Any) -> Any:

@@ -12,13 +12,12 @@ from torch import Tensor
 
 import fxdp.rules  # noqa: F401  (registers the rules)
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
 from fxdp.eager.index_values import iotas
-from fxdp.eager.plan_families import FamilyCall, ProvenChoice
+from fxdp.eager.placed_call import PlacedCall
+from fxdp.eager.plan_families import ProvenChoice, recalled, remember
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.sums import SMALL
-from fxdp.eager.tensor import GlobalTensor
 from fxdp.ir.graph.draws import draws
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE
 from fxdp.ir.types.decompositions import Decomposition, Term
@@ -85,55 +84,11 @@ class OpPlan:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The operands of a call: leaves of its arguments, their placements along one axis."""
-
-    op: OpOverload
-    leaves: CallLeaves
-    axis: BatchAxis
-    placements: tuple[Placement, ...]
-    foreign: tuple[bool, ...]
-    known: tuple[TensorType, ...]
-    """The types by placement alone."""
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether an operand is sharded or partial."""
-        return any(p != R for p in self.placements)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether an operand is sharded."""
-        return any(isinstance(p, Shard) for p in self.placements)
-
-
-def placed(op: OpOverload, leaves: CallLeaves) -> Placed:
-    """Return the operands with their placements along the axis of the largest sharded one."""
-    tensors = leaves.tensors
-    specs = [t._spec if isinstance(t, GlobalTensor) else None for t in tensors]
-    sharded = [
-        (t.nbytes, s) for t, s in zip(tensors, specs, strict=True) if s is not None and s.layout.is_sharded
-    ]
-    if sharded:
-        axis = max(sharded, key=lambda found: found[0])[1].axis
-    else:
-        axis = next(s.axis.ranks.unit for s in specs if s is not None)
-    foreign = tuple(s is not None and s.layout.is_sharded and s.axis is not axis for s in specs)
-    placements = tuple(R if s is None or f else s.placement for s, f in zip(specs, foreign, strict=True))
-    known = tuple(
-        TensorType(t.dtype, tuple(t.shape)) if s is None or f else s.type
-        for t, s, f in zip(tensors, specs, foreign, strict=True)
-    )
-    return Placed(op, leaves, axis, placements, foreign, known)
-
-
-def cheapest_plan(call: Placed) -> OpPlan | None:
+def cheapest_plan(call: PlacedCall) -> OpPlan | None:
     """Return the plan with the least to send over all hypotheses that hold; None if none holds."""
-    family = FamilyCall(call.op, call.leaves, call.axis, call.placements, call.foreign)
-    recalled = family.recalled() if call.sharded else None
-    if recalled is not None:
-        return _plan(call, recalled)
+    known = recalled(call) if call.sharded else None
+    if known is not None:
+        return _plan(call, known)
     best: ProvenChoice | None = None
     axis = call.axis if call.sharded else None
     for hypothesis in hypotheses(call.leaves, call.placements, axis):
@@ -161,11 +116,11 @@ def cheapest_plan(call: Placed) -> OpPlan | None:
     if best is None:
         return None
     if call.sharded:
-        family.remember(best)
+        remember(call, best)
     return _plan(call, best)
 
 
-def full_plan(call: Placed, reason: str) -> OpPlan:
+def full_plan(call: PlacedCall, reason: str) -> OpPlan:
     """Return the plan that runs the op on full values on every rank."""
     known = tuple(TensorType(t.dtype, tuple(t.shape)) for t in call.leaves.tensors)
     proven = proven_results(call.op, call.leaves, known, Hypothesis(), None)
@@ -210,7 +165,7 @@ def _can_be_cut(alternative: Alternative, op: Op) -> bool:
     return True
 
 
-def _plan(call: Placed, choice: ProvenChoice) -> OpPlan:
+def _plan(call: PlacedCall, choice: ProvenChoice) -> OpPlan:
     op, alternative = choice.op, choice.alternative
     pairs = zip(alternative.inputs, call.placements, strict=True)
     wants = tuple(have if want is None else want for want, have in pairs)

@@ -13,21 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.call_leaves import CallLeaves
 from fxdp.eager.hypotheses import Hypothesis, Result, results_at
 from fxdp.eager.index_values import iotas
+from fxdp.eager.placed_call import PlacedCall
 from fxdp.ir.graph.draws import draws
-from fxdp.ir.types.placements import Placement
 from fxdp.ir.types.sizes import B, evaluate
 from fxdp.rules.registry import Alternative, Op
-from fxdp.torch_compat import OpOverload
 
 FAMILIES_KEPT = 4096
 """The most families that are kept; the oldest go first."""
 _FAMILIES: dict[Any, list[tuple[ProvenChoice, tuple[int, ...]]]] = {}
 """Choices, with the integer arguments of the calls that they were made for, by what all calls share."""
 _FEW = 4
+"""The most choices of one family: others depend on further sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,52 +40,44 @@ class ProvenChoice:
     hypothesis: Hypothesis
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyCall:
-    """A call on sharded operands: its leaves, with the placement of each operand along the axis."""
-
-    op: OpOverload
-    leaves: CallLeaves
-    axis: BatchAxis
-    placements: tuple[Placement, ...]
-    foreign: tuple[bool, ...]
-
-    def recalled(self) -> ProvenChoice | None:
-        """Return the choice of an earlier call of this family; None if there was none."""
-        if self.axis.total < 2:  # of one sample, ops do other things: `squeeze`, broadcasts
-            return None
-        for choice, sizes in _FAMILIES.get(self._key(), ()):
-            if self._is_of(choice, sizes):
-                types = [operand.type for operand in choice.op.operands]
-                results = results_at(
-                    self.op, self.leaves, types, choice.hypothesis, self.axis.total, choice.results
-                )
-                if results is not None:
-                    return replace(choice, results=results)
+def recalled(call: PlacedCall) -> ProvenChoice | None:
+    """Return the choice of an earlier call of this family; None if there was none."""
+    batch = call.axis.total
+    if batch < 2:  # of one sample, ops do other things: `squeeze`, broadcasts
         return None
+    for choice, sizes in _FAMILIES.get(_key(call), ()):
+        if _is_of(call, choice, sizes):
+            types = [operand.type for operand in choice.op.operands]
+            results = results_at(call.op, call.leaves, types, choice.hypothesis, batch, choice.results)
+            if results is not None:
+                return replace(choice, results=results)
+    return None
 
-    def remember(self, choice: ProvenChoice) -> None:
-        """Keep a choice for calls of other batch sizes, unless it depends on the strides of this call."""
-        if self.axis.total < 2 or draws(self.op, choice.op.args, dict(choice.op.kwargs)):
-            return
-        if len(_FAMILIES) >= FAMILIES_KEPT:
-            del _FAMILIES[next(iter(_FAMILIES))]
-        family = _FAMILIES.setdefault(self._key(), [])
-        family.insert(0, (choice, tuple(self.leaves.sizes)))
-        del family[_FEW:]
 
-    def _key(self) -> Any:
-        kinds = tuple((tensor.dtype, tensor.dim()) for tensor in self.leaves.tensors)
-        index_dims = iotas(self.op, self.leaves.tensors, self.axis)
-        return self.op, self.leaves.template(), kinds, self.placements, self.foreign, index_dims
+def remember(call: PlacedCall, choice: ProvenChoice) -> None:
+    """Keep a choice for calls of other batch sizes, unless it depends on the strides of this call."""
+    if call.axis.total < 2 or draws(call.op, choice.op.args, dict(choice.op.kwargs)):
+        return
+    if len(_FAMILIES) >= FAMILIES_KEPT:
+        del _FAMILIES[next(iter(_FAMILIES))]
+    family = _FAMILIES.setdefault(_key(call), [])
+    family.insert(0, (choice, tuple(call.leaves.sizes)))
+    del family[_FEW:]
 
-    def _is_of(self, choice: ProvenChoice, sizes: Sequence[int]) -> bool:
-        values = {B.name: self.axis.total}
-        expected = {**dict(enumerate(sizes)), **dict(choice.hypothesis.sizes)}
-        return all(evaluate(expected[i], values) == n for i, n in enumerate(self.leaves.sizes)) and all(
-            tuple(evaluate(size, values) for size in operand.type.shape) == tuple(tensor.shape)
-            for operand, tensor in zip(choice.op.operands, self.leaves.tensors, strict=True)
-        )
+
+def _key(call: PlacedCall) -> Any:
+    kinds = tuple((tensor.dtype, tensor.dim()) for tensor in call.leaves.tensors)
+    index_dims = iotas(call.op, call.leaves.tensors, call.axis)
+    return call.op, call.leaves.template(), kinds, call.placements, call.foreign, index_dims
+
+
+def _is_of(call: PlacedCall, choice: ProvenChoice, sizes: Sequence[int]) -> bool:
+    values = {B.name: call.axis.total}
+    expected = {**dict(enumerate(sizes)), **dict(choice.hypothesis.sizes)}
+    return all(evaluate(expected[i], values) == n for i, n in enumerate(call.leaves.sizes)) and all(
+        tuple(evaluate(size, values) for size in operand.type.shape) == tuple(tensor.shape)
+        for operand, tensor in zip(choice.op.operands, call.leaves.tensors, strict=True)
+    )
 
 
 def families_kept() -> int:

@@ -14,11 +14,12 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey, call_lines
 from fxdp.module.guards.values import digest_of
-from fxdp.module.input_agreement import drawing_apart, drawing_strided, generator_state
+from fxdp.module.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
+from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import apart, check_order
@@ -108,7 +109,7 @@ class CallExchange:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         comms = self._process_mesh.comms
         order = 0 if comms is None else comms.sequence_log.order
-        state = generator_state(self._mesh.device_type) if self._full_batch_draws else 0
+        state = torch_generators(self._mesh.device_type) if self._full_batch_draws else 0
         last = self._last
         if last is None or last.kind is not call.kind or last.dims != call.dims:
             digest = self._reader.digest

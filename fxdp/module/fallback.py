@@ -80,7 +80,7 @@ class Fallback:
             return
         _log.warning(
             "%s: capture refuses it, so it runs on global tensors, as fallback='eager' asks: exact, but each "
-            "op is looked up in Python (13 to 50 us), and nothing is fused or overlapped; "
+            "op is looked up in Python (6 to 15 us), and nothing is fused or overlapped; "
             "fxdp.eager_report() counts its messages by line. Capture says: %s",
             type(self._step.model).__name__, str(error).partition("\n")[0],
         )  # fmt: skip

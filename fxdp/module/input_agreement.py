@@ -20,7 +20,6 @@ import torch
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import strided_draws
 from fxdp.errors import FxdpError, InputError
-from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.liveness.failure import everywhere
@@ -100,14 +99,6 @@ def _warn_of_copies(batches: dict[int, str]) -> None:
             len(batches),
             len(batches),
         )
-
-
-def generator_state(device_type: str) -> int:
-    """Return a number below 2**62 for the state of the generators that a program draws from."""
-    states = [torch.get_rng_state()]
-    if device_type == "cuda":
-        states.append(torch.cuda.get_rng_state())
-    return number_of(b"".join(state.numpy().tobytes() for state in states))
 
 
 def drawing_apart() -> FxdpError:

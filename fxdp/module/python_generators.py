@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-_MASK = (1 << 62) - 1
+from fxdp.ranks.generator_states import numpy_generator, python_generator
 
 
 @contextlib.contextmanager
@@ -21,13 +20,13 @@ def equal_generators(exchange: Callable[[Sequence[int]], list[tuple[int, ...]]])
 
     `exchange` returns all ranks' integers. Different states are as before after the block.
     """
-    digests = [row[0] for row in exchange((_digest(),))]
-    if len(set(digests)) == 1:
+    rows = exchange((python_generator(), numpy_generator()))
+    if len(set(rows)) == 1:
         yield
         return
     python, numpy = random.getstate(), np.random.get_state()
-    random.seed(digests[0])
-    np.random.seed(digests[0] % (1 << 32))
+    random.seed(rows[0][0])
+    np.random.seed(rows[0][1] % (1 << 32))
     try:
         yield
     finally:
@@ -36,9 +35,3 @@ def equal_generators(exchange: Callable[[Sequence[int]], list[tuple[int, ...]]])
         np.random.set_state(numpy)
         random.random()
         np.random.random()
-
-
-def _digest() -> int:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    state = repr((random.getstate(), name, rest)).encode() + np.asarray(keys).tobytes()
-    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little") & _MASK

@@ -14,10 +14,8 @@ from fxdp.settings import Settings, hashes_alike
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "fxdp run [--nproc N] [--eager] [--logs FOLDER] (script.py | -m module) [arguments]"
+    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] (script.py | -m module) [arguments]"
     parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
-    # so that commands stay as they are once modules are compiled
-    parser.add_argument("--eager", action="store_true", help="compile no module; in this release none is")
     parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="the script, or the module's name with -m")

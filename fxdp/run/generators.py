@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 from typing import Any
@@ -11,8 +10,7 @@ import torch
 
 from fxdp.eager.data_ranks import DataRanks
 from fxdp.ranks.agreement import gather_objects
-
-_MASK = (1 << 62) - 1
+from fxdp.ranks.generator_states import numpy_generator, python_generator, torch_generators
 
 
 def states() -> list[Any]:
@@ -42,12 +40,7 @@ def restore(found: list[Any]) -> None:
 
 def digests() -> tuple[int, ...]:
     """Return a number for the state of each kind of generator: Python's, torch's, NumPy's."""
-    found = [hash(random.getstate()[1]) & _MASK, _digest(torch.get_rng_state().numpy().tobytes())]
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        _, keys, position, *_ = numpy_random.get_state()
-        found.append(_digest(keys.tobytes() + bytes(str(position), "ascii")))
-    return tuple(found)
+    return python_generator(), torch_generators("cpu"), numpy_generator()
 
 
 def share(ranks: DataRanks) -> None:
@@ -57,7 +50,3 @@ def share(ranks: DataRanks) -> None:
     given = gather_objects(ranks.process_mesh, states() if ranks.rank == 0 else [])[0]
     if ranks.rank:
         restore(given)
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") & _MASK
