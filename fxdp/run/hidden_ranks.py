@@ -22,7 +22,7 @@ def join(launch: Launch) -> DataRanks:
 
 
 @contextlib.contextmanager
-def one_device() -> Iterator[None]:
+def hide_ranks() -> Iterator[None]:
     """Hide the ranks from the code inside: torchrun's variables, the process group."""
     hide_launch()
     one_device_for_good(lambda _: True)

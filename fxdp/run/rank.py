@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.generators import share
-from fxdp.run.hidden_ranks import join, one_device
+from fxdp.run.hidden_ranks import hide_ranks, join
 from fxdp.run.ranks import log_of, write_into
 from fxdp.run.replacements import replacements
 from fxdp.run.script import run_script
@@ -36,7 +36,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     share(ranks)
     session = Session(ranks, options)
     code = 0
-    with one_device(), patched_everywhere(replacements(session)):
+    with hide_ranks(), patched_everywhere(replacements(session)):
         try:
             run_script(options)
         except SystemExit as error:

@@ -72,7 +72,7 @@ def _found_regions(phase: PhaseGraph) -> tuple[fx.GraphModule, list[CompiledRegi
 
 
 def donated_to(regions: Sequence[CompiledRegion], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
-    """The same of the inputs of segments, by their kinds: what each of a kind may write over."""
+    """Return, by kind, the numbers of the inputs that every region of the kind may write over."""
     last: dict[fx.Node, CompiledRegion] = {node: one for one in regions for node in one.takes}
     apart = {node for one in regions if one.between for node in one.takes}
     found: dict[str, set[int]] = {}

@@ -220,7 +220,6 @@ class _Half:
 
     def _layers(self) -> dict[fx.Node, Label]:
         """Return the layer of each call that is in one, of the lists of modules with most equal layers."""
-        calls = [n for n in self._order if n.op == "call_function"]
         tokens = {n: token(n) for n in self._calls}
         numbers: dict[str, set[int]] = {}
         for node in self._calls:
@@ -228,7 +227,7 @@ class _Half:
                 numbers.setdefault(container, set()).add(number)
         found: list[tuple[int, dict[fx.Node, Label]]] = []
         for container in (one for one, own in numbers.items() if len(own) >= _LEAST):
-            of = layers_of(calls, lambda n: meta(n).location.module, container)
+            of = layers_of(self._order, lambda n: meta(n).location.module, container)
             rows: dict[int, list[fx.Node]] = {}
             for node in filter(of.__contains__, self._calls):
                 rows.setdefault(of[node], []).append(node)
