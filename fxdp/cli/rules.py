@@ -39,8 +39,7 @@ def run(asked: argparse.Namespace) -> int:
     else:
         totals = ", ".join(f"{n} {kind}" for kind, n in counts(rows).items())
         shown = tuple((row.op, row.family, row.kind) for row in rows)
-        last = (f"{len(rows)} ops", "", totals)
-        Console().print(Sheet("op rules", ("=op", "family", "kind"), shown, total=last))
+        Console().print(Sheet("op rules", ("op", "=family", "=kind"), shown, f"{len(rows)} ops: {totals}"))
         if not asked.word:
             Console().print(
                 f"{len(missing)} ops of the installed torch have no rule and run replicated on every rank: "

@@ -107,7 +107,7 @@ class Report(Shown):
              "equal" if run.ok else "differs")
             for run in self.splits
         )  # fmt: skip
-        columns = ("split", "#nodes", "#results", "largest error", "at", "")
+        columns = ("split", "#nodes", "#results", "#largest error", "at", "=")
         meta, style = "\n".join(self._beside_splits()), "green" if self.ok else "red"
         return (Sheet(self._headline(), columns, rows, meta, style=style),)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+from fxdp.reports.by_line import short_path
 from fxdp.reports.rows import CommRow, format_bytes, format_seconds
 from fxdp.reports.sheet import Sheet
 
+_FILE = re.compile(r"^([^`<]+?)(:\d+)")
 _COMMUNICATION = "communication of one step"
 
 
@@ -14,12 +17,17 @@ def communication_table(rows: Sequence[CommRow]) -> Sheet:
     """Return a table of the collectives of one step, each with the cause; the last line is the total."""
     columns = ("=phase", "=op", "=by", "#count", "#bytes", "cause", "at")
     shown = tuple(
-        (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.location)
+        (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, _near(row.location))
         for row in rows
     )
     count, size = sum(row.count for row in rows), format_bytes(sum(row.bytes for row in rows))
     meta = "" if rows else "one rank sends nothing"
     return Sheet(_COMMUNICATION, columns, shown, meta, ("total", "", "", str(count), size, "", ""))
+
+
+def _near(location: str) -> str:
+    """Shorten the path at the beginning of a location's text."""
+    return _FILE.sub(lambda found: short_path(found[1]) + found[2], location, count=1)
 
 
 def timings_line(timings: Mapping[str, float]) -> str:

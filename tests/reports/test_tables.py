@@ -37,12 +37,35 @@ def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
     assert ">total</td>" in sheets_html([communication_table(rows)])
 
 
-def test_words_and_numbers_stay_whole_in_a_narrow_terminal() -> None:
-    row = Row("reduce_scatter", 2048, 2, "gradients of some parameters", "model.py:7", "backward")
-    shown = "\n".join(_printed(communication_table([row]), width=70))
-    assert "reduce_scatter" in shown
-    assert "2.0 KiB" in shown
-    assert "gradients of some parameters" not in shown, "what is long goes on below"
+def test_long_texts_stand_below_their_row_where_they_do_not_fit_beside_it() -> None:
+    code = "`logits = F.linear(self.norm(x), self.tokens.weight)`"
+    rows = (
+        Row(
+            "all_reduce", 8, 1, "2 sums: aten.div.Tensor", f"/home/me/work/net/model.py:12 {code}", "forward"
+        ),
+        Row("reduce_scatter", 3_300_000, 12, "gradients of some parameters", "model.py:7", "backward"),
+    )
+    table = communication_table(rows)
+    assert "│ phase    │ op             │" in _printed(table, 160)[2].replace("┃", "│")
+    assert _printed(table, 80) == [
+        "communication of one step",
+        "phase     op              by    count    bytes",
+        "forward   all_reduce      gloo      1      8 B",
+        "  cause  2 sums: aten.div.Tensor",
+        "  at     net/model.py:12 `logits = F.linear(self.norm(x), self.tokens.weight)`",
+        "backward  reduce_scatter  gloo     12  3.1 MiB",
+        "  cause  gradients of some parameters",
+        "  at     model.py:7",
+        "total                              13  3.1 MiB",
+    ]
+
+
+def test_a_first_word_that_is_too_long_goes_on_in_the_next_line() -> None:
+    table = Sheet("ops", ("op", "=kind"), (("a" * 30, "batched"),))
+    assert [line for line in _printed(table, 30) if "a" in line] == [
+        "│ aaaaaaaaaaaaaaaa │ batched │",
+        "│ aaaaaaaaaaaaaa   │         │",
+    ]
 
 
 def test_one_rank_sends_nothing() -> None:
