@@ -255,7 +255,8 @@ def compile(
     fallback : `"eager"`: a call that capture refuses runs on global tensors, op by op: exact and slow. One
         warning names the line that capture refuses, and `compiled.plan` does. None: the call raises.
     debug : checks while compiling and running, and a folder for the text of the program:
-        `fxdp.Debug(dump_dir="dumps")`. None: graphs are checked, and every 100 calls the replicas.
+        `fxdp.Debug(dump_dir="dumps")`. None: graphs are checked, and the replicas at calls 2, 4, 8, ..., and
+        every 100.
 
     Raises
     ------

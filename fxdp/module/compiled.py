@@ -323,6 +323,7 @@ class CompiledModule(Inspected):
         """Check that the ranks hold one model, and broadcast rank 0's values; a collective call."""
         share_values(self._model, self._process_mesh, self._options.lines())
         self._shared = True
+        self._replicas.shared(max(1, self._last_call.number))
 
     def train(self, mode: bool = True) -> CompiledModule:
         """Switch the model's mode; each mode has its own program."""

@@ -2,12 +2,14 @@
 
 Programs keep replicas equal, but a user may change one: `load_state_dict` or a different learning rate on one
 rank only. The loss is summed over the ranks and stays equal on all ranks, so the error would stay
-unnoticed. Therefore, at regular calls and at the first call after `eval()` or `state_dict()`, the ranks
-exchange 64 bits:
+unnoticed. Therefore, at calls 2, 4, 8, ..., then at regular calls, and at the first call after `eval()` or
+`state_dict()`, the ranks exchange 64 bits:
 
     call 100    checksums, one number in all       usually equal: done
                 checksums by tensor                only if they differ, to find the tensors
                 rank 0's values of each            to measure: rounding is corrected, with a warning
+
+Most faults are there from the start, and short runs have few calls: therefore the early comparisons.
 """
 
 from __future__ import annotations
@@ -69,7 +71,12 @@ class Replicas:
         """Return whether call number `call` compares on all ranks, and whether this rank asks for that."""
         if not self._every:
             return False, False
-        return call % self._every == 0, self._asked and (self._now or call - self._last >= _SELDOM)
+        due = call % self._every == 0 or (call > 1 and not call & (call - 1))
+        return due, self._asked and (self._now or call - self._last >= _SELDOM)
+
+    def shared(self, call: int) -> None:
+        """Note that all ranks were given rank 0's values at this call."""
+        self._last = call
 
     def compare(self, number: int, call: Call) -> None:
         """Compare the replicas; a collective call.

@@ -77,12 +77,12 @@ def _checkpoint_of_rank_0(loop: _Loop) -> None:
         loop.model.state_dict()
 
 
-def _said(change: Callable[[_Loop], None], steps: int = 4, **options: Any) -> tuple[int, str]:
-    """After how many calls, and how, a change on one rank after the second step was noticed."""
+def _said(change: Callable[[_Loop], None], steps: int = 4, at: int = 2, **options: Any) -> tuple[int, str]:
+    """After how many calls, and how, a change on one rank before step `at` was noticed."""
     loop = _Loop(**options)
     try:
         for i in range(steps):
-            if i == 2:
+            if i == at:
                 change(loop)
             loop.step()
     except fxdp.FxdpError as error:
@@ -124,16 +124,18 @@ def _faults() -> dict[str, Any]:
             "rounding": (_said(_rounding, 7), [r for r in records if "rounding" in r]),
             "at eval": _at_eval(),
             "pipeline": _in_a_pipeline(),
+            "another rate at once": _said(_other_rate, at=0, debug={}),
+            "loaded later": _said(_loaded, 9, at=6, debug={}),
         }
     logging.getLogger("fxdp").removeHandler(handler)
     return found
 
 
 def _at_eval() -> tuple[int, str]:
-    """The first call in evaluation compares, long before its turn."""
+    """The first call in evaluation compares, long before its turn: after call 32 that is 64."""
     loop = _Loop(debug={"check_replicas": 1000})
     try:
-        for _ in range(21):
+        for _ in range(52):
             loop.step()
         _loaded(loop)
         loop.model.eval()
@@ -150,27 +152,31 @@ def said(ranks: RankPool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("case", "calls", "name"),
+    ("case", "calls", "before", "name"),
     [
-        ("loaded", 3, "parameter first.weight"),
-        ("another rate", 6, "parameter norm.weight"),  # what BatchNorm cancels is apart by rounding
-        ("statistics", 3, "buffer norm.running_mean"),
-        ("without exchange", 3, "parameter first.weight"),
+        ("loaded", 3, 2, "parameter first.weight"),
+        ("another rate", 4, 3, "parameter norm.weight"),  # what BatchNorm cancels is apart by rounding
+        ("statistics", 3, 2, "buffer norm.running_mean"),
+        ("without exchange", 3, 2, "parameter first.weight"),
+        ("another rate at once", 2, 1, "parameter norm.weight"),
+        ("loaded later", 8, 4, "parameter first.weight"),
     ],
 )
-def test_replicas_that_come_apart(said: list[dict[str, Any]], case: str, calls: int, name: str) -> None:
+def test_replicas_that_come_apart(
+    said: list[dict[str, Any]], case: str, calls: int, before: int, name: str
+) -> None:
     for found in said:
         when, words = found[case]
         assert when == calls
         assert words.startswith("AgreementError: the model is no longer the same on all ranks: "), words
         assert f"rank 1 holds other values of the {name} than rank 0" in words
-        assert ("they were equal at call 3" if calls == 6 else "they were never compared before") in words
+        assert f"they were equal at call {before}" in words
 
 
 def test_evaluation_begins_with_a_comparison(said: list[dict[str, Any]]) -> None:
     for found in said:
         calls, words = found["at eval"]
-        assert calls == 22
+        assert calls == 53
         assert "rank 1 holds other values of the parameter first.weight" in words
 
 
