@@ -18,11 +18,11 @@ from fxdp.module.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
-from fxdp.ranks.agreement import Agreement, agree, gather_objects
+from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
-from fxdp.ranks.same_order import apart, check_order
+from fxdp.ranks.same_order import agree_on_call, apart, check_order
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
 
 _CALLS = 1024
@@ -128,7 +128,7 @@ class CallExchange:
         if not found.same(6):
             check_order(self._process_mesh)
         if not (found.same(1) and found.same(5)):
-            agree(self._process_mesh, call_lines(call), "calls")
+            agree_on_call(self._process_mesh, call_lines(call))
         batches = _nonempty(_batches(self._mesh, found[0]))
         if not self._uneven:
             if len(set(batches)) > 1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor, nn
 
 from fxdp.errors import StateError
+from fxdp.ir.graph.model_tensors import is_sharded
 from fxdp.module.function_module import FunctionModule
 
 S = TypeVar("S", bound="ModuleWrapper")
@@ -96,10 +98,28 @@ class ModuleWrapper(nn.Module):
             )
         return found
 
-    def __getstate__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the user's model: a file or another process gets the model as it is, without programs.
+
+        Raises
+        ------
+        StateError : a function was compiled, or parameters are sharded, of which a rank has its shards only.
+        """
+        if isinstance(self._model, FunctionModule):
+            raise StateError(
+                "a compiled function cannot be pickled; expected its modules, or compiled.state_dict()"
+            )
+        if any(map(is_sharded, self._model.parameters())):
+            raise StateError(
+                "the parameters are sharded, and one rank cannot pickle them all; expected all ranks to call "
+                "fxdp.save(path, compiled, optimizer) or fxdp.save_safetensors(path, compiled)"
+            )
+        return operator.getitem, ((self._model,), 0)  # a function that readers without fxdp have
+
+    def __copy__(self) -> NoReturn:
         raise StateError(
-            "a compiled module cannot be pickled or copied with its programs; expected its values: save "
-            "compiled.state_dict(), whose keys are the model's own, or copy.deepcopy(compiled)"
+            "a compiled module cannot be copied with its programs; expected copy.deepcopy(compiled), or "
+            "copy.copy(compiled.module)"
         )
 
     def apply(self: S, fn: Callable[[nn.Module], None]) -> S:

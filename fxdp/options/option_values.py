@@ -218,8 +218,8 @@ class Debug(OptionGroup):
     check_replicas : the number of calls after which the ranks compare, by 64 bits, the parameters and buffers
         that programs read, inputs without a batch dim, and the batch where several ranks pass the same (in a
         pipeline); also at calls 2, 4, 8, ..., and at the first call after `eval()` or `state_dict()`, unless
-        `uneven=False` spares its exchange. Left out are parameters that are sharded, or whose gradients stay with their owners, as
-        ranks hold different values of these. 0: never.
+        `uneven=False` spares its exchange. Left out are parameters that are sharded, or whose gradients stay
+        with their owners, as ranks hold different values of these. 0: never.
     dump_dir : a folder for the program's text after each pass.
 
     Raises

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fxdp.errors import AgreementError
-from fxdp.ranks.agreement import Agreement
+from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.comms import Departure, DepartureKind
 from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog, differing
+from fxdp.ranks.liveness.departure import ALONE
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _REMEDY = f"{SAME_ORDER}. Gradients are no longer those of one device: start again from the last checkpoint"
@@ -27,6 +28,27 @@ def check_order(process_mesh: ProcessMesh) -> None:
     text = f"{_difference(histories, comms.sequence_log, comms.ranks)}; {_REMEDY}"
     comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
     raise AgreementError(text)
+
+
+def agree_on_call(process_mesh: ProcessMesh, lines: Sequence[str]) -> None:
+    """Check that all ranks have equal `lines` about their call; all ranks call this together.
+
+    Raises
+    ------
+    AgreementError : the first line that differs; if the ranks are at different lines of code, these, too.
+    """
+    try:
+        agree(process_mesh, lines, "calls")
+    except AgreementError as error:
+        comms = process_mesh.comms
+        assert comms is not None
+        sequence_log = comms.sequence_log
+        places = gather_objects(process_mesh, sequence_log.words(sequence_log.now))
+        if len(set(places)) == 1:
+            raise
+        where = {place: [rank for rank, other in enumerate(places) if other == place] for place in places}
+        found = ", ".join(f"{_named(ranks, comms.ranks)} is in {place}" for place, ranks in where.items())
+        raise AgreementError(f"{found}: {error}; {ALONE}") from None
 
 
 def exchange_in_backward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "autograd_inside", "backward_class", "begin_autograd", "boxed_code", "graph_module",
-    "release_saved_tensors", "surround_step", "unheard", "without_autocast",
+    "release_saved_tensors", "surround_step", "unheard", "without_autocast", "without_step_hooks",
 ]  # fmt: skip
 
 
@@ -89,6 +90,18 @@ def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Calla
         if place is None:
             place = register(hook).id
         hooks.move_to_end(place, last=last)
+
+
+@contextmanager
+def without_step_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Call none of an optimizer's own step hooks inside the block."""
+    before = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
+    try:
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = before
 
 
 def without_autocast() -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+import pickle
 
 import pytest
 import torch
@@ -64,10 +64,17 @@ def test_apply_sees_the_model_and_not_what_stands_in_for_it() -> None:
     assert seen == [model]
 
 
-def test_pickling_says_what_to_save() -> None:
-    _, compiled = _compiled()
-    with pytest.raises(fxdp.StateError, match="state_dict"):
-        torch.save(compiled, io.BytesIO())
+def test_pickling_gives_the_users_model() -> None:
+    model, compiled = _compiled()
+    compiled(torch.randn(4, 3))
+    loaded = pickle.loads(pickle.dumps([compiled, compiled]))
+    assert type(loaded[0]) is Net
+    assert loaded[0] is loaded[1]
+    torch.testing.assert_close(loaded[0].state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(fxdp.StateError, match="cannot be copied with its programs"):
+        copy.copy(compiled)
+    with pytest.raises(fxdp.StateError, match="a compiled function cannot be pickled"):
+        pickle.dumps(fxdp.compile(model.forward, backend="eager"))
 
 
 def test_a_model_must_stay_on_its_type_of_device() -> None:

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from fxdp.sharding.superseded import adopt_successors
-from fxdp.torch_compat import flatten_state_dict
+from fxdp.torch_compat import flatten_state_dict, without_step_hooks
 
 _STATE = "optimizer.state."
 _GROUPS = "optimizer.param_groups."
@@ -70,8 +70,28 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
     there = {key.rpartition(".")[0] for key in metadata.state_dict_metadata if key.startswith(_STATE)}
     values: Any = made["state"]
     made["state"] = {name: own for name, own in values.items() if _STATE + name in there}
+    groups: Any = made["param_groups"]
+    for number, group in enumerate(groups):
+        _add_options(group, optimizer, f"{_GROUPS}{number}.", metadata)
     state["optimizer"] = made
     return state
+
+
+def _add_options(group: dict[str, Any], optimizer: Optimizer, prefix: str, metadata: Metadata) -> None:
+    """Make a group's options that are not the optimizer's own, as `initial_lr`, those of the checkpoint.
+
+    A scheduler adds them. It may be made before or after loading, and may have been absent at saving.
+    """
+    entries = metadata.state_dict_metadata
+    there = {key.removeprefix(prefix): key for key in entries if key.startswith(prefix)}
+    for name in group.keys() - there.keys() - optimizer.defaults.keys() - {"params"}:
+        del group[name]
+    for name in there.keys() - group.keys() - optimizer.defaults.keys():
+        found = entries[there[name]]
+        group[name] = None
+        if isinstance(found, TensorStorageMetadata):
+            group[name] = torch.empty(found.size, dtype=found.properties.dtype)
+
 
 
 def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
@@ -110,8 +130,12 @@ def take(model: nn.Module, optimizer: Optimizer | None, state: Mapping[str, Any]
     if optimizer is not None:
         # parameters without a gradient so far have no state, which torch allows with strict=False only
         options = StateDictOptions(strict=False)
+        before = [dict(group) for group in optimizer.param_groups]
         with _as_trained(optimizer):
             set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            for name in own.keys() - group.keys():  # of a scheduler that the checkpoint does not know
+                group[name] = own[name]
 
 
 def _groups(keys: Iterable[str]) -> int:
@@ -128,10 +152,11 @@ def _spoken(shape: list[int] | None) -> str:
 
 @contextmanager
 def _as_trained(optimizer: Optimizer) -> Iterator[None]:
-    """Make all parameters trainable and remove gradients inside the block.
+    """Make all parameters trainable, and remove gradients and hooks of steps inside the block.
 
     If a parameter has a gradient, torch creates no state, and later finds none. Torch also omits the state of
-    frozen parameters, which may have been trained before and may be trained again.
+    frozen parameters, which may have been trained before and may be trained again. A step by which torch
+    creates state is no step of the user's.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
@@ -141,7 +166,7 @@ def _as_trained(optimizer: Optimizer) -> Iterator[None]:
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), without_step_hooks(optimizer):
             yield
     finally:
         for parameter in frozen:

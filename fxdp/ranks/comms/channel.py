@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.comms.frames import DATA_BYTES, PLACE_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.comms.wires import Peer, Wires
-from fxdp.ranks.liveness.departure import Departure, DepartureKind, LateError, as_bytes, as_text
+from fxdp.ranks.liveness.departure import ALONE, Departure, DepartureKind, LateError, as_bytes, as_text
 
 _PING_S = 0.05
 _AGAIN_S = 3.0  # before a rank reports its position again: most ranks ask at about the same time
@@ -129,7 +129,7 @@ class Channel(Wires):
         late = ", ".join(str(self.names[rank]) for rank in ranks)
         return (
             f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
-            "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
+            f"all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer); {ALONE}"
         )
 
     # -- who is where --------------------------------------------------------------------------------------

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from fxdp.errors import RankFailedError
 
+ALONE = (
+    "what one rank does alone, as an evaluation under `if rank == 0:` or the steps of an episode, calls the "
+    "model itself, under torch.no_grad(): compiled.module(x)"
+)
+"""The remedy for a forward that not all ranks make."""
 TEXT_LIMIT = 6000  # most characters of an error sent to all ranks
 TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off by the sender, and refused by the receiver
 
@@ -46,7 +51,8 @@ class Departure:
         if self.kind is DepartureKind.ENDED:
             return (
                 f"rank {name} ended its process while this rank still needed it; expected the same "
-                "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
+                "number of steps on all ranks (or see that rank's own output for an error outside fxdp). "
+                f"A rank without samples passes a batch of none: x[:0]; {ALONE}"
             )
         return f"rank {name} {self.text or KILLED}"
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from fxdp.ranks.comms.channel import Channel
 from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog
 from fxdp.ranks.comms.wires import Peer
-from fxdp.ranks.liveness.departure import Departure, DepartureKind
+from fxdp.ranks.liveness.departure import ALONE, Departure, DepartureKind
 from fxdp.ranks.liveness.interrupt import Caller, in_collective
 
 _log = logging.getLogger("fxdp")
@@ -204,7 +204,7 @@ class Watch:
                 text = (
                     f"left out {self._sequence_log.words(now)}, in which rank {here} waits for it: rank "
                     f"{rank} is "
-                    f"in {self._sequence_log.words(call)} already; {SAME_ORDER}"
+                    f"in {self._sequence_log.words(call)} already; {SAME_ORDER}; {ALONE}"
                 )
                 self._fall(Departure(peer.rank, DepartureKind.OUT_OF_STEP, text))
                 return
