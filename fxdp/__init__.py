@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from fxdp import skip
     from fxdp.capture.batch_dims import RowsPerSample
+    from fxdp.capture.ragged_rows import Rows
     from fxdp.eager.dispatch import eager_report
     from fxdp.eager.loader import global_batch, shard
     from fxdp.eager.tensor import GlobalTensor
@@ -80,6 +81,7 @@ __all__ = [
     "R",
     "RankFailedError",
     "Report",
+    "Rows",
     "RowsPerSample",
     "RuleError",
     "S",
@@ -120,6 +122,7 @@ _HOMES = {
     "Plan": "reports.plan",
     "R": "ir.types.placements",
     "Report": "oracle.report",
+    "Rows": "capture.ragged_rows",
     "RowsPerSample": "capture.batch_dims",
     "S": "ir.types.placements",
     "Sample": "rules.proof",

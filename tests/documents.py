@@ -24,7 +24,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Compile and run": (
-        "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Debug", "RowsPerSample",
+        "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Debug", "RowsPerSample", "Rows",
         "CompiledModule", "launch", "save", "load", "save_safetensors",
     ),
     "Global tensors": ("global_batch", "shard", "GlobalTensor", "eager_report"),

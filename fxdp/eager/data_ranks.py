@@ -87,6 +87,10 @@ class DataRanks:
         """Return all ranks' integers, in rank order; a collective call."""
         return self._agreement.exchange(values)
 
+    def gather(self, value: Any) -> list[Any]:
+        """Return all ranks' values of Python, in rank order; a collective call."""
+        return gather_objects(self.process_mesh, value)
+
     def message(self, what: str) -> AbstractContextManager[None]:
         """Return the context of one message: errors reach all ranks, and ranks must be at the same message.
 

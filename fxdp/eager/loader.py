@@ -13,17 +13,20 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.eager.data_ranks import DataRanks, data_ranks
-from fxdp.eager.local_parts import from_part
+from fxdp.eager.local_parts import entered
 from fxdp.eager.one_device_view import show_one_device_to_modules
-from fxdp.eager.tensor import GlobalTensor, wrapped
+from fxdp.eager.ragged.entering import emptied, enter
+from fxdp.eager.ragged.structure import Opened, tensors_in
+from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
-from fxdp.ir.types.placements import R, Shard
 from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, guard, refusing
 from fxdp.ranks.same_order import check_order
 
 _log = logging.getLogger("fxdp")
+_RAGGED = -1
+"""In the place of a batch size: the batch is ragged."""
 
 
 def global_batch(
@@ -38,12 +41,14 @@ def global_batch(
     ----------
     tree : tensors in any nesting of tuples, lists and dicts; all else stays as it is.
     mesh : a DeviceMesh with data axes; None: all ranks.
-    batch_dims : the batch dim of each tensor, a pytree prefix of int or None (no batch dim). None: dim 0 of
-        every tensor with at least one dim.
+    batch_dims : the batch dim of each tensor, a pytree prefix of int, `fxdp.Rows` (of a ragged batch) or
+        None (no batch dim). None: dim 0 of every tensor with at least one dim, and what is recognised:
+        graphs, packed sequences, jagged tensors, images, lists of boxes (docs/ragged.md).
 
     Raises
     ------
-    InputError : tensors with different batch sizes, or trees that differ between ranks.
+    InputError : tensors with different batch sizes, or trees that differ between ranks; a ragged batch
+        whose axes, lengths or pointers contradict one another.
     AgreementError : the ranks have sent different messages before.
     """
     return _entered(tree, _ranks_of(tree, mesh), batch_dims)
@@ -84,10 +89,8 @@ class GlobalLoader:
                     f"the loaders of ranks {absent} have no batch, others have; expected at least one batch, "
                     "maybe empty, on every rank, which tells the kinds of tensors"
                 ))  # fmt: skip
-            if batch is None:
-                batch = _empty_like(last, self._batch_dims)
-            last = batch
-            yield _entered(batch, ranks, self._batch_dims)
+            ended, last = batch is None, last if batch is None else batch
+            yield _entered(last, ranks, self._batch_dims, ended=ended)
 
 
 def shard(
@@ -102,7 +105,7 @@ def shard(
 
 
 def _ranks_of(tree: Any, mesh: DeviceMesh | Mapping[str, int] | None) -> DataRanks:
-    first = next((leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)), None)
+    first = next(tensors_in(tree), None)
     return data_ranks(mesh, "cpu" if first is None else first.device.type)
 
 
@@ -114,42 +117,50 @@ def call_on_batch(
     `batch_dims` is a pytree prefix of `(args, kwargs)`, as for `fxdp.compile`.
     """
     dims = partial(resolve_batch_dims, args, kwargs, batch_dims)
-    return _made_global((args, kwargs), ranks, dims, keeps_graph=True)  # type: ignore[no-any-return]
+    opened = partial(Opened, (args, kwargs), batch_dims)
+    return _made_global(opened, ranks, lambda tree: dims(), keeps_graph=True)  # type: ignore[no-any-return]
 
 
-def _entered(tree: Any, ranks: DataRanks, batch_dims: Any) -> Any:
-    return _made_global(tree, ranks, partial(_dims, tree, batch_dims))
+def _entered(tree: Any, ranks: DataRanks, batch_dims: Any, *, ended: bool = False) -> Any:
+    def opened() -> Opened:
+        found = Opened(tree, batch_dims)
+        return emptied(found) if ended else found
+
+    return _made_global(opened, ranks, lambda tree: _dims(tree, batch_dims))
 
 
 def _made_global(
-    tree: Any, ranks: DataRanks, resolved: Callable[[], list[int | None]], *, keeps_graph: bool = False
+    opening: Callable[[], Opened],
+    ranks: DataRanks,
+    resolved: Callable[[Any], list[int | None]],
+    *,
+    keeps_graph: bool = False,
 ) -> Any:
     show_one_device_to_modules()
-    leaves, structure = pytree.tree_flatten(tree)
+    leaves: list[Any] = []
+    dims: list[int | None] = []
+    size, digest = _RAGGED, 0
     with guard(ranks.process_mesh):
         with refusing(ranks.process_mesh):
-            dims = resolved()
-            size = _batch_size(leaves, dims)
-        axis = ranks.axis(_agreed(ranks, size, _digest(leaves, dims)))
-    ranks.entered.clear()
-    made: list[Any] = []
-    given = iter(dims)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            made.append(leaf)
-            continue
-        dim = next(given)
-        if isinstance(leaf, GlobalTensor):
-            made.append(leaf)
-            continue
-        leaf = leaf.resolve_conj().resolve_neg()  # the bits are not read below the dispatch
-        if dim is None or not axis.total:
-            made.append(leaf if dim is None else wrapped(leaf.detach(), axis, R))
-        elif keeps_graph and leaf.requires_grad:
-            made.append(from_part(leaf, axis, Shard(dim), axis.total, 1))
-        else:
-            made.append(wrapped(leaf.detach(), axis, Shard(dim)).requires_grad_(leaf.requires_grad))
-    return pytree.tree_unflatten(made, structure)
+            opened = opening()
+            if not opened.is_ragged:
+                tree = opened.make({})
+                dims = resolved(tree)
+                leaves, structure = pytree.tree_flatten(tree)
+                size, digest = _batch_size(leaves, dims), _digest(leaves, dims)
+        sizes = _agreed(ranks, size, digest)
+        ranks.entered.clear()
+        if sizes is None:
+            return enter(opened, ranks, keeps_graph=keeps_graph)
+    axis, given = ranks.axis(sizes), iter(dims)
+
+    def made(leaf: Any) -> Any:
+        dim = next(given) if isinstance(leaf, Tensor) else None
+        if dim is None or isinstance(leaf, GlobalTensor):
+            return leaf
+        return entered(leaf, axis, dim, keeps_graph=keeps_graph)
+
+    return pytree.tree_unflatten(map(made, leaves), structure)
 
 
 def _dims(tree: Any, batch_dims: Any) -> list[int | None]:
@@ -164,21 +175,23 @@ def _batch_size(leaves: list[Any], dims: list[int | None]) -> int:
     if len(sizes) > 1:
         raise InputError(
             f"global_batch: the tensors have batches of {sorted(sizes)} samples on this rank; expected one "
-            "size: give batch_dims= with None for tensors that have no batch dim"
+            "size: give batch_dims= with None for tensors that have no batch dim, or fxdp.Rows(...) where "
+            "samples have rows of their own (nodes, tokens, boxes)"
         )
     return sizes.pop() if sizes else 0
 
 
-def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int]:
-    """Exchange this rank's batch size, and compare the rest with all ranks."""
+def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int] | None:
+    """Exchange this rank's batch size, and compare the rest with all ranks; None if a rank's is ragged."""
     comms = ranks.process_mesh.comms
     order = 0 if comms is None else comms.sequence_log.order
     generators = torch_generators(ranks.process_mesh.mesh.device_type)
     rows = ranks.exchange((size, digest, order, generators))
     if any(row[2] != order for row in rows):
         check_order(ranks.process_mesh)
+    is_ragged = any(row[0] == _RAGGED for row in rows)
     differing = [rank for rank, row in enumerate(rows) if row[1] != rows[0][1]]
-    if differing:
+    if differing and not is_ragged:
         raise everywhere(InputError(
             f"global_batch: ranks {differing} pass other tensors than rank 0 (number, dtypes, batch dims or "
             "the sizes of further dims); expected equal ones on all ranks, the number of samples aside"
@@ -190,7 +203,7 @@ def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int]:
             "would differ between ranks, and ops that draw on global tensors are refused: seed all alike"
         )
     ranks.generators_differ = apart
-    return [row[0] for row in rows]
+    return None if is_ragged else [row[0] for row in rows]
 
 
 def _digest(leaves: list[Any], dims: list[int | None]) -> int:
@@ -200,13 +213,3 @@ def _digest(leaves: list[Any], dims: list[int | None]) -> int:
         for t, dim in zip(tensors, dims, strict=True)
     ]
     return number_of(repr(kinds).encode())
-
-
-def _empty_like(tree: Any, batch_dims: Any) -> Any:
-    dims = iter(_dims(tree, batch_dims))
-
-    def empty(leaf: Tensor) -> Tensor:
-        dim = next(dims)
-        return leaf if dim is None else leaf.narrow(dim, 0, 0)
-
-    return pytree.tree_map_only(Tensor, empty, tree)

@@ -23,6 +23,16 @@ from fxdp.ir.types.placements import R, Shard
 from fxdp.torch_compat import without_torch_function
 
 
+def entered(local: Tensor, axis: BatchAxis, dim: int, *, keeps_graph: bool) -> GlobalTensor:
+    """Return this rank's part of a batch as a global tensor; a leaf of autograd unless it keeps its graph."""
+    local = local.resolve_conj().resolve_neg()  # the bits are not read below the dispatch
+    if not axis.total:
+        return wrapped(local.detach(), axis, R)
+    if keeps_graph and local.requires_grad:
+        return from_part(local, axis, Shard(dim), axis.total, 1)
+    return wrapped(local.detach(), axis, Shard(dim)).requires_grad_(local.requires_grad)  # type: ignore[return-value]
+
+
 def local_part(value: Tensor, axis: BatchAxis, placement: Shard) -> Tensor:
     """Return this rank's part of a global tensor, or of a plain one, which is equal on all ranks."""
     with without_torch_function():

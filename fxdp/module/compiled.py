@@ -20,7 +20,7 @@ from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.cache_entry import CacheEntry, LastCall
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
-from fxdp.module.fallback import Fallback, FallsBackError
+from fxdp.module.fallback import RAGGED, Fallback, FallsBackError
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule, names_in
 from fxdp.module.global_calls import call_on_parts, holds_global
@@ -165,6 +165,8 @@ class CompiledModule(Inspected):
                 self._watch = None
             if not self._guards.tensors_unchanged():
                 self._renew()
+            if self._fallback.is_ragged(args, kwargs):
+                return self._run_ragged(args, kwargs)
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
             if (cache_entry := self._programs.find(call.kind, call.dims, batches)) is None:
@@ -235,6 +237,13 @@ class CompiledModule(Inspected):
         if self._fallback.in_parts:
             raise everywhere(FallsBackError("a call with global tensors"))
         return None
+
+    def _run_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call with a ragged batch op by op; a collective call."""
+        if not self._shared:
+            self._share()
+        self._last_call.cache_entry, self._last_call.refused = None, RAGGED
+        return self._fallback.run_on_parts(self._process_mesh, self._options, args, kwargs)
 
     def _begin(self, cache_entry: CacheEntry) -> None:
         """Guard and compare all that a program reads, before its first run."""

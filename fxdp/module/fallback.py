@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.containers import register_containers
 from fxdp.capture.inputs import run_model
-from fxdp.errors import CaptureError
+from fxdp.capture.ragged_rows import has_rows
+from fxdp.errors import CaptureError, InputError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded
 from fxdp.ir.types.placements import Shard
 from fxdp.module.call import ProgramKey
@@ -30,6 +31,9 @@ from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.bound import AVERAGED
 
 T = TypeVar("T")
+RAGGED = "its batch is ragged"
+_NOT_RAGGED = frozenset({Tensor, dict, list, tuple, int, float, bool, str, type(None)})
+"""Classes of arguments of which no call becomes ragged by itself."""
 _log = logging.getLogger("fxdp")
 
 
@@ -65,12 +69,32 @@ class Fallback:
         self._step = _Step(model, options)
         self._refused: dict[Any, str] = {}
         self._warned = False
+        self._is_asked, self._has_rows = options.fallback is not None, has_rows(options.batch_dims)
         self.in_parts = False
         """Whether the running call was made with the parts of global tensors."""
 
     def takes(self, key: ProgramKey) -> bool:
         """Return whether calls of this kind were refused before."""
         return bool(self._refused) and _kind(key) in self._refused
+
+    def is_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call's batch is ragged, equally on all ranks: by `Rows`, or by a class.
+
+        Raises
+        ------
+        InputError : it is so by `Rows`, and `fallback=None`.
+        """
+        if self._has_rows and not self._is_asked:
+            raise InputError(
+                "batch_dims= has fxdp.Rows, but a ragged batch cannot be compiled yet; expected "
+                "fallback='eager', with which the call runs op by op on global tensors, exact"
+            )
+        others = [value for value in (*args, *kwargs.values()) if type(value) not in _NOT_RAGGED]
+        if not self._is_asked or not (self._has_rows or others):
+            return False
+        from fxdp.eager.ragged.kinds import is_recognised
+
+        return self._has_rows or any(map(is_recognised, others))
 
     def add(self, key: ProgramKey, error: CaptureError) -> None:
         """Run calls of this kind op by op from now on."""

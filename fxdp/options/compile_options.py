@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
+from fxdp.capture.ragged_rows import Rows
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.link_cost import LinkCost
 from fxdp.options.option_checks import (
@@ -69,7 +70,7 @@ class Options:
             object.__setattr__(self, name, value)  # frozen for everybody else
             faults += found
         faults += self._budget_faults()
-        faults += leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample), "an int, RowsPerSample")
+        faults += leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample, Rows), _DIMS)
         faults += leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += policy_faults(self.mp_policy)
         loss_fn: Any = self.loss_fn
@@ -183,6 +184,7 @@ class Options:
         return [*(f"option {name}={value!r}" for name, value in named.items()), f"option loss_fn={loss}"]
 
 
+_DIMS = "an int, fxdp.Rows, RowsPerSample"
 _EXPECTED: dict[str, Expected] = {
     "backend": one_of("inductor", "eager"),
     "strategy": one_of(*CHEAPEST_FIRST, "auto"),

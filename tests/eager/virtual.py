@@ -30,6 +30,7 @@ from fxdp.ir.redistributions import route
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.types.value_types import TensorType
+from fxdp.ranks.plain_values import decode, encode
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.rules.proof.samples import split
 
@@ -51,6 +52,10 @@ class VirtualRanks(DataRanks):
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
         """All ranks' integers."""
         return [tuple(row) for row in self.turns.meet(self.rank, "exchange", tuple(values))]
+
+    def gather(self, value: Any) -> list[Any]:
+        """All ranks' values, as they come through the encoding."""
+        return [decode(one) for one in self.turns.meet(self.rank, "gather", encode(value))]
 
     def message(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Nothing: `meet` compares what ranks send."""

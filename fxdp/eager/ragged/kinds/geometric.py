@@ -1,0 +1,148 @@
+"""Graphs of torch_geometric: `Data`, `Batch` and `HeteroData`, by their own methods, without its import.
+
+`__cat_dim__(key, value, store)` says along which dim batches of graphs are concatenated, `__inc__` by how
+much values are increased for each graph: so the ranks' batches are concatenated as graphs are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from fxdp.capture.ragged_rows import Rows
+from fxdp.eager.ragged.kinds.object_fields import ObjectFields
+from fxdp.errors import InputError
+
+_NODES = ("x", "pos", "batch")
+_EDGES = ("edge_index", "edge_attr", "edge_weight", "edge_type")
+_OF_ONE_BATCH = ("_slice_dict", "_inc_dict")
+"""What takes a batch apart into the graphs of this rank."""
+
+
+def matches(value: Any) -> bool:
+    """Return whether a value is a graph or a batch of graphs."""
+    kind = type(value)
+    return hasattr(kind, "__cat_dim__") and hasattr(kind, "__inc__") and hasattr(value, "stores")
+
+
+def fields(data: Any) -> ObjectFields:
+    """Return the values of a graph or of a batch of graphs.
+
+    Raises
+    ------
+    InputError : a sampled subgraph, whose seed nodes are the first ones.
+    """
+    stores = list(data.stores)
+    values: list[tuple[str, Any, Any]] = []
+    places: list[tuple[int, str]] = []
+    for i, store in enumerate(stores):
+        for key, value in list(store.items()):
+            rows = _rows(data, store, key, value)
+            if rows is not None:
+                values.append((_name(store, key), value, rows))
+                places.append((i, key))
+    count = len(places)
+    values += _counts(data, stores)
+
+    def make(given: list[Any]) -> Any:
+        made = copy.copy(data)
+        holders = [made, *made.stores]
+        for holder in holders:
+            for name in _OF_ONE_BATCH:
+                vars(holder).pop(name, None)
+        for (i, key), value in zip(places, given, strict=False):
+            made.stores[i][key] = value
+        for name, one in zip([name for name, *_ in values[count:]], given[count:], strict=True):
+            for holder in holders:
+                if name == "num_graphs" and "_num_graphs" in vars(holder):
+                    vars(holder)["_num_graphs"] = one
+        return made
+
+    return ObjectFields(values, make)
+
+
+def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
+    """Return what one value holds; None: it is of no graph, and equal on all ranks."""
+    if key == "batch_size":
+        raise InputError(
+            f"{type(data).__name__}.batch_size: the first {value} nodes of this rank are seeds, but in the "
+            "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
+            "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
+        )
+    if key == "num_nodes":
+        return Rows(_nodes(store)) if isinstance(value, int) else None
+    if isinstance(value, (list, tuple)):
+        return Rows(_name(store, key), dim=None)
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return None
+    axis, dim = _axis(store, key), data.__cat_dim__(key, value, store)
+    if key == "ptr" or key.endswith("_ptr"):
+        return Rows("graphs", bounds=_nodes(store) if key == "ptr" else _axis(store, key[: -len("_ptr")]))
+    if key == "batch" or key.endswith("_batch"):
+        return Rows(axis if key == "batch" else _axis(store, key[: -len("_batch")]), into="graphs")
+    return Rows(axis, dim=dim or 0, into=_targets(data, store, key, value))
+
+
+def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str, ...] | None:
+    """Return the axes into which values point; those with a name of their own are `_counts`."""
+    more = data.__inc__(key, value, store)
+    ends = getattr(store, "_key", None)
+    if key == "edge_index" and isinstance(ends, tuple):
+        return f"nodes of {ends[0]}", f"nodes of {ends[-1]}"
+    if isinstance(more, Tensor) and more.numel() > 1:
+        return tuple(f"targets of {_name(store, key)}[{i}]" for i in range(more.numel()))
+    if "index" in key or key == "face":
+        return _nodes(store) if int(more) == store.num_nodes else f"targets of {_name(store, key)}"
+    return f"targets of {_name(store, key)}" if int(more) else None
+
+
+def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
+    """Yield the sizes of the axes that may have no tensor."""
+    for store in stores:
+        for key, value in list(store.items()):
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                continue
+            rows = _rows(data, store, key, value)
+            own = [name for name in rows.targets if name.startswith("targets of")] if rows is not None else []
+            sizes = data.__inc__(key, value, store) if own else 0
+            listed = sizes.flatten().tolist() if isinstance(sizes, Tensor) else [int(sizes)]
+            yield from ((name, size, Rows(name)) for name, size in zip(own, listed, strict=False))
+        if _counts_nodes(store):
+            yield f"{_nodes(store)}.num_nodes", int(store.num_nodes), Rows(_nodes(store))
+    graphs = _graphs(data, stores)
+    if graphs is not None:
+        yield "num_graphs", graphs, Rows("graphs")
+
+
+def _counts_nodes(store: Any) -> bool:
+    """Return whether a store has nodes of its own, and does not say their number among its values."""
+    return (
+        not isinstance(getattr(store, "_key", None), tuple) and len(store) > 0 and store.num_nodes is not None
+    )
+
+
+def _graphs(data: Any, stores: list[Any]) -> int | None:
+    known = getattr(data, "num_graphs", None)
+    if known is not None:
+        return int(known)
+    batch = next((store["batch"] for store in stores if "batch" in store), None)
+    return None if batch is None else int(batch.max()) + 1 if batch.numel() else 0
+
+
+def _axis(store: Any, key: str) -> str:
+    if key in _NODES:
+        return _nodes(store)
+    return _name(store, "edges" if key in _EDGES else key)
+
+
+def _nodes(store: Any) -> str:
+    name = getattr(store, "_key", None)
+    return "nodes" if name is None else f"nodes of {name}"
+
+
+def _name(store: Any, key: str) -> str:
+    name = getattr(store, "_key", None)
+    return key if name is None else f"{name}.{key}"

@@ -1,0 +1,63 @@
+"""Compiled modules called with ragged batches: op by op with `fallback="eager"`, else refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxdp
+from fxdp import Rows
+from tests.rank_pool import RankPool
+
+DIMS = ((Rows("nodes"), Rows("edges", dim=1, into="nodes"), Rows("nodes")), {})
+
+
+class _Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        source, target = edge_index[0], edge_index[1]
+        h = self.linear(x + torch.zeros_like(x).index_add(0, target, x[source]))
+        return h, F.cross_entropy(h, y)
+
+
+def _parts() -> list[tuple[Tensor, ...]]:
+    x, y = torch.arange(15.0, dtype=torch.float64).reshape(5, 3).sin(), torch.tensor([0, 1, 1, 0, 1])
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    return [
+        (x[:3], torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]]), y[:3]), (x[3:], none, y[3:]), (x[:0], none, y[:0])
+    ]  # fmt: skip
+
+
+def _called() -> dict[str, Any]:
+    model = _Graph().double()
+    if dist.get_rank():  # the ranks start with rank 0's values
+        nn.init.zeros_(model.linear.weight)
+    compiled = fxdp.compile(model, batch_dims=DIMS, fallback="eager")
+    out, loss = compiled(*_parts()[dist.get_rank()])
+    loss.backward()
+    return {"out": out.detach(), "loss": loss.item(), "grad": compiled.linear.weight.grad}
+
+
+def test_a_ragged_call_runs_op_by_op(ranks: RankPool) -> None:
+    model, parts = _Graph().double(), _parts()
+    out, loss = model(torch.cat([p[0] for p in parts]), parts[0][1], torch.cat([p[2] for p in parts]))
+    loss.backward()
+    for rows, got in zip(out.detach().split([3, 2, 0]), ranks.run(3, _called), strict=True):
+        torch.testing.assert_close(got["out"], rows)
+        assert got["loss"] == pytest.approx(loss.item(), rel=1e-12)
+        torch.testing.assert_close(got["grad"], model.linear.weight.grad)
+
+
+def test_without_fallback_it_is_refused() -> None:
+    compiled = fxdp.compile(_Graph().double(), batch_dims=DIMS)
+    with pytest.raises(fxdp.InputError, match=r"fxdp\.Rows.*fallback='eager'"):
+        compiled(*_parts()[0])
