@@ -1,0 +1,103 @@
+"""torch_geometric, where it is installed: its convolutions on batches of graphs, typed graphs, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.eager.ragged.comparing import error_of, refusal_of, trained
+
+pytest.importorskip("torch_geometric")
+from torch_geometric import nn as gnn
+from torch_geometric.data import Batch, Data, HeteroData
+
+DOUBLE = torch.float64
+SIZES = [(3, 4), (2, 0)], [(0, 0)], [(1, 0), (4, 3), (2, 2)]
+"""Nodes and edges of each graph on each rank."""
+
+
+def graph(nodes: int, edges: int, seed: int) -> Any:
+    made = torch.Generator().manual_seed(seed)
+    return Data(
+        x=torch.randn(nodes, 3, dtype=DOUBLE, generator=made),
+        edge_index=torch.randint(0, max(nodes, 1), (2, edges), generator=made),
+        y=torch.randn(1, dtype=DOUBLE, generator=made),
+        name=f"graph {seed}",
+    )
+
+
+def joined(every: Any) -> Any:
+    """The batch of one device."""
+    return Batch.from_data_list([one for part in every for one in part])
+
+
+def batches(sizes: Any) -> tuple[Any, list[Any]]:
+    every = [[graph(n, e, 10 * i + j) for j, (n, e) in enumerate(one)] for i, one in enumerate(sizes)]
+    return joined(every), [Batch.from_data_list(one) for one in every]
+
+
+def mlp(inner: int, outer: int) -> nn.Module:
+    return gnn.GINConv(nn.Sequential(nn.Linear(inner, outer), nn.ReLU(), nn.Linear(outer, outer)))
+
+
+LAYERS: dict[str, Any] = {
+    "gcn": gnn.GCNConv, "gat": gnn.GATConv, "sage": gnn.SAGEConv, "gin": mlp,
+    "transformer": gnn.TransformerConv,
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    """Two convolutions and a mean per graph."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = layer(3, 4), layer(4, 4), gnn.BatchNorm(4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, data: Any) -> Tensor:
+        h = F.relu(self.norm(self.first(data.x, data.edge_index)))
+        h = self.second(h, data.edge_index)
+        return self.head(gnn.global_mean_pool(h, data.batch, data.num_graphs)).squeeze(1)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batches_of_graphs(name: str) -> None:
+    def run(data: Any) -> dict[str, Any]:
+        model = Net(LAYERS[name])
+        out = model(data)
+        assert len(data.name) == data.num_graphs
+        return trained(model, F.mse_loss(out, data.y), out=out, ptr=data.ptr)
+
+    error_of(run, *batches(SIZES))
+
+
+def test_typed_graphs() -> None:
+    def typed(users: int, items: int, edges: int, seed: int) -> Any:
+        made, data = torch.Generator().manual_seed(seed), HeteroData()
+        data["user"].x = torch.randn(users, 3, dtype=DOUBLE, generator=made)
+        data["item"].x = torch.randn(items, 2, dtype=DOUBLE, generator=made)
+        ends = [torch.randint(0, n, (edges,), generator=made) for n in (users, items)]
+        data["user", "likes", "item"].edge_index = torch.stack(ends)
+        return data
+
+    every = [[typed(2, 3, 4, 0), typed(1, 1, 1, 1)], [typed(3, 1, 0, 2)], [typed(1, 5, 3, 3)]]
+
+    def run(data: Any) -> dict[str, Any]:
+        model = gnn.SAGEConv((3, 2), 4)
+        x, edges = data.x_dict, data.edge_index_dict["user", "likes", "item"]
+        out = model((x["user"], x["item"]), edges)
+        return trained(model, out.square().mean(), out=out, batch=data["item"].batch)
+
+    error_of(run, joined(every), [Batch.from_data_list(one) for one in every])
+
+
+def test_bad_graphs() -> None:
+    _, parts = batches([[(3, 4)], [(2, 2)]])
+    parts[0].edge_index[1, 2] = 3
+    assert "rank 0, .edge_index: 1 values outside of 'nodes', as 3 at [1, 2]" in refusal_of(parts)
+    sampled = Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64), batch_size=2)
+    assert "the first 2 nodes of this rank are seeds" in refusal_of([sampled, sampled])
