@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import prod
@@ -30,7 +30,6 @@ from fxdp.ir.network.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
 from fxdp.ir.network.zero_copy_gathers import fills_pages_of_memory
 from fxdp.ir.ops.parameter_shards import elements_each, shard_rows
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.placements import Placement
 from fxdp.ir.types.value_types import TensorType, type_bytes
 
 aten = torch.ops.aten
@@ -70,9 +69,8 @@ parameters that fill entire pages of memory, because ranks can share these witho
 _Bucket: TypeAlias = list[_Member]
 
 
-def _gathers(graph: fx.Graph) -> list[_Member]:
+def _gathers(graph: fx.Graph, position: Mapping[fx.Node, int]) -> list[_Member]:
     """Return the all-gathers of parameters, in the order of first use."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for start in graph.find_nodes(op="call_function", target=redistributions.all_gather_shards):
         done = wait_of(start)
@@ -83,9 +81,8 @@ def _gathers(graph: fx.Graph) -> list[_Member]:
     return sorted(found, key=lambda member: (member.first, position[member.steps[-1]]))
 
 
-def _scatters(graph: fx.Graph) -> list[_Member]:
+def _scatters(graph: fx.Graph, position: Mapping[fx.Node, int]) -> list[_Member]:
     """Return the reduce-scatters of gradients, in the order in which the gradients are computed."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for start in graph.find_nodes(op="call_function", target=redistributions.reduce_scatter_shards):
         made = position[start.args[0]]
@@ -180,8 +177,7 @@ class _Writer:
             given = () if steps else arguments
             operand: Any = steps[-1] if steps else value
             known = meta(like)
-            reads = known.operands[:1]
-            made = self._add(like.target, (operand, *given), type_, known.placement, first, reads)
+            made = self._add(like.target, (operand, *given), type_, known, known.operands[:1], first)
             made.kwargs = dict(like.kwargs)
             if like.target is not redistributions.wait:
                 meta(made).cause = cause
@@ -196,15 +192,10 @@ class _Writer:
             rows = shape[0] if full else shard_rows(shape[0], ranks)
             # sharded as by `torch.chunk`: the padding of a full value follows its last row
             taken, length = elements_each(shape, ranks) * (ranks if full else 1), rows * prod(shape[1:])
-            known = meta(last)
-            sides: tuple[Any, ...] = (known.placement,)
-            flat_type = TensorType(member.type.dtype, (elements(member.type),))
-            piece = self._add(
-                aten.slice.Tensor, (flat, 0, start, start + length), flat_type, known.placement, known, sides
-            )
-            made = self._add(
-                aten.view.default, (piece, [rows, *shape[1:]]), known.type, known.placement, known, sides
-            )
+            known, flat_type = meta(last), TensorType(member.type.dtype, (elements(member.type),))
+            reads, at = (known.placement,), (flat, 0, start, start + length)
+            piece = self._add(aten.slice.Tensor, at, flat_type, known, reads)
+            made = self._add(aten.view.default, (piece, [rows, *shape[1:]]), known.type, known, reads)
             last.replace_all_uses_with(made)
             start += taken
 
@@ -218,20 +209,16 @@ class _Writer:
         return [int(n) for n in member.type.shape]
 
     def _add(
-        self, target: Any, args: tuple[Any, ...], type_: Any, placement: Any, like: Metadata,
-        operands: tuple[Placement | None, ...],
+        self, target: Any, args: tuple[Any, ...], type_: Any, known: Metadata, reads: Any,
+        like: Metadata | None = None,
     ) -> fx.Node:  # fmt: skip
-        made = self._graph.call_function(target, args)
-        known = meta(made)
-        known.type, known.placement, known.location, known.backward = (
-            type_,
-            placement,
-            like.location,
-            like.backward,
-        )
-        known.operands = operands * len(tensor_operands(made))
-        known.reason = _RULE
-        return made
+        """Add a node with the placement of `known`, at the location and in the phase of `like`."""
+        node, like = self._graph.call_function(target, args), like or known
+        made = meta(node)
+        made.type, made.placement = type_, known.placement
+        made.location, made.backward = like.location, like.backward
+        made.operands, made.reason = reads * len(tensor_operands(node)), _RULE
+        return node
 
 
 def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
@@ -284,7 +271,7 @@ class BucketParameters:
             return gm
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
-        gathers = _gathers(graph)
+        gathers = _gathers(graph, position)
         for bucket in _cut(gathers, self._room(gathers, mesh), self.kept, mesh):
             cause = gathers_cause([m.steps[0] for m in bucket])
             first_use = min((m.steps[-1] for m in bucket), key=position.__getitem__)
@@ -294,7 +281,7 @@ class BucketParameters:
                 flat = writer.travel(bucket, cause)[-1]
                 writer.cut_out(flat, bucket, full=True)
             writer.erase(bucket)
-        scatters = _scatters(graph)
+        scatters = _scatters(graph, position)
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
         place = _places(graph, {m.steps[-1] for m in scatters}, mesh)
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept, mesh):

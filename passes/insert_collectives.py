@@ -18,6 +18,7 @@ from fxdp.ir.graph.metadata import Cause, copy_meta, meta, tensor_operands
 from fxdp.ir.graph.parameter_buckets import rows_of
 from fxdp.ir.graph.redistribution_cause import cause_of
 from fxdp.ir.network.zero_copy_gathers import fills_pages_of_memory
+from fxdp.ir.routes import between, route
 from fxdp.ir.types.mesh import REGATHER, Mesh
 from fxdp.ir.types.placements import ParamShard, Partial, Placement, R, Replicate, Shard
 from fxdp.ir.types.value_types import ScalarType, TensorType
@@ -76,13 +77,13 @@ class _Insertion:
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
         have, type_ = meta(node).placement, meta(node).type
         assert isinstance(have, Replicate | Partial | Shard | ParamShard)
-        first, *more = redistributions.route(have, wanted)
+        first, *more = route(have, wanted)
         if isinstance(have, Shard) and self._is_full_locally(node):
             if wanted == R:
                 return self._replicated_clone(node) or self._rematerialized(node, consumer, cause)
             more = [first]  # the full value needs no traffic, even if a direct redistribution would
         if more:
-            by: Placement = redistributions.between(wanted) if isinstance(wanted, ParamShard) else R
+            by: Placement = between(wanted) if isinstance(wanted, ParamShard) else R
             by = by if first.converts(have, by) else R
             return self.redistribute(self.redistribute(node, by, consumer, cause), wanted, consumer, cause)
         assert isinstance(type_, TensorType)

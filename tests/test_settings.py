@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fxdp.errors import MeshError
-from fxdp.settings import Launch, Settings, ShortcutSettings
+from fxdp.settings import Settings, ShortcutSettings
+from fxdp.settings.launch import Launch
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.message_report import COUNTS
-from fxdp.ir.redistributions import route
+from fxdp.ir.routes import route
 from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.types.value_types import TensorType
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fxdp.ir.redistributions import price
+from fxdp.ir.routes import price
 from fxdp.ir.types.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.ir.types.sizes import batch_factor
 from fxdp.ir.types.value_types import TensorType, type_bytes

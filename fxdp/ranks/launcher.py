@@ -30,7 +30,8 @@ import torch.distributed as dist
 
 from fxdp.errors import InputError, RankFailedError, StateError, a_kind
 from fxdp.ranks.liveness.failure import report_errors
-from fxdp.settings import Launch, Settings, become
+from fxdp.settings import Settings
+from fxdp.settings.launch import Launch, become
 from fxdp.torch_compat import TCPStore
 
 _GRACE_S = 2.0

@@ -29,7 +29,8 @@ from fxdp.ranks.comms import Comms, add_group, find_comms, open_comms
 from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, own_address
 from fxdp.ranks.comms.row_transport import open_transport
 from fxdp.ranks.process_mesh import ProcessMesh
-from fxdp.settings import Launch, Settings, lead_gloo_to
+from fxdp.settings import Settings
+from fxdp.settings.launch import Launch, lead_gloo_to
 from fxdp.torch_compat import PrefixStore, TCPStore, world_group
 
 _log = logging.getLogger("fxdp")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from fxdp.eager.data_ranks import DataRanks, data_ranks
-from fxdp.settings import Launch, hide_launch, see_one_gpu
+from fxdp.settings.launch import Launch, hide_launch, see_one_gpu
 from fxdp.torch_compat import hide_world, one_device_for_good
 
 

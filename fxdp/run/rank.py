@@ -20,7 +20,7 @@ from fxdp.run.ranks import log_of, write_into
 from fxdp.run.replacements import replacements
 from fxdp.run.script import run_script
 from fxdp.run.session import RunOptions, Session
-from fxdp.settings import Launch
+from fxdp.settings.launch import Launch
 from fxdp.torch_compat import patched_everywhere
 
 

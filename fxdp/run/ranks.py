@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxdp.settings import Launch, become
+from fxdp.settings.launch import Launch, become
 from fxdp.torch_compat import TCPStore
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

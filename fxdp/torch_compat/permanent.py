@@ -119,7 +119,7 @@ PERMANENT: tuple[Permanent, ...] = (
         "the end of the capture",
     ),
     Permanent(
-        "os.environ", "settings.py", "the start of a rank by fxdp.launch; the first gloo group",
+        "os.environ", "settings/launch.py", "the start of a rank by fxdp.launch; the first gloo group",
         "torch and C++ libraries read it in any thread",
         "the variables of torchrun in a process of fxdp.launch; GLOO_SOCKET_IFNAME where it is not set",
         "never: process groups may be made at any time",

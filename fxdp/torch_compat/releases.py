@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fxdp.errors import UnsupportedTorchError, UntestedTorchWarning
-from fxdp.settings import UntestedSettings, inductor_cache_asked
+from fxdp.settings import inductor_cache_asked, rank_asked, warns_untested
 
 __all__ = ["OLDEST", "PROVEN", "check_torch", "installed", "is_proven", "release", "warn_untested"]
 
@@ -110,7 +110,7 @@ def warn_untested(depth: int) -> None:
     the caller.
     """
     check_torch()
-    if is_proven(installed()) or UntestedSettings.from_environment().known:
+    if is_proven(installed()) or not warns_untested():
         return
     for text in _news(installed()):
         warnings.warn(text, UntestedTorchWarning, stacklevel=2 + depth)
@@ -119,7 +119,7 @@ def warn_untested(depth: int) -> None:
 @functools.cache
 def _news(version: str) -> Iterator[str]:
     """Return the warning about an unproven torch, once per process and on rank 0 alone."""
-    rank = dist.get_rank() if dist.is_initialized() else UntestedSettings.from_environment().rank
+    rank = dist.get_rank() if dist.is_initialized() else rank_asked()
     text = (
         f"fxdp is proven with {_PROVEN}; this is {version}: `fxdp doctor` says in a minute what of it works "
         "here. What only saves time is off"

@@ -26,7 +26,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks
 from fxdp.eager.spec import spec_of
 from fxdp.eager.tensor import GlobalTensor
-from fxdp.ir.redistributions import route
+from fxdp.ir.routes import route
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.types.value_types import TensorType

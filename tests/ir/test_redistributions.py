@@ -14,7 +14,8 @@ from fxdp.errors import FxdpError, PlacementError
 from fxdp.ir import redistributions
 from fxdp.ir.graph.graph_text import graph_text
 from fxdp.ir.graph.signature import Input, Output
-from fxdp.ir.redistributions import TABLE, price, redistribution_of, route
+from fxdp.ir.redistributions import TABLE, redistribution_of
+from fxdp.ir.routes import price, route
 from fxdp.ir.types.mesh import Group, Mesh, mesh_of
 from fxdp.ir.types.placements import MOMENTS, P, Partial, Placement, R, S
 from fxdp.oracle.virtual_ranks import VirtualRanks

@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ranks.mesh_init import _missing, ensure_alive, init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
-from fxdp.settings import Launch, Settings
+from fxdp.settings import Settings
+from fxdp.settings.launch import Launch
 from fxdp.torch_compat import PrefixStore
 from tests.limits import scaled
 from tests.rank_pool import RankPool

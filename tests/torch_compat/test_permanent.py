@@ -34,7 +34,7 @@ CHANGES = {
     "ranks/hooks.py": {"replace_for_good", "signal.signal", "signal.set_wakeup_fd"},
     "ranks/launcher.py": {"signal.signal"},
     "ranks/liveness/interrupt.py": {"signal.signal"},
-    "settings.py": {"os.environ"},
+    "settings/launch.py": {"os.environ"},
     "torch_compat/distributed.py": {"_world.default_pg", "_world.pg_group_ranks", "world.bound_device_id"},
     "torch_compat/dtensor.py": {"replace_for_good"},
     "torch_compat/dtensor_ops.py": {"DTensor._op_dispatcher._custom_op_handlers"},

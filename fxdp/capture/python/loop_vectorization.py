@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -25,20 +24,18 @@ from fxdp.capture.export.loop_iterations import (
     Group,
     OtherError,
     SamplePart,
-    are_alike,
     argument_at,
     is_of_numbers,
-    is_of_operands_alone,
     is_sum,
     memory_of,
-    part_of,
     ways_of,
     writes_of,
 )
 from fxdp.capture.python.each_sample import for_each
-from fxdp.capture.python.erased_iterations import CONSTANT, erase_iterations, renumber_constants
+from fxdp.capture.python.erased_iterations import erase_iterations, renumber_constants
+from fxdp.capture.python.sample_groups import SampleGroups
 from fxdp.capture.python.sequential_loops import SequentialLoop
-from fxdp.ir.graph.graphs import argument, attribute_of
+from fxdp.ir.graph.graphs import argument
 from fxdp.ir.ops.sequential_sample_loop import LOOP_OP
 from fxdp.torch_compat import aten
 
@@ -71,15 +68,13 @@ def merge_loops(gm: fx.GraphModule, batch: int) -> None:
 
 
 class _Loops:
-    """The groups of a graph, and the nodes that replace the groups."""
+    """The nodes that replace the groups of a graph."""
 
     def __init__(self, gm: fx.GraphModule, batch: int) -> None:
         self.gm, self.graph, self.batch = gm, gm.graph, batch
-        self.written = writes_of(gm)
+        self.groups = SampleGroups(gm, batch)
         self.writes = writes_of(gm, own_sums=True)
         self.known: dict[Group, _Rows] = {}
-        self.others: set[Group] = set()
-        """Groups that cannot be an op on all samples."""
         self.unread: dict[fx.Node, None] = {}
         """Nodes to erase if unread: members of groups, nodes that joined members, failed attempts."""
 
@@ -175,7 +170,7 @@ class _Loops:
         """
         left = [wanted]
         while left:
-            missing = [group for group in self._operands_for_all(left[-1]) if group not in self.known]
+            missing = [group for group in self.groups.operands_of(left[-1]) if group not in self.known]
             if missing:
                 left += missing
                 continue
@@ -216,52 +211,16 @@ class _Loops:
         late = any(not write < node for node in group for write in self.writes.get(memory_of(node), ()))
         return not late and self._is_for_all(group)
 
-    def _operands_for_all(self, group: Group) -> list[Group]:
-        """Return the groups that a group reads; raise `OtherError` if one cannot be an op on all samples."""
-        try:
-            if group in self.others:
-                raise OtherError
-            operands = self._operands(group)
-            if not self.others.isdisjoint(operands):
-                raise OtherError
-        except OtherError:
-            self.others.add(group)
-            raise
-        return operands
-
-    def _operands(self, group: Group) -> list[Group]:
-        """Return the groups that a group reads.
-
-        Empty for one value that all samples share, or for the samples' slices of one value.
-        """
-        first, *others = group
-        if any(not write < node for node in group for write in self.written.get(memory_of(node), ())):
-            raise OtherError
-        if self._is_shared(group) or self._source(group) is not None:
-            return []
-        if not all(are_alike(first, node) for node in others) or not is_of_operands_alone(first):
-            raise OtherError
-        leaves, specs = zip(*(pytree.tree_flatten((n.args, n.kwargs)) for n in group), strict=True)
-        if any(spec != specs[0] for spec in specs):
-            raise OtherError
-        columns = list(zip(*leaves, strict=True))
-        read = [column for column in columns if all(isinstance(leaf, fx.Node) for leaf in column)]
-        for column in columns:
-            same = all(type(leaf) is type(column[0]) and leaf == column[0] for leaf in column)
-            if column not in read and not same:
-                raise OtherError
-        return read
-
     def _made(self, group: Group) -> _Rows:
         first = group[0]
-        if self._is_shared(group):
+        if self.groups.is_shared(group):
             self.unread |= dict.fromkeys(node for node in group[1:] if node is not first)
             return _Rows(first, apart=False)
         self.unread |= dict.fromkeys(group)
-        source = self._source(group)
+        source = self.groups.source(group)
         if source is not None:
             return _Rows(self._parted(source, first), apart=True)
-        read = [self.known[operands] for operands in self._operands(group)]
+        read = [self.known[operands] for operands in self.groups.operands(group)]
         if not any(rows.apart for rows in read):
             return _Rows(first, apart=False)
         columns = iter(read)
@@ -270,25 +229,6 @@ class _Loops:
             return _Rows(self._call(first, operator.getitem, *args), apart=True)
         dims = [0 if rows.apart else None for rows in read if _is_tensor(rows.node) or rows.apart]
         return _Rows(self._call(first, for_each, first.target, dims, args, kwargs), apart=True)
-
-    def _is_shared(self, group: Group) -> bool:
-        """Return whether all nodes of a group are one value, or equal constants."""
-        if len(set(group)) == 1:
-            return True
-        if not all(node.op == "get_attr" and CONSTANT in str(node.target) for node in group):
-            return False
-        first, *others = (attribute_of(self.gm, node) for node in group)
-        return all(value.dtype == first.dtype and torch.equal(value, first) for value in others)
-
-    def _source(self, group: Group) -> SamplePart | None:
-        """Return the first sample's slice of a value, if the iterations take all samples' slices in order."""
-        first, *others = (part_of(node) for node in group)
-        if first is None or first.start:
-            return None
-        rows = first.rows or 1
-        wanted = [replace(first, start=iteration * rows) for iteration in range(1, self.batch)]
-        size = first.source.meta["val"].shape[first.dim]
-        return first if others == wanted and size == self.batch * rows else None
 
     def _parted(self, first: SamplePart, taken: fx.Node) -> fx.Node:
         """Return the value that the samples slice, reshaped to a row per sample in dim 0."""

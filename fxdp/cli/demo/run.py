@@ -19,7 +19,8 @@ from fxdp.cli.demo.options import DemoOptions
 from fxdp.cli.demo.show import announce, count_ranks, summarize, watched
 from fxdp.cli.demo.training import LENGTH, Curve, TrainingStep, call, make_model, train
 from fxdp.errors import MeshError
-from fxdp.settings import Launch, Settings
+from fxdp.settings import Settings
+from fxdp.settings.launch import Launch
 
 if TYPE_CHECKING:
     from fxdp.reports.plan import Plan

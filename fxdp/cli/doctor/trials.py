@@ -22,7 +22,7 @@ import fxdp
 from fxdp.cli.doctor.found import inductor_cache
 from fxdp.cli.doctor.section import Row, Section
 from fxdp.errors import ExactnessError, RankFailedError, StateError
-from fxdp.settings import compile_into
+from fxdp.settings.launch import compile_into
 from fxdp.torch_compat import Mend, releases
 from fxdp.torch_compat import mends as mends_known
 

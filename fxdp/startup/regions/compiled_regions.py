@@ -25,7 +25,6 @@ from torch import Tensor, fx
 
 from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import attribute_of
-from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.lowering.inductor.collective_order import starts_collective
 from fxdp.startup.regions.between import (
@@ -36,16 +35,9 @@ from fxdp.startup.regions.between import (
     places_between,
     with_parts,
 )
-from fxdp.startup.regions.call_text import line, token
-from fxdp.startup.repeated.alike_layers import layers_of, numbers_in
+from fxdp.startup.regions.call_text import line
+from fxdp.startup.regions.layer_labels import Label, labels
 from fxdp.torch_compat import aten, prims
-
-_SHORTEST = 16
-"""The minimal number of nodes of a layer: a call takes some microseconds, too much for a layer of few ops."""
-_LEAST_WORK = 8
-"""The minimal number of nodes that compute: the saved values of weights are a long run of views."""
-_LEAST = 3
-"""The minimal number of layers in a run: for two layers, a second compilation costs less than the calls."""
 
 _MOST_OF_ALL = 0.75
 """The maximal share of calls left to compile: several compilations take longer than one of equal size."""
@@ -76,8 +68,6 @@ class CompiledRegion:
     """True if the calls run between regions, op by op."""
 
 
-Label: TypeAlias = "tuple[str, int]"
-"""A layer: the path of a list of modules, and the number of one."""
 _Made: TypeAlias = "tuple[CompiledRegion, Sequence[fx.Node]]"
 """A region, and its calls in the full graph."""
 
@@ -200,7 +190,7 @@ class _Half:
         A call that stands later than its layer joins the layer if all operands are there, as a view of a
         weight that the forward saves.
         """
-        layer, at = self._layers(), {node: i for i, node in enumerate(self._calls)}
+        layer, at = labels(self._calls, self._order), {node: i for i, node in enumerate(self._calls)}
         pieces: list[list[fx.Node]] = []
         open_: dict[Label | None, int] = {}
         made_in: dict[fx.Node, int] = {}
@@ -217,29 +207,6 @@ class _Half:
                 pieces[found].append(node)
             made_in.setdefault(node, need)
         return pieces
-
-    def _layers(self) -> dict[fx.Node, Label]:
-        """Return the layer of each call that is in one, of the lists of modules with most equal layers."""
-        tokens = {n: token(n) for n in self._calls}
-        numbers: dict[str, set[int]] = {}
-        for node in self._calls:
-            for container, number in numbers_in(meta(node).location.module):
-                numbers.setdefault(container, set()).add(number)
-        found: list[tuple[int, dict[fx.Node, Label]]] = []
-        for container in (one for one, own in numbers.items() if len(own) >= _LEAST):
-            of = layers_of(self._order, lambda n: meta(n).location.module, container)
-            rows: dict[int, list[fx.Node]] = {}
-            for node in filter(of.__contains__, self._calls):
-                rows.setdefault(of[node], []).append(node)
-            kinds = Counter(tuple(map(tokens.__getitem__, row)) for row in rows.values() if _is_large(row))
-            if max(kinds.values(), default=0) >= _LEAST:
-                saved = sum(len(kind) * (count - 1) for kind, count in kinds.items())
-                found.append((saved, {node: (container, number) for node, number in of.items()}))
-        labels: dict[fx.Node, Label] = {}
-        for _, own in sorted(found, key=lambda pair: -pair[0]):
-            if labels.keys().isdisjoint(own):
-                labels |= own
-        return labels
 
     def _region(self, calls: Sequence[fx.Node]) -> CompiledRegion:
         """Build the region of these calls, including the selections from their results."""
@@ -299,12 +266,6 @@ class _Half:
 def _is_ordered(node: fx.Node) -> bool:
     """Return whether a call must stay in order with others of its kind."""
     return starts_collective(node) or node.is_impure() or node_draws(node)
-
-
-def _is_large(calls: Sequence[fx.Node]) -> bool:
-    """Return whether a layer is worth a call."""
-    work = sum(not getattr(node.target, "is_view", False) for node in calls)
-    return len(calls) >= _SHORTEST and work >= _LEAST_WORK
 
 
 def _symbols(value: Any) -> Iterator[Any]:
