@@ -136,7 +136,7 @@ class CompiledVariants:
         bound.guarded = lambda call: guard(self._process_mesh, call)
         comms = self._process_mesh.comms
         if comms is not None:
-            bound.settled = comms.settle
+            bound.settled = comms.transport.settle
         behind = outputs_behind(program.causes.graph)
         specs = [meta(n).spec for n in forward_inputs(gm.graph)]
         places = [(place, behind[spec]) for place, spec in enumerate(specs) if spec in behind]
@@ -218,7 +218,7 @@ class CompiledVariants:
         )
         comms = self._process_mesh.comms
         if comms is not None:
-            bound.settled = comms.settle
+            bound.settled = comms.transport.settle
             bound.moment, bound.handed_out = lambda: comms.sequence_log.now, comms.sequence_log.begin_backward
         return bound
 

@@ -17,7 +17,7 @@ from fxdp.eager.message_report import user_line
 from fxdp.errors import AgreementError, InputError, MeshError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.agreement import Agreement, gather_objects
-from fxdp.ranks.comms import Comms, Departure, DepartureKind
+from fxdp.ranks.comms import Comms
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.liveness.failure import guard
@@ -119,7 +119,7 @@ class DataRanks:
         words = gather_objects(self.process_mesh, own)
         named = ", ".join(f"rank {rank} is at {text}" for rank, text in zip(comms.ranks, words, strict=True))
         text = f"{named}: messages of global tensors that do not belong together; {SAME_ORDER}"
-        comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
+        comms.liveness.fail(text)
         raise AgreementError(text)
 
 

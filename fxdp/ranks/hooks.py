@@ -62,7 +62,8 @@ def _thread_hook(previous: Callable[..., Any]) -> Callable[..., None]:
     def broadcast_then_show(args: Any) -> None:
         thread = args.thread.ident if args.thread is not None else None
         # a thread of a progress bar or of a logger may fail without an end to the training
-        if args.exc_value is not None and any(comms.caller.has_been(thread) for comms in speaking_comms()):
+        callers = [comms.liveness.caller for comms in speaking_comms()]
+        if args.exc_value is not None and any(caller.has_been(thread) for caller in callers):
             with contextlib.suppress(Exception):
                 broadcast_all(args.exc_value)
         previous(args)
@@ -151,7 +152,7 @@ class _Termination:
                     broadcast_everywhere(_TERMINATED)
                 for comms in speaking_comms():
                     own = Departure(comms.rank, DepartureKind.FAILED, _TERMINATED)
-                    comms.control.broadcast_failure(comms.departure or own)
+                    comms.control.broadcast_failure(comms.liveness.departure or own)
             # in C, because `signal.signal` works only in the main thread
             ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
             os.kill(os.getpid(), signal.SIGTERM)

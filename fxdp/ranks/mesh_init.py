@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
+from fxdp.errors import MeshError, RankFailedError, a_kind
 from fxdp.ir.types.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.comms import Comms, add_group, find_comms, open_comms
 from fxdp.ranks.comms.interfaces import interfaces, knows_itself_as_loopback, own_address
@@ -101,33 +101,6 @@ def with_shard_group(process_mesh: ProcessMesh, post_forward_size: int = 0) -> P
         made = add_group(comms, f"{REGATHER} {post_forward_size}", settings, ranks)
         groups.append(Group(made.group_name, axis=REGATHER))
     return ProcessMesh(replace(mesh, groups=tuple(groups)), comms, device_mesh)
-
-
-def ensure_alive(process_mesh: ProcessMesh) -> None:
-    """Check that the mesh can still be used; cheap enough for every step.
-
-    Raises
-    ------
-    StateError : the process group was destroyed, or this rank failed inside an earlier call.
-    RankFailedError : another rank has failed.
-    """
-    comms = process_mesh.comms
-    if comms is None or (comms.alive and comms.departure is None):
-        return
-    departure = comms.departure
-    if departure is None:
-        raise StateError(
-            "the process group was destroyed after this module was compiled; expected it to live as long as "
-            "the module is called: call torch.distributed.destroy_process_group() last, or compile again "
-            "after a new init_process_group()"
-        )
-    if departure.rank == comms.rank:
-        raise StateError(
-            f"an earlier call stopped half-way on this rank ({departure.text.splitlines()[0]}) and the other "
-            "ranks were told; compile the model again to go on"
-        )
-    words = comms.words(departure)
-    raise RankFailedError(f"{words}\ncompile the model again to go on, if all ranks are still there")
 
 
 def _init_world(device_type: str, settings: Settings) -> ProcessMesh:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.errors import MeshError
+from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.comms import Comms
 
@@ -46,3 +46,29 @@ class ProcessMesh:
                 f"({mesh.world},), mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} "
                 "processes started by torchrun"
             )
+
+    def check_alive(self) -> None:
+        """Check that the mesh can still be used; cheap enough for every step.
+
+        Raises
+        ------
+        StateError : the process group was destroyed, or this rank failed inside an earlier call.
+        RankFailedError : another rank has failed.
+        """
+        comms = self.comms
+        departure = None if comms is None else comms.liveness.departure
+        if comms is None or (comms.alive and departure is None):
+            return
+        if departure is None:
+            raise StateError(
+                "the process group was destroyed after this module was compiled; expected it to live as long "
+                "as the module is called: call torch.distributed.destroy_process_group() last, or compile "
+                "again after a new init_process_group()"
+            )
+        if departure.rank == comms.rank:
+            raise StateError(
+                f"an earlier call stopped half-way on this rank ({departure.text.splitlines()[0]}) and the "
+                "other ranks were told; compile the model again to go on"
+            )
+        words = comms.control.words(departure)
+        raise RankFailedError(f"{words}\ncompile the model again to go on, if all ranks are still there")

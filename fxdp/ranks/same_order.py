@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from fxdp.errors import AgreementError
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
-from fxdp.ranks.comms import Departure, DepartureKind
 from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog, differing
 from fxdp.ranks.liveness.departure import ALONE
 from fxdp.ranks.process_mesh import ProcessMesh
@@ -26,7 +25,7 @@ def check_order(process_mesh: ProcessMesh) -> None:
     assert comms is not None
     histories = Agreement(process_mesh).exchange(comms.sequence_log.recent())
     text = f"{_difference(histories, comms.sequence_log, comms.ranks)}; {_REMEDY}"
-    comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
+    comms.liveness.fail(text)
     raise AgreementError(text)
 
 
@@ -83,7 +82,7 @@ def apart(process_mesh: ProcessMesh) -> AgreementError:
     assert comms is not None
     here = f"rank {comms.ranks[comms.rank]} is in {comms.sequence_log.words(comms.sequence_log.now)}"
     text = f"{here}, while other ranks are in another call or backward; {_REMEDY}"
-    comms.stop(Departure(comms.rank, DepartureKind.FAILED, text))
+    comms.liveness.fail(text)
     return AgreementError(text)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-import fxdp.ranks.liveness.watch
+import fxdp.ranks.liveness.liveness
 from tests.limits import SOON_S, scaled
 from tests.rank_pool import RankPool
 
@@ -399,7 +399,7 @@ class Bomb(torch.autograd.Function):
 
 def _stops(how: str) -> str:
     one = dist.get_rank() == 1
-    fxdp.ranks.liveness.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
+    fxdp.ranks.liveness.liveness._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
     compiled = _compiled()
     optimizer = torch.optim.SGD(compiled.parameters(), 0.1)
     for step in range(40):

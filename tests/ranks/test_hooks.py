@@ -54,14 +54,14 @@ def test_a_replaced_hook_is_made_up_for_at_exit(told: list[str], monkeypatch: py
 def test_an_error_in_a_thread_is_told_if_the_thread_trains(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comms: Any = SimpleNamespace(caller=Caller())
+    comms: Any = SimpleNamespace(liveness=SimpleNamespace(caller=Caller()))
     monkeypatch.setattr(hooks, "speaking_comms", lambda: [comms])
     hooks.install_hook()
 
     def run(trains: bool) -> None:
         if trains:
-            comms.caller.enter()
-            comms.caller.leave()
+            comms.liveness.caller.enter()
+            comms.liveness.caller.leave()
         raise ValueError(f"trains {trains}")
 
     for trains in (False, True):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError
-from fxdp.ranks.mesh_init import _missing, ensure_alive, init_mesh
+from fxdp.ranks.mesh_init import _missing, init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.settings import Settings
 from fxdp.settings.launch import Launch
@@ -38,7 +38,7 @@ def test_alone_is_world_size_one() -> None:
     assert (mesh.axes, mesh.sizes, mesh.size, mesh.rank) == (("dp",), (1,), 1, 0)
     assert process_mesh.comms is None
     assert mesh.group() == ""
-    ensure_alive(process_mesh)
+    process_mesh.check_alive()
 
 
 def test_sizes_for_a_plan() -> None:
@@ -114,7 +114,7 @@ def _describe(process_mesh: ProcessMesh) -> tuple[Any, ...]:
 def _init_world() -> tuple[Any, ...]:
     process_mesh = init_mesh(None, "cpu")
     assert init_mesh(None, "cpu").comms is process_mesh.comms, "links are made once"
-    ensure_alive(process_mesh)
+    process_mesh.check_alive()
     return _describe(process_mesh)
 
 
@@ -186,7 +186,7 @@ def _destroy() -> list[str]:
     mesh = init_mesh(device_mesh, "cpu")
     dist.destroy_process_group()
     return [
-        _message(lambda: ensure_alive(mesh), StateError),
+        _message(mesh.check_alive, StateError),
         _message(lambda: init_mesh(device_mesh, "cpu")),
     ]
 

@@ -178,7 +178,7 @@ def _as_on_two_hosts(cheaper: bool) -> tuple[tuple[int, ...], bool, list[bool], 
         wanted = torch.stack(terms)
         equal.append(torch.equal(value, wanted.sum(0) if op == dist.ReduceOp.SUM else wanted.amax(0)))
     mates = () if comms.transport.hosts is None else comms.transport.hosts._mates
-    comms.close()
+    comms.liveness.close()
     return mates, comms.transport.memory is None, equal, comms.transport.cost is not None
 
 

@@ -1,7 +1,7 @@
 """All communication of one rank in one mesh.
 
     main thread     collectives on process groups, small ones on `messages`, rounds on `control`
-    watch thread    sleeps until a rank ends (`liveness/watch.py`)
+    watch thread    sleeps until a rank ends (`liveness/liveness.py`)
 
 A rank that fails first reports this on the control channel and then cuts all groups, so every rank knows the
 cause when a wait there breaks. A `Comms` lives as long as the process group, so `find_comms` can return the
@@ -21,10 +21,7 @@ from fxdp.ranks.comms.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.comms.row_transport import RowTransport
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
 from fxdp.ranks.comms.sockets import OpenSocket, cut
-from fxdp.ranks.liveness.departure import Departure, DepartureKind
-from fxdp.ranks.liveness.interrupt import Caller
-from fxdp.ranks.liveness.stragglers import StragglerDetection
-from fxdp.ranks.liveness.watch import Watch
+from fxdp.ranks.liveness.liveness import Liveness
 from fxdp.torch_compat import collectives_begun, world_group
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")
@@ -46,9 +43,9 @@ class Comms:
     messages : small tensors between the ranks of the row.
     transport : the transport between them beside the process groups.
     alike : True if all ranks compute bitwise equal results from equal operands.
-    caller : the thread that is inside a compiled call.
-    iteration : the lock that this thread holds.
+    iteration : the lock that the thread inside a compiled call holds.
     sequence_log : the calls and backwards that this rank has begun.
+    liveness : notices late and dead ranks, and stops this one.
     """
 
     def __init__(
@@ -71,18 +68,15 @@ class Comms:
         self.messages = messages
         self.transport = transport
         self.alike = alike
-        self.caller = Caller()
         self.iteration = threading.RLock()
         self.sequence_log = messages.sequence_log
         name_of = dict(zip(key[0], control.names, strict=True))
         messages.names = [name_of[rank] for rank in key[1]]
         transport.join(name, messages.names, self._explain, self.sequence_log)
         self._sockets = sockets
-        self._stragglers = StragglerDetection(control, self.caller, self.sequence_log, self._begun)
-        self._watch = Watch(
-            control, self.caller, self.sequence_log, lambda: self.alive, self._cut, self._give_back
+        self.liveness = Liveness(
+            control, self.sequence_log, lambda: self.alive, self._cut, self._give_back, self._begun
         )
-        self._watch.begin()
 
     @property
     def rank(self) -> int:
@@ -115,61 +109,23 @@ class Comms:
         world = self._world()
         return world is not None and world_group() is world
 
-    @property
-    def departure(self) -> Departure | None:
-        """The reason why the connections can no longer be used, or None."""
-        return self._watch.departure
-
-    def stop(self, departure: Departure) -> None:
-        """Close the connections: tell all ranks the reason, then cut the groups. The first reason counts."""
-        self._watch.stop(departure)
-
-    def cause(self) -> Departure | None:
-        """Return why a collective broke, after a short wait for news; None if no rank has failed or left."""
-        return self._watch.cause()
-
-    def late(self) -> str | None:
-        """Return a message on ranks late for a collective, with their positions; None if no rank is late."""
-        return self._stragglers.late(lambda: self.departure is not None)
-
     def _begun(self) -> tuple[int, ...]:
         found = [self._world(), *map(self.find, _PURPOSES)]
         return tuple(0 if group is None else collectives_begun(group) for group in found)
 
-    def close(self) -> None:
-        """Leave without an error and release all resources, and inform peers that still wait."""
-        self._watch.close()
-
-    def outlast(self) -> None:
-        """Wait a little for the end of another rank that has failed."""
-        self._watch.outlast()
-
     def _explain(self, error: LinkBrokenError | OutOfOrderError) -> Exception:
         """Return the error for a message that will not arrive, or that belongs to a different call."""
         if not isinstance(error, OutOfOrderError):
-            cause = self.cause()
-            return RankFailedError(self.words(cause) if cause else str(error))
+            cause = self.liveness.cause()
+            return RankFailedError(self.control.words(cause) if cause else str(error))
         place, theirs, mine = error.args
         text = (
             f"rank {self.key[1][place]} came to a sum in {self.sequence_log.words(theirs)}, rank "
             f"{self.key[0][self.rank]} in {self.sequence_log.words(mine)}: {SAME_ORDER}"
         )
         # no need to wait for news: the sums of both ranks are mixed up from here on
-        self.stop(Departure(self.rank, DepartureKind.FAILED, text))
+        self.liveness.fail(text)
         return AgreementError(text)
-
-    def settle(self) -> None:
-        """Wait until all ranks have read the parameter shards shown in this call or backward.
-
-        Raises
-        ------
-        RankFailedError : a rank failed or died.
-        """
-        self.transport.settle()
-
-    def words(self, departure: Departure) -> str:
-        """Return a departure as text, with the rank's global number."""
-        return self.control.words(departure)
 
     def _cut(self) -> None:
         """Make every wait in the groups end with an error, here and on all ranks."""

@@ -35,7 +35,8 @@ def speaking_comms() -> list[Comms]:
 def find_comms(ranks: Sequence[int], row: Sequence[int], backend: str) -> Comms | None:
     """Return the existing `Comms` between `ranks`; None without one, or if the connections are closed."""
     key = (tuple(ranks), tuple(row), backend)
-    return next((comms for comms in live_comms() if comms.departure is None and comms.key == key), None)
+    same = (comms for comms in live_comms() if comms.key == key)
+    return next((comms for comms in same if comms.liveness.departure is None), None)
 
 
 def _leave_to_parent() -> None:
@@ -57,5 +58,5 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _say_goodbye() -> None:
     for comms in list(_live):
-        comms.outlast()
-        comms.close()
+        comms.liveness.outlast()
+        comms.liveness.close()

@@ -59,8 +59,8 @@ def open_comms(
     world = world_group()
     assert world is not None, "open_comms needs a process group"
     for comms in live_comms():
-        if comms.departure and comms.departure.kind is DepartureKind.KILLED:
-            raise RankFailedError(comms.words(comms.departure))
+        if comms.liveness.departure and comms.liveness.departure.kind is DepartureKind.KILLED:
+            raise RankFailedError(comms.control.words(comms.liveness.departure))
     wanted = backend == "gloo" and settings.shared_memory
     is_gloo, above = backend == "gloo", settings.tree_above
     check_limit(len(ranks), needed(len(ranks), len(row), gloo=is_gloo, memory=wanted, tree_above=above))
@@ -230,8 +230,8 @@ def add_group(comms: Comms, purpose: str, settings: Settings, ranks: Sequence[in
         return _new_group(name, ranks or row, backend, timedelta(seconds=settings.timeout_s), purpose)
 
     def look() -> None:
-        if comms.departure is not None:
-            raise RankFailedError(comms.words(comms.departure))
+        if comms.liveness.departure is not None:
+            raise RankFailedError(comms.control.words(comms.liveness.departure))
 
     before = open_sockets()
     group = made_while_looking(make, look) if backend == "gloo" else make()

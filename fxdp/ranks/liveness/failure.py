@@ -37,7 +37,6 @@ from fxdp.ranks.comms import (
     broadcast_everywhere,
     speaking_comms,
 )
-from fxdp.ranks.mesh_init import ensure_alive
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _BROKEN = (
@@ -81,14 +80,14 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     def __enter__(self) -> None:
         if self._comms is None:
             return
-        ensure_alive(self._process_mesh)
+        self._process_mesh.check_alive()
         if not self._comms.iteration.acquire(blocking=False):
             raise StateError(
                 "another thread of this process is in a compiled forward or backward; expected one thread at "
                 "a time: ranks meet by the order of what they do, and threads have none"
             )
         try:
-            self._comms.caller.enter()
+            self._comms.liveness.caller.enter()
             self._order = self._comms.sequence_log.order
             if self._backward_of:
                 self._comms.sequence_log.begin_backward(self._backward_of)
@@ -104,7 +103,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 show_user_lines(error)
             if comms is None:
                 return
-            comms.caller.leave()
+            comms.liveness.caller.leave()
             comms.iteration.release()
         except Interrupted as interrupted:  # raised by the watch in this very line
             assert comms is not None
@@ -113,13 +112,13 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             if comms.sequence_log.order != self._order:
                 _add_place(comms, error, "in")
             self._end(comms, error)
-        elif comms.departure is not None:  # e.g. aborted NCCL kernels end without an error
-            raise RankFailedError(comms.words(comms.departure))
+        elif comms.liveness.departure is not None:  # e.g. aborted NCCL kernels end without an error
+            raise RankFailedError(comms.control.words(comms.liveness.departure))
 
     @staticmethod
     def _interrupted(comms: Comms, error: BaseException) -> NoReturn:
         """Leave for good, if the watch has interrupted this thread before or after the guarded call."""
-        comms.caller.leave()
+        comms.liveness.caller.leave()
         with contextlib.suppress(RuntimeError):  # released already
             comms.iteration.release()
         _raise_cause(comms, error)
@@ -129,33 +128,35 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         """Stop this rank's connections after a fatal error; raise a more precise error if one is known."""
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
+        live = comms.liveness
         if isinstance(error, RankFailedError):
             if _is_late(error.__cause__) and (words := _at_fault(comms, error.__cause__)):
                 failure = RankFailedError(words)
-                comms.stop(comms.departure or Departure(comms.rank, DepartureKind.FAILED, words))
+                live.fail(words)
                 raise failure from error
-            known = comms.departure if isinstance(error, LateError) else comms.cause()
-            comms.stop(known or Departure(comms.rank, DepartureKind.FAILED, str(error)))
+            cause = live.departure if isinstance(error, LateError) else live.cause()
+            live.stop(cause or Departure(comms.rank, DepartureKind.FAILED, str(error)))
             return
-        if isinstance(error, Interrupted) or (comms.caller.interrupted and comms.departure is not None):
+        if isinstance(error, Interrupted) or (live.caller.interrupted and live.departure is not None):
             _raise_cause(comms, error)  # also for a different error that code has made of the interrupt
         if _is_broken_collective(error):
             failure = convert(comms, error)
             _add_place(comms, failure, "in")
-            comms.stop(comms.departure or Departure(comms.rank, DepartureKind.FAILED, str(failure)))
+            live.fail(str(failure))
             raise failure from error
-        if comms.departure is not None:
-            error.add_note(f"(at about the same time, {comms.words(comms.departure)})")
-        comms.stop(Departure(comms.rank, DepartureKind.FAILED, describe(error)))
+        if live.departure is not None:
+            error.add_note(f"(at about the same time, {comms.control.words(live.departure)})")
+        live.fail(describe(error))
 
 
 def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
     """Raise the error that caused an interrupt, and close the connections."""
-    departure = comms.departure or comms.cause() or Departure(comms.rank, DepartureKind.FAILED, str(error))
-    failure = RankFailedError(comms.words(departure))
+    live = comms.liveness
+    departure = live.departure or live.cause() or Departure(comms.rank, DepartureKind.FAILED, str(error))
+    failure = RankFailedError(comms.control.words(departure))
     for meta in getattr(error, "__notes__", ()):
         failure.add_note(meta)
-    comms.stop(departure)
+    live.stop(departure)
     raise failure from error
 
 
@@ -172,20 +173,20 @@ def convert(comms: Comms, error: BaseException) -> RankFailedError:
 def _at_fault(comms: Comms, error: BaseException | None) -> str | None:
     """Return a message on the rank at fault for a broken collective; None if no rank is known."""
     if _is_late(error):  # torch does not name the rank
-        if late := comms.late():
+        if late := comms.liveness.late():
             return (
                 f"{late}\nexpected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
                 f"longer)\ntorch: {error}"
             )
-        if comms.departure is None and len(comms.ranks) == 2:  # both wait, and not for each other
+        if comms.liveness.departure is None and len(comms.ranks) == 2:  # both wait, and not for each other
             return (
                 f"rank {comms.control.names[1 - comms.rank]} did not come to a collective in time, though "
                 "its process is alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one "
                 f"may need longer)\ntorch: {error}"
             )
-        return comms.words(comms.departure) if comms.departure is not None else None
-    cause = comms.cause()
-    return None if cause is None else comms.words(cause)
+        return comms.control.words(comms.liveness.departure) if comms.liveness.departure is not None else None
+    cause = comms.liveness.cause()
+    return None if cause is None else comms.control.words(cause)
 
 
 @contextlib.contextmanager
@@ -203,7 +204,7 @@ def refusing(process_mesh: ProcessMesh) -> Iterator[None]:
 
 def refuse(process_mesh: ProcessMesh, error: Exception) -> None:
     """Refuse this call on all ranks, which wait for this rank in `Agreement.exchange` next."""
-    if process_mesh.comms is not None and process_mesh.comms.departure is None:
+    if process_mesh.comms is not None and process_mesh.comms.liveness.departure is None:
         _add_place(process_mesh.comms, error, "in")
         process_mesh.comms.control.refuse(describe(error))
         with contextlib.suppress(AttributeError):
@@ -238,9 +239,9 @@ def broadcast_all(error: BaseException) -> None:
     """Tell the ranks of all meshes, and ranks that wait at start-up, why this rank ends."""
     _explain(error)
     for comms in speaking_comms():
-        if comms.departure is None:  # meshes that failed earlier do not know where this rank is now
+        if comms.liveness.departure is None:  # meshes that failed earlier do not know where this rank is now
             _add_place(comms, error, "after")
-        comms.stop(Departure(comms.rank, DepartureKind.FAILED, describe(error)))
+        comms.liveness.fail(describe(error))
     if isinstance(error, RankFailedError) or getattr(error, _TOLD, False):
         return
     with contextlib.suppress(AttributeError):

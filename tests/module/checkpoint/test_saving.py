@@ -298,7 +298,7 @@ def _save_while_one_hangs(folder: Path, late: int) -> str:
     compiled = fxdp.compile(nn.Linear(3, 2), backend="eager")
 
     def hang(*_: Any) -> None:
-        while compiled._process_mesh.comms.departure is None:
+        while compiled._process_mesh.comms.liveness.departure is None:
             time.sleep(0.1)
 
     with mock.patch.object(saving, "_write", hang if dist.get_rank() == late else saving._write):

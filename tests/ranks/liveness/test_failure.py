@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import fxdp.ranks.liveness.interrupt
-import fxdp.ranks.liveness.watch
+import fxdp.ranks.liveness.liveness
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.hooks import install_hook
@@ -86,8 +86,8 @@ def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     process_mesh = init_mesh(None, "cpu")
     fxdp.ranks.liveness.interrupt._AGAIN_S = scaled(0.5)
-    fxdp.ranks.liveness.watch._GRACE_S = scaled(0.5)
-    fxdp.ranks.liveness.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
+    fxdp.ranks.liveness.liveness._GRACE_S = scaled(0.5)
+    fxdp.ranks.liveness.liveness._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
     for _ in range(3):
         _wait(process_mesh, "functional")
     if process_mesh.mesh.rank == guilty:
@@ -175,7 +175,7 @@ def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
-    fxdp.ranks.liveness.watch._CAUSE_S = scaled(1.0)
+    fxdp.ranks.liveness.liveness._CAUSE_S = scaled(1.0)
     process_mesh = init_mesh(None, "cpu")
     _wait(process_mesh, "functional")
     if process_mesh.mesh.rank == 0:
@@ -190,7 +190,7 @@ def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
 
 
 def _leave(begun: bool) -> None:
-    fxdp.ranks.liveness.watch._LEAVE_S = scaled(0.5)
+    fxdp.ranks.liveness.liveness._LEAVE_S = scaled(0.5)
     process_mesh = init_mesh(None, "cpu")
     assert process_mesh.comms is not None
     if process_mesh.mesh.rank == 1 and not begun:
@@ -269,7 +269,7 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> tuple[str, float]:
-    fxdp.ranks.liveness.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
+    fxdp.ranks.liveness.liveness._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
     process_mesh = init_mesh(None, "cpu")
     begin = time.monotonic()
     if dist.get_rank() == 1:
@@ -305,9 +305,8 @@ def test_guard_without_ranks_leaves_errors_alone() -> None:
 
 def test_of_two_ranks_the_other_one_is_late() -> None:
     control = SimpleNamespace(names=["4", "7 (host b)"])
-    comms: Any = SimpleNamespace(
-        cause=lambda: None, late=lambda: None, departure=None, ranks=(4, 7), rank=0, control=control
-    )
+    liveness = SimpleNamespace(cause=lambda: None, late=lambda: None, departure=None)
+    comms: Any = SimpleNamespace(liveness=liveness, ranks=(4, 7), rank=0, control=control)
     late = str(convert(comms, RuntimeError("gloo: Timed out waiting 6000ms for recv operation")))
     assert late.startswith("rank 7 (host b) did not come to a collective in time")
     assert "all ranks seem to be alive: broken" in str(convert(comms, RuntimeError("broken")))

@@ -26,7 +26,7 @@ _LATE = 2
 
 def _sleep_elsewhere(process_mesh: ProcessMesh) -> None:
     end = time.monotonic() + HANG_S
-    while process_mesh.comms.departure is None and time.monotonic() < end:
+    while process_mesh.comms.liveness.departure is None and time.monotonic() < end:
         time.sleep(0.1)
 
 
@@ -111,7 +111,7 @@ def _own_collective() -> list[str]:
     group = dist.new_group(timeout=timedelta(seconds=scaled(2.0)))
     if process_mesh.mesh.rank == _LATE:
         _sleep_elsewhere(process_mesh)
-        return [str(process_mesh.comms.words(process_mesh.comms.departure))]
+        return [str(process_mesh.comms.control.words(process_mesh.comms.liveness.departure))]
     try:
         dist.all_reduce(torch.ones(4), group=group)
     except RuntimeError as error:

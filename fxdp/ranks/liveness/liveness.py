@@ -1,4 +1,4 @@
-"""A thread that watches all ranks of a mesh, and records why this rank's part has ended.
+"""`Liveness`: notice ranks of a mesh that end, fail, hang or are late, and stop this rank with the reason.
 
     watch thread    sleeps until a control connection closes, then reads that rank's reason;
                     if the rank failed or was killed: cuts the groups, so that the main thread's wait ends,
@@ -27,6 +27,7 @@ from fxdp.ranks.comms.sequence_log import SAME_ORDER, SequenceLog
 from fxdp.ranks.comms.wires import Peer
 from fxdp.ranks.liveness.departure import ALONE, Departure, DepartureKind
 from fxdp.ranks.liveness.interrupt import Caller, in_collective
+from fxdp.ranks.liveness.stragglers import StragglerDetection
 
 _log = logging.getLogger("fxdp")
 _LEAVE_S = 10.0  # how long data of a rank that ended in order may be in flight
@@ -38,36 +39,38 @@ _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
 _WHERE = struct.Struct("<qq")  # backwards begun so far, the waiting call
 
 
-class Watch:
-    """A thread that watches all ranks of one mesh.
+class Liveness:
+    """The liveness of one mesh's ranks: a thread that watches them, and questions to late ones.
 
     Parameters
     ----------
     control : the watched connections.
-    caller : the thread that is inside a compiled call.
     sequence_log : the calls and backwards that this rank has begun.
     alive : function that returns whether the process group still exists.
     cut : function that ends every wait in the groups, here and on all ranks.
     closed : function called when the watch has ended.
+    begun : function for the number of collectives begun in each of the six groups that ranks may share.
 
     Attributes
     ----------
+    caller : the thread that is inside a compiled call.
     departure : the reason why the connections can no longer be used, or None.
     """
 
     def __init__(
         self,
         control: Channel,
-        caller: Caller,
         sequence_log: SequenceLog,
         alive: Callable[[], bool],
         cut: Callable[[], None],
         closed: Callable[[], None],
+        begun: Callable[[], tuple[int, ...]],
     ) -> None:
-        self._control, self._caller, self._sequence_log = control, caller, sequence_log
+        self._control, self.caller, self._sequence_log = control, Caller(), sequence_log
         self._alive, self._cut, self._closed = alive, cut, closed
         self._rank = control.rank
         control.waits_for = self._where
+        self._stragglers = StragglerDetection(control, self.caller, sequence_log, begun)
         self.departure: Departure | None = None
         self._left: dict[int, tuple[float, int]] = {}  # time, and position at the end
         self._fallen: float | None = None
@@ -76,9 +79,6 @@ class Watch:
         self._lock = threading.Lock()
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="fxdp-watch", daemon=True)
-
-    def begin(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self, departure: Departure) -> None:
@@ -88,6 +88,10 @@ class Watch:
         self._control.broadcast_failure(self.departure)
         self._cut()
         self._known.set()
+
+    def fail(self, text: str) -> None:
+        """Close the connections because this rank has failed; an earlier reason counts."""
+        self.stop(Departure(self._rank, DepartureKind.FAILED, text))
 
     def cause(self) -> Departure | None:
         """Return why a collective broke, after a short wait for news; None if no rank has failed or left."""
@@ -99,6 +103,10 @@ class Watch:
         return self.departure or next(
             (Departure(rank, DepartureKind.ENDED) for rank in list(self._left)), None
         )
+
+    def late(self) -> str | None:
+        """Return a message on ranks late for a collective, with their positions; None if no rank is late."""
+        return self._stragglers.late(lambda: self.departure is not None)
 
     def _where(self) -> bytes:
         """Return the content of WAITS, sent while this rank waits before a call."""
@@ -134,7 +142,7 @@ class Watch:
             poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
         woken = False
         while self._alive() and not woken:
-            hurries = self._caller.active and self._fallen is not None
+            hurries = self.caller.active and self._fallen is not None
             for descriptor, _ in poll.poll(100 if hurries else 1000):
                 woken = woken or descriptor == self._wake.fileno()
                 if descriptor in peers:
@@ -179,11 +187,11 @@ class Watch:
             self._leave(self._control.left)
         now = time.monotonic()
         for rank, (since, began) in self._left.items():
-            if not self._caller.active:
+            if not self.caller.active:
                 self._left[rank] = now, began
             elif self.departure is None and (
                 began < self._sequence_log.began
-                or (now - since > _LEAVE_S and in_collective(self._caller.frame()))
+                or (now - since > _LEAVE_S and in_collective(self.caller.frame()))
             ):
                 self._fall(Departure(rank, DepartureKind.ENDED))
 
@@ -192,7 +200,7 @@ class Watch:
 
         This rank would wait in the sums of that backward for a rank that waits for this one.
         """
-        if not self._caller.active or self.departure is not None:
+        if not self.caller.active or self.departure is not None:
             return
         for peer in self._control.peers:
             if peer.waits is None or peer.waits[0] <= self._control.round:
@@ -222,12 +230,12 @@ class Watch:
         A collective ends with the cut of the group, Python code with the error raised inside. The last
         resort, for a collective that does not end even so (gloo can lose a wake-up), is to end the process.
         """
-        if not self._caller.active or self._fallen is None or self.departure is None:
+        if not self.caller.active or self._fallen is None or self.departure is None:
             return
         since = time.monotonic() - self._fallen
         if since > _GRACE_S:
-            self._caller.interrupt()
-        if since > _STUCK_S and in_collective(self._caller.frame()):
+            self.caller.interrupt()
+        if since > _STUCK_S and in_collective(self.caller.frame()):
             sys.stderr.write(
                 f"fxdp.errors.RankFailedError: {self._control.words(self.departure)}\n"
                 f"rank {self._control.names[self._rank]} was still waiting in a collective {_STUCK_S:g} s "
