@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fxdp import skip
     from fxdp.capture.batch_dims import RowsPerSample
     from fxdp.capture.ragged_rows import Rows
+    from fxdp.eager.data.resumable_loader import ResumableLoader, data_loader
     from fxdp.eager.dispatch import eager_report
     from fxdp.eager.loader import global_batch, shard
     from fxdp.eager.tensor import GlobalTensor
@@ -81,6 +82,7 @@ __all__ = [
     "R",
     "RankFailedError",
     "Report",
+    "ResumableLoader",
     "Rows",
     "RowsPerSample",
     "RuleError",
@@ -95,6 +97,7 @@ __all__ = [
     "VerifierError",
     "check_rule",
     "compile",
+    "data_loader",
     "eager_report",
     "explain",
     "global_batch",
@@ -122,11 +125,13 @@ _HOMES = {
     "Plan": "reports.plan",
     "R": "ir.types.placements",
     "Report": "oracle.report",
+    "ResumableLoader": "eager.data.resumable_loader",
     "Rows": "capture.ragged_rows",
     "RowsPerSample": "capture.batch_dims",
     "S": "ir.types.placements",
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
+    "data_loader": "eager.data.resumable_loader",
     "eager_report": "eager.dispatch",
     "explain": "module.dry_run",
     "global_batch": "eager.loader",

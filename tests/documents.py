@@ -27,7 +27,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Debug", "RowsPerSample", "Rows",
         "CompiledModule", "launch", "save", "load", "save_safetensors",
     ),
-    "Global tensors": ("global_batch", "shard", "GlobalTensor", "eager_report"),
+    "Global tensors": (
+        "global_batch", "shard", "GlobalTensor", "eager_report", "data_loader", "ResumableLoader",
+    ),
     "Plan and check": ("plan", "Plan", "CommRow", "explain", "verify", "Report"),
     "Op rules": ("register_rule", "check_rule", "Sample", "S", "R", "P"),
     "Skip connections": tuple(f"skip.{name}" for name in (

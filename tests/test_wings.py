@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fxdp.errors import MeshError, StateError
 from fxdp.settings import wings_are_on
+from fxdp.torch_compat.releases import release
 from fxdp.wings import Seam, seam
 from tests.limits import HANG_S
 from tests.rooms import WINGS
@@ -100,7 +102,8 @@ def test_a_step_touches_little_of_torch() -> None:
     )  # fmt: skip
     found = json.loads(ended.stdout)
     assert len(found["captured"]) <= 40, found["captured"]
-    assert len(found["compiled"]) <= 44, found["compiled"]
+    mended = 2 if release(torch.__version__) == "2.11" else 0  # its own faults
+    assert len(found["compiled"]) <= 44 + mended, found["compiled"]
     assert len(found["private"]) <= 100, found["private"]
 
 

@@ -126,7 +126,7 @@ def _entered(tree: Any, ranks: DataRanks, batch_dims: Any, *, ended: bool = Fals
         found = Opened(tree, batch_dims)
         return emptied(found) if ended else found
 
-    return _made_global(opened, ranks, lambda tree: _dims(tree, batch_dims))
+    return _made_global(opened, ranks, lambda tree: batch_dims_of(tree, batch_dims))
 
 
 def _made_global(
@@ -163,7 +163,8 @@ def _made_global(
     return pytree.tree_unflatten(map(made, leaves), structure)
 
 
-def _dims(tree: Any, batch_dims: Any) -> list[int | None]:
+def batch_dims_of(tree: Any, batch_dims: Any) -> list[int | None]:
+    """Return the batch dim of each tensor of a batch."""
     prefix: Any = batch_dims if batch_dims is None or isinstance(batch_dims, int) else ((batch_dims,), {})
     return resolve_batch_dims((tree,), {}, prefix)
 

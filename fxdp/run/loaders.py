@@ -25,9 +25,10 @@ from torch import Tensor
 from fxdp.eager.tensor import wrapped
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.types.placements import Shard
+from fxdp.ranks.generator_states import generator_states, set_generator_states
 from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.same_order import check_order
-from fxdp.run.generators import digests, restore, states
+from fxdp.run.generators import digests
 from fxdp.run.session import Session
 from fxdp.run.trees import can_be_cut, leaves_of, map_tensors
 from fxdp.torch_compat import MapFetcher, default_collate
@@ -117,14 +118,14 @@ def fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, sessio
     indices = list(indices)
     axis = session.axis(len(indices))
     own = indices[axis.offset : axis.offset + axis.local]
-    before = states()
+    before = generator_states()
     data = plain(fetcher, own or indices[:1])
     size = max(len(own), 1)
-    if states() == before:
+    if generator_states() == before:
         if all(can_be_cut(leaf) and leaf.shape[0] == size for leaf in leaves_of(data)):
             return OwnSamples(data, len(own), len(indices), zlib.crc32(repr(indices).encode()))
     else:
-        restore(before)
+        set_generator_states(before)
     fetcher._all_samples = True  # type: ignore[attr-defined]
     return plain(fetcher, indices)
 

@@ -31,9 +31,16 @@ from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.process_mesh import ProcessMesh
 
+_DATA = "data.pt"
+
 
 def save(
-    path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None, *, step: int = 0
+    path: Path | str,
+    compiled: CompiledModule,
+    optimizer: Optimizer | None = None,
+    *,
+    step: int = 0,
+    data: Any = None,
 ) -> None:
     """Save a compiled module, its optimizer, each rank's random state and the number of the step.
 
@@ -48,6 +55,7 @@ def save(
     compiled : the module returned by `fxdp.compile`.
     optimizer : the optimizer of the module's parameters.
     step : the number of finished steps; `load` returns this number.
+    data : what `fxdp.data_loader` returned, or anything with a `state_dict` that is equal on all ranks.
 
     Raises
     ------
@@ -61,6 +69,8 @@ def save(
     state = {**state_of(compiled, optimizer), "step": step}
     try:
         torch.save(_random_state(process_mesh), _random_file(new_folder(folder), process_mesh.index))
+        if data is not None and process_mesh.index == 0:
+            torch.save(data.state_dict(), new_folder(folder) / _DATA)
         _write(process_mesh, new_folder(folder), state)
         fault = None
     except (CheckpointException, OSError) as error:
@@ -74,16 +84,18 @@ def save(
     together(process_mesh, fault, StateError)
 
 
-def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None) -> int:
+def load(
+    path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None, *, data: Any = None
+) -> int:
     """Load a checkpoint written by `save`, on any number of ranks; return the number of the step.
 
     A collective call. If there are more ranks than at `save`, the additional ranks take the random state of
-    rank 0.
+    rank 0. With `data`, what was saved as `data` goes on at its position.
 
     Raises
     ------
     InputError : not a checkpoint, an incomplete one, or one of a different model: all names that are missing,
-        extra or of a different shape are listed, and nothing is loaded.
+        extra or of a different shape are listed; or data of another order. Nothing is loaded then.
     RankFailedError : another rank failed or died.
     """
     process_mesh = process_mesh_of(compiled)
@@ -99,7 +111,14 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
     listed = "\n  ".join(faults)
     fault = f"{folder} is of another model or optimizer; nothing was loaded:\n  {listed}" if faults else ""
     together(process_mesh, fault, InputError)
-    _read(process_mesh, folder, state)
+    position = data.state_dict() if data is not None else None
+    try:
+        together(process_mesh, _data_fault(folder, data), InputError)
+        _read(process_mesh, folder, state)
+    except BaseException:
+        if position is not None:
+            data.load_state_dict(position)
+        raise
     take(compiled, optimizer, state)
     _set_random_state(process_mesh, folder)
     return int(state["step"])
@@ -178,6 +197,19 @@ def _group_faults(process_mesh: ProcessMesh, folder: Path, own: Mapping[str, Any
     _read(process_mesh, folder, saved)
     there, here = ([g["params"] for g in o["param_groups"]] for o in (saved["optimizer"], own))
     return [] if there == here else [f"the optimizer's parameter groups are {there}, expected {here}"]
+
+
+def _data_fault(folder: Path, data: Any) -> str | None:
+    """Set the data to the position of a checkpoint; return the reason why it cannot be."""
+    if data is None:
+        return None
+    try:
+        data.load_state_dict(torch.load(folder / _DATA, weights_only=True))
+    except FileNotFoundError:
+        return f"{folder} has no position of data; expected one that was saved with data=; nothing was loaded"
+    except Exception as error:
+        return f"{folder}: {error}; nothing was loaded"
+    return None
 
 
 def _random_file(folder: Path, rank: int) -> Path:

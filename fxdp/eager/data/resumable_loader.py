@@ -1,0 +1,250 @@
+"""`data_loader`: a rank's rows of one device's batches, from a position that a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
+from fxdp.eager.data.sample_order import SampleOrder, seed_of
+from fxdp.eager.data_ranks import DataRanks, data_ranks
+from fxdp.eager.loader import batch_dims_of, global_batch
+from fxdp.errors import InputError
+from fxdp.ranks.liveness.failure import everywhere, guard
+
+_OURS = ("sampler", "batch_sampler", "generator", "batch_size", "shuffle", "drop_last")
+
+
+class ResumableLoader:
+    """Batches in one device's order, of which each rank loads its rows; see `data_loader`.
+
+    Attributes
+    ----------
+    epoch : the number of the running epoch, or of the next one between two.
+    """
+
+    def __init__(
+        self, data: Any, order: SampleOrder, mesh: DeviceMesh | Mapping[str, int] | None, batch_dims: Any,
+        local: bool, options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._data, self._order, self._options = data, order, dict(options)
+        self._kind = _kind_of(data)
+        self._mesh, self._batch_dims, self._local = mesh, batch_dims, local
+        self._by_rows = self._options.get("collate_fn") in (None, default_collate)
+        self.epoch, self._given, self._resumes = 0, 0, False
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        if self._kind == "map-style":
+            return self._order.batches
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield an epoch's batches, those left after `load_state_dict`; all ranks must take them together."""
+        if self._given and not self._resumes:  # the epoch before was left early
+            self.epoch, self._given = self.epoch + 1, 0
+        self._resumes = False
+        ranks = data_ranks(self._mesh, "cpu")
+        batches = self._map_style(ranks) if self._kind == "map-style" else self._iterated(ranks)
+        for part in batches:
+            self._given += 1
+            yield part if self._local else global_batch(part, self._mesh, self._batch_dims)
+        self.epoch, self._given = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: epoch, batches given in it, and what defines the order; equal on all ranks."""
+        state = {**self._defined_by(), "epoch": self.epoch, "given": self._given}
+        if self._kind == "stateful":
+            state["loader"] = self._data.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at the position of a state, on any number of ranks, with any number of workers.
+
+        Raises
+        ------
+        InputError : the state is of other data or of another order; nothing is changed.
+        """
+        faults = [
+            f"{name} is {own!r} here, {state.get(name)!r} in the state"
+            for name, own in self._defined_by().items()
+            if state.get(name) != own
+        ]
+        faults += [f"{name} is missing" for name in ("epoch", "given") if name not in state]
+        if faults:
+            raise InputError(
+                "the position is of other data or another order; expected the data set and the options with "
+                "which it was saved, so that no sample is seen twice or never:\n  " + "\n  ".join(faults)
+            )
+        if self._kind == "stateful":
+            self._data.load_state_dict(state["loader"])
+        self.epoch, self._given, self._resumes = state["epoch"], state["given"], True
+
+    def _defined_by(self) -> dict[str, Any]:
+        order = self._order
+        found: dict[str, Any] = {"kind": self._kind}
+        if self._kind != "stateful":
+            found |= {"seed": order.seed, "batch_size": order.batch_size, "drop_last": order.drop_last}
+        if self._kind == "map-style":
+            found |= {"samples": order.length, "shuffle": order.shuffle}
+        return found
+
+    def _map_style(self, ranks: DataRanks) -> Iterator[Any]:
+        """Yield this rank's rows; it loads them alone where collating is row by row."""
+        while True:
+            batches = self._order.from_batch(self.epoch, self._given)
+            for samples, data in zip(batches, self._loaded(ranks if self._by_rows else None), strict=False):
+                total = len(samples)
+                start, rows = _part_of(ranks, total)
+                if not self._by_rows:
+                    yield self._cut(data, start, rows, total)
+                elif all(_has_rows(leaf, max(rows, 1)) for leaf in pytree.tree_leaves(data)):
+                    yield pytree.tree_map(partial(torch.narrow, dim=0, start=0, length=rows), data)
+                else:  # strings and numbers, say: one device's batch has those of all samples
+                    self._by_rows = False
+                    break
+            else:
+                return
+
+    def _loaded(self, ranks: DataRanks | None) -> Iterable[Any]:
+        """Load the remaining batches of the epoch, with `ranks` this rank's rows only."""
+
+        def rows(samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
+            if ranks is None:
+                return samples
+            start, count = _part_of(ranks, len(samples))
+            return samples[start : start + count] or samples[:1]  # one tells the kinds of tensors
+
+        numbers = self._order.seed, self.epoch
+        options = {**self._options, "collate_fn": SeededCollate(self._options.get("collate_fn"), *numbers)}
+        return DataLoader(
+            SeededSamples(self._data, *numbers),
+            batch_sampler=[rows(samples) for samples in self._order.from_batch(self.epoch, self._given)],
+            generator=torch.Generator(),  # else it draws from the run's
+            **options,
+        )
+
+    def _iterated(self, ranks: DataRanks) -> Iterator[Any]:
+        """Yield this rank's rows of batches that each rank loads in full."""
+        numbers = self._order.seed, self.epoch
+        draws, batches = OwnDraws(*numbers), self._data
+        if self._kind == "iterable":
+            batches = DataLoader(
+                self._data, batch_size=self._order.batch_size, drop_last=self._order.drop_last,
+                generator=torch.Generator().manual_seed(seed_of(*numbers)), **self._options,
+            )  # fmt: skip
+        with draws():
+            iterator = iter(batches)
+            for _ in range(self._given if self._kind == "iterable" else 0):
+                next(iterator, None)
+        while True:
+            with draws():
+                data = next(iterator, None)
+            with guard(ranks.process_mesh):
+                going = [row[0] for row in ranks.exchange((int(data is not None),))]
+            if not all(going):
+                break
+            tensors = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
+            dims = batch_dims_of(data, self._batch_dims)
+            total = next((t.shape[dim] for t, dim in zip(tensors, dims, strict=True) if dim is not None), 0)
+            yield self._cut(data, *_part_of(ranks, total), total)
+        if any(going):
+            ended = [rank for rank, goes in enumerate(going) if not goes]
+            raise everywhere(InputError(
+                f"the data of ranks {ended} ended, others have more; expected one sequence on all ranks, "
+                "of which each takes its rows: do not split it by rank"
+            ))  # fmt: skip
+
+    def _cut(self, data: Any, start: int, rows: int, total: int) -> Any:
+        dims = iter(batch_dims_of(data, self._batch_dims))
+
+        def part(leaf: Tensor) -> Tensor:
+            dim = next(dims)
+            if dim is None:
+                return leaf
+            if leaf.shape[dim] != total:
+                raise InputError(
+                    f"a batch of {total} samples has a tensor {list(leaf.shape)}; expected {total} in dim "
+                    f"{dim}: give batch_dims= with None for tensors that have no batch dim"
+                )
+            return leaf.narrow(dim, start, rows)
+
+        return pytree.tree_map_only(Tensor, part, data)
+
+
+def data_loader(
+    data: Any, batch_size: int | None = None, *, mesh: DeviceMesh | Mapping[str, int] | None = None,
+    batch_dims: Any = None, local: bool = False, shuffle: bool = False, drop_last: bool = False,
+    seed: int = 0, **options: Any,
+) -> ResumableLoader:  # fmt: skip
+    """Return a loader of one device's batches, of which each rank loads its rows, and that resumes anywhere.
+
+    `fxdp.save(..., data=loader)` keeps the position, and `fxdp.load` finds it on any number of ranks: over
+    all of the run the samples, and their order, are those of one device that was never stopped.
+
+    Parameters
+    ----------
+    data : a map-style data set; an iterable one, which each rank reads in full; or a loader with `state_dict`
+        and `load_state_dict` (torchdata's `StatefulDataLoader`), equal on all ranks.
+    batch_size : the samples of a batch of all ranks together; None: the loader makes its batches.
+    mesh, batch_dims : those of `global_batch`.
+    local : True: this rank's rows as plain tensors, as a compiled module takes them. False: global tensors.
+    shuffle : whether an epoch has an order of its own, defined by `seed` and the epoch alone.
+    drop_last : whether a shorter last batch is left out.
+    seed : of the order, and of random numbers: each sample draws from a state of its own, by seed, epoch and
+        place in the epoch.
+    options : further options of torch's DataLoader: `num_workers`, `collate_fn`, `pin_memory` ...
+
+    Raises
+    ------
+    InputError : options that do not fit the data; a data set without a length.
+    """
+    kind = _kind_of(data)
+    faults = [f"{name}= is given by the loader's own options" for name in options if name in _OURS]
+    if kind == "stateful":
+        given = {
+            "batch_size": batch_size,
+            "shuffle": shuffle or None,
+            "drop_last": drop_last or None,
+        } | options
+        faults += [
+            f"{name}= is the wrapped loader's own" for name, value in given.items() if value is not None
+        ]
+    elif batch_size is None or batch_size < 1:
+        faults.append(f"batch_size={batch_size}; expected at least 1, the samples of all ranks together")
+    if kind == "iterable" and shuffle:
+        faults.append("shuffle=True of an iterable; expected a map-style data set, or one that shuffles")
+    if kind == "map-style" and not hasattr(data, "__len__"):
+        faults.append(f"{type(data).__name__} has no __len__; expected one, or an IterableDataset")
+    if seed < 0:
+        faults.append(f"seed={seed}; expected at least 0")
+    if faults:
+        raise InputError("data_loader: " + "; ".join(faults))
+    length = len(data) if kind == "map-style" else 0
+    order = SampleOrder(length, batch_size or 1, shuffle, drop_last, seed)
+    return ResumableLoader(data, order, mesh, batch_dims, local, options)
+
+
+def _kind_of(data: Any) -> str:
+    if isinstance(data, IterableDataset):
+        return "iterable"
+    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and hasattr(data, "__iter__"):
+        return "stateful"
+    return "map-style" if hasattr(data, "__getitem__") else "iterable"
+
+
+def _part_of(ranks: DataRanks, total: int) -> tuple[int, int]:
+    """Return this rank's first row and number of rows; the first ranks may have one more."""
+    rows, rest = divmod(total, ranks.world)
+    return ranks.rank * rows + min(ranks.rank, rest), rows + (ranks.rank < rest)
+
+
+def _has_rows(leaf: Any, rows: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
