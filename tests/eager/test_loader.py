@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fxdp
+from fxdp import Rows
 from tests.rank_pool import RankPool
 
 
@@ -49,6 +50,43 @@ def test_a_loader_that_ends_first_goes_on_with_empty_parts(ranks: RankPool) -> N
     found = ranks.run(2, _loaded, {0: (2, 1), 1: (1, 3, 2)})
     expected = [((3, 2), (2, 1), 6.0), ((4, 2), (1, 3), 16.0), ((2, 2), (0, 2), 12.0)]
     assert found == [(2, "kept", expected), (3, "kept", expected)]
+
+
+class _Ragged:
+    """Packed documents and a list of notes; rank 1 has one batch less, rank 0 no image in the first."""
+
+    def __iter__(self) -> Any:
+        rank = dist.get_rank()
+        for number in range(2 - rank):
+            sizes = [2, 1 + rank]
+            batch: dict[str, Any] = {
+                "words": torch.arange(sum(sizes)) + 10 * rank,
+                "bounds": torch.tensor([0, *sizes]).cumsum(0),
+                "notes": [{"rank": rank, "boxes": torch.full((rank + 1, 2), float(number))}] * (1 + rank),
+            }
+            if rank or number:
+                batch["images"] = torch.full((1, 2), float(rank))
+            yield batch
+
+
+def _loaded_ragged() -> list[Any]:
+    dims = {
+        "words": Rows("words"), "bounds": Rows("documents", bounds="words"),
+        "notes": Rows("notes", dim=None), "images": Rows("images"),
+    }  # fmt: skip
+    return [
+        (b["words"].tolist(), b["bounds"].tolist(), b["images"].tolist(), b["images"].local_sizes,
+         [(note["rank"], *note["boxes"].shape) for note in b["notes"]])
+        for b in fxdp.shard(_Ragged(), batch_dims=dims)
+    ]  # fmt: skip
+
+
+def test_ragged_batches_of_loaders_of_different_lengths(ranks: RankPool) -> None:
+    first = (
+        [0, 1, 2, 10, 11, 12, 13], [0, 2, 3, 5, 7], [[1.0, 1.0]], (0, 1), [(0, 1, 2), (1, 2, 2), (1, 2, 2)]
+    )  # fmt: skip
+    second = ([0, 1, 2], [0, 2, 3], [[0.0, 0.0]], (1, 0), [(0, 1, 2)])
+    assert ranks.run(2, _loaded_ragged) == [[first, second]] * 2
 
 
 def _refusals() -> list[str]:

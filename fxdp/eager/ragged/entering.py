@@ -52,13 +52,14 @@ def _compared(opened: Opened, ranks: DataRanks) -> list[tuple[int, ...]]:
     """Return all ranks' sizes, after each rank has the entries that any rank has."""
     sizes, faults = _numbers(opened)
     told = _descriptions(opened)
-    rows = ranks.exchange((number_of(repr(sorted(told)).encode()), len(faults), *sizes))
+    doubts = int(bool(faults or opened.unknown))
+    rows = ranks.exchange((number_of(repr(sorted(told)).encode()), doubts, *sizes))
     differ = any(row[0] != rows[0][0] for row in rows)
     everyones: list[str] = []
     if differ:
         everyones = _fill(opened, ranks.gather(told))
         sizes, faults = _numbers(opened)
-    if differ or any(row[1] for row in rows) or opened.unknown:
+    if differ or any(row[1] for row in rows):
         absent = [path for path in opened.unknown if path not in opened.entries]
         faults += [f"batch_dims{path} names what no rank has" for path in absent]
         by_rank = ranks.gather(faults)
@@ -99,7 +100,7 @@ def _axes(
 
 
 def _descriptions(opened: Opened) -> list[tuple[Any, ...]]:
-    """Return what the ranks compare: path, mapping and key, kind, description, dtype and further sizes."""
+    """Return what the ranks compare: path, parent, key, class and fields of `rows`, kind of value."""
     found: list[tuple[Any, ...]] = []
     for entry in opened.entries.values():
         if entry.rows is None:

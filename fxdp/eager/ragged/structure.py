@@ -71,7 +71,8 @@ class Opened:
 
     def _open(self, value: Any, path: str, prefix: Any, default: Any = None) -> Make:
         given = default if prefix is LEFT_OUT else prefix
-        found = None if given is None or isinstance(given, (Rows, Largest)) else fields_of(value)
+        is_told = prefix is None or isinstance(given, (Rows, Largest))
+        found = None if is_told else fields_of(value)
         if found is not None:
             self.is_ragged = True
             if prefix is not LEFT_OUT and not isinstance(prefix, int):

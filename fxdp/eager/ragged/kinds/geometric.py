@@ -88,7 +88,7 @@ def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
 
 def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str, ...] | None:
     """Return the axes into which values point; those with a name of their own are `_counts`."""
-    more = data.__inc__(key, value, store)
+    more = _increase(data, store, key, value)
     ends = getattr(store, "_key", None)
     if key == "edge_index" and isinstance(ends, tuple):
         return f"nodes of {ends[0]}", f"nodes of {ends[-1]}"
@@ -99,6 +99,18 @@ def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str,
     return f"targets of {_name(store, key)}" if int(more) else None
 
 
+def _increase(data: Any, store: Any, key: str, value: Tensor) -> Any:
+    """Return by how much values of graphs after these are increased: one number, or one for each row."""
+    name = getattr(store, "_key", None)
+    known = getattr(data, "_inc_dict", None)
+    before = None if known is None else (known if name is None else known.get(name, {})).get(key)
+    if before is None:
+        return data.__inc__(key, value, store)
+    last = data.get_example(data.num_graphs - 1)  # `__inc__` is written for one graph
+    of_last = next(one for one in last.stores if getattr(one, "_key", None) == name)
+    return before[-1] + last.__inc__(key, of_last[key], of_last)
+
+
 def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
     """Yield the sizes of the axes that may have no tensor."""
     for store in stores:
@@ -107,7 +119,7 @@ def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
                 continue
             rows = _rows(data, store, key, value)
             own = [name for name in rows.targets if name.startswith("targets of")] if rows is not None else []
-            sizes = data.__inc__(key, value, store) if own else 0
+            sizes = _increase(data, store, key, value) if own else 0
             listed = sizes.flatten().tolist() if isinstance(sizes, Tensor) else [int(sizes)]
             yield from ((name, size, Rows(name)) for name, size in zip(own, listed, strict=False))
         if _counts_nodes(store):

@@ -1,4 +1,7 @@
-"""Jagged `NestedTensor`: its values along one axis, and where each sample begins."""
+"""Jagged `NestedTensor`: its values along one axis, and where each sample begins.
+
+Torch makes nested tensors of plain ones only, so each rank gets all values: exact, at one device's cost.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.ragged.kinds.object_fields import Largest, ObjectFields
+from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
 
 
@@ -33,4 +37,12 @@ def fields(value: Any) -> ObjectFields:
         ("values", value.values(), Rows("values")),
         ("offsets", value.offsets(), Rows("samples", bounds="values")),
     ]
-    return ObjectFields(described, lambda given: torch.nested.nested_tensor_from_jagged(*given))
+    return ObjectFields(described, lambda given: _nested(*given))
+
+
+def _nested(values: Tensor, offsets: Tensor) -> Tensor:
+    return torch.nested.nested_tensor_from_jagged(_full(values), _full(offsets))
+
+
+def _full(value: Tensor) -> Tensor:
+    return value.full() if isinstance(value, GlobalTensor) else value
