@@ -4,7 +4,8 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 The results are those of one device: a prepared loader gives each rank its part of each batch without repeated
-samples, `gather` accepts parts of different sizes, and a model returns the loss of the global batch.
+samples, `gather` accepts parts of different sizes, a model returns the loss of the global batch, and a
+prepared scheduler steps once with the optimizer.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
     compiling = Compiling(found, options)
     found.prepare_model = compiling.model
     found.prepare_data_loader = compiling.loader
+    found.prepare_scheduler = compiling.scheduler
     found.gather = compiling.gather
     found.unwrap_model = compiling.unwrapped
     return accelerator
@@ -54,7 +56,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
 
 @dataclass
 class Compiling:
-    """Replacements for the accelerator's methods for models, loaders and results."""
+    """Replacements for the accelerator's methods for models, loaders, schedulers and results."""
 
     accelerator: Any
     options: dict[str, Any]
@@ -65,6 +67,7 @@ class Compiling:
         own = self.accelerator
         self._model: Callable[..., Any] = own.prepare_model
         self._loader: Callable[..., Any] = own.prepare_data_loader
+        self._scheduler: Callable[..., Any] = own.prepare_scheduler
         self._unwrapped: Callable[..., Any] = own.unwrap_model
 
     def model(
@@ -106,6 +109,15 @@ class Compiling:
         parts = _loader_of_parts(prepared, own.process_index, own.num_processes)
         own._dataloaders[own._dataloaders.index(prepared)] = parts
         return parts
+
+    def scheduler(self, scheduler: Any) -> Any:
+        """Return a scheduler that steps once with each step of the optimizer, as on one device.
+
+        Accelerate would step it once for each rank: for loops that count the batches of one rank.
+        """
+        prepared = self._scheduler(scheduler)
+        prepared.split_batches = True
+        return prepared
 
     def gather(self, tensors: Any) -> Any:
         """Return the rows of all ranks in rank order; ranks may have different numbers of rows."""

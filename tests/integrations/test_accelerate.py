@@ -30,7 +30,7 @@ def _loader(split: bool = False) -> DataLoader[Any]:
 
 
 def _epochs(accelerator: Any, parts: Any, count: int) -> list[str]:
-    model, optimizer, loader, held_out = parts
+    model, optimizer, loader, held_out, scheduler = parts
     shown = []
     for _ in range(count):
         model.train()
@@ -41,8 +41,10 @@ def _epochs(accelerator: Any, parts: Any, count: int) -> list[str]:
                 synced = accelerator.sync_gradients
                 norm = accelerator.clip_grad_norm_(model.parameters(), 0.2) if synced else 0
                 optimizer.step()
+                scheduler.step()
                 optimizer.zero_grad()
-            shown.append(f"{float(loss):.10f} {float(norm):.10f}")
+            (rate,) = scheduler.get_last_lr()
+            shown.append(f"{float(loss):.10f} {float(norm):.10f} {rate:.10f}")
         model.eval()
         with torch.no_grad():
             rows = [accelerator.gather_for_metrics(model(**batch)["logits"].argmax(-1)) for batch in held_out]
@@ -61,7 +63,8 @@ def _trained(folder: str, compiled: bool, split: bool) -> list[str]:
         torch.manual_seed(0)
         model = TinyLM().double()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        parts = accelerator.prepare(model, optimizer, _loader(split), _loader(split))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        parts = accelerator.prepare(model, optimizer, _loader(split), _loader(split), scheduler)
         shown = _epochs(accelerator, parts, 2)
         accelerator.save_state(folder)
         shown += _epochs(accelerator, parts, 1)
