@@ -251,7 +251,8 @@ def compile(
         dim). None: dim 0 of every tensor input with at least one dim. `fxdp.RowsPerSample(4)` in the place
         of an int: four rows are one sample and stay together on a rank, as the model's `view(-1, 4)` asks.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
-        a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
+        a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside; text
+        with an `attention_mask` is padded as tokenizers do, with one line of the log.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `backend="eager"`,
         bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).

@@ -1,8 +1,12 @@
 """Lightning: `Trainer(strategy=FxdpStrategy())`, and Fabric: `Fabric(strategy=FxdpFabricStrategy())`.
 
+Importing this file registers the names "fxdp" and "fxdp_eager" (`backend="eager"`) with both, so that
+`Trainer(strategy="fxdp")` and `--trainer.strategy fxdp` of a `LightningCLI` work.
+
 Each full step of a LightningModule (`training_step`, `validation_step`) is a program: on every rank the loss
 is the loss of the global batch, for any sizes of the local batches. Logged values become outputs of the
-program and are logged afterwards. With Fabric, the forward of a module is a program.
+program and are logged afterwards. A `training_step` with manual optimization steps inside, so it runs on
+global tensors, op by op. With Fabric, the forward of a module is a program.
 
 Loaders keep their order; batches are split into parts for the ranks, without repeated samples in the last
 batch.
@@ -12,12 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import torch
+from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler
@@ -26,6 +34,8 @@ import fxdp
 from fxdp.errors import a_kind
 from fxdp.integrations.batch_parts import BatchParts, check_batches, loader_arguments
 from fxdp.integrations.checks import check_replicated
+
+_log = logging.getLogger("fxdp")
 
 
 class FxdpStrategy(DDPStrategy):
@@ -41,6 +51,12 @@ class FxdpStrategy(DDPStrategy):
         check_replicated(options)
         self._options = options
         self._steps: dict[str, Callable[..., Any]] = {}
+
+    def setup_distributed(self) -> None:
+        """Keep the random state, as on one device; Lightning would seed again, as `seed_everything` did."""
+        on_gpu = self.root_device.type == "cuda"
+        with isolate_rng(include_cuda=False), torch.random.fork_rng([self.root_device] if on_gpu else []):
+            super().setup_distributed()
 
     def setup(self, trainer: Any) -> None:
         """Keep the loaders' own samplers: Lightning's sampler would shuffle and repeat samples."""
@@ -152,11 +168,8 @@ class LoggingStep(nn.Module):
 def _compiled_step(
     own: Callable[..., Any], module: LightningModule, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    if not module.automatic_optimization:
-        raise fxdp.InputError(
-            f"{type(module).__name__} optimizes by itself, in its training_step; expected one that returns "
-            "its loss, or a network compiled in the module: self.net = fxdp.compile(net, loss_fn=...)"
-        )
+    if not module.automatic_optimization and own.__name__ == "training_step":
+        return _global_step(own, module, options)
     compiled = fxdp.compile(LoggingStep(own, module), **options)
 
     @functools.wraps(own)
@@ -165,10 +178,50 @@ def _compiled_step(
         first, *rest = args
         output, logged = compiled(first, *[_Unread("batch_idx") for _ in rest], **{**kwargs, **numbers})
         for name, value, how in logged:
-            module.log(name, value, **how)
+            module.log(name, value, **_of_all_ranks(how))
         return output
 
     return step
+
+
+def _global_step(
+    own: Callable[..., Any], module: LightningModule, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return a step that optimizes by itself, on global tensors."""
+    _log.warning(
+        "%s optimizes by itself, in its training_step, so this step runs on global tensors: exact, but op by "
+        "op. A step that returns its loss is compiled; so is self.net = fxdp.compile(net, loss_fn=...)",
+        type(module).__name__,
+    )
+
+    @functools.wraps(own)
+    def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = fxdp.global_batch(batch, options.get("mesh"), options.get("batch_dims"))
+        size = next((t.shape[0] for t in pytree.tree_leaves(batch) if isinstance(t, Tensor) and t.ndim), 1)
+
+        def log(name: str, value: Any, *rest: Any, **how: Any) -> None:
+            how = {**how, "batch_size": how.get("batch_size") or size}
+            original(name, _plain(value), *rest, **_of_all_ranks(how))
+
+        original, vars(module)["log"] = module.log, log
+        try:
+            return pytree.tree_map(_plain, own(batch, *args, **kwargs))
+        finally:
+            del vars(module)["log"]
+
+    return step
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the global batch as a plain tensor: this rank's rows, or all of it."""
+    if not isinstance(value, fxdp.GlobalTensor):
+        return value
+    return value.local if value.local_sizes else value.full()
+
+
+def _of_all_ranks(how: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `self.log` for a value of the global batch, to be summed over steps alone."""
+    return {**how, "sync_dist": False} if how.get("reduce_fx") in ("sum", torch.sum) else how
 
 
 class _Unread:
@@ -239,3 +292,8 @@ def _parts_of(loader: Any, strategy: Any) -> Any:
         loader.batch_sampler, strategy.global_rank, strategy.world_size, agree=strategy.broadcast
     )
     return DataLoader(loader.dataset, **loader_arguments(loader, parts))
+
+
+for _registry, _kind in ((StrategyRegistry, FxdpStrategy), (STRATEGY_REGISTRY, FxdpFabricStrategy)):
+    _registry.register("fxdp", _kind, "data-parallel programs of the global batch, by fxdp")
+    _registry.register("fxdp_eager", _kind, "the same, op by op instead of by Inductor", backend="eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fxdp.module.guards.values import digest_of
 from fxdp.module.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
+from fxdp.module.text_padding import pads_at_start, text_pads
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.generator_states import torch_generators
@@ -24,6 +26,8 @@ from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.ranks.same_order import agree_on_call, apart, check_order
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
+
+_log = logging.getLogger("fxdp")
 
 _CALLS = 1024
 """The number of calls (kinds and sizes) that are remembered as equal on all ranks."""
@@ -75,6 +79,7 @@ class CallExchange:
         self._agreement = Agreement(process_mesh)
         self._even: LRU[Any, bool] = LRU(_CALLS)
         self._last: _Digests | None = None
+        self._told_padding = False
 
     def refuse(self, error: Exception) -> None:
         """Send an error of reading inputs to all ranks, which wait for this rank next.
@@ -142,10 +147,29 @@ class CallExchange:
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return the call padded to the sizes that all ranks agree on; a collective call."""
+        paths, tensors, known = call.inputs.paths, call.inputs.tensors, None
         with refusing(self._process_mesh):
             pads = spread_pad(self._pad, args, kwargs)
-        rows = gather_objects(self._process_mesh, (call.batch, call.dims))
-        return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
+            if self._pad is None:
+                known = text_pads(self._reader.module, paths, tensors)
+        starts = known is not None and pads_at_start(paths, tensors)
+        told = gather_objects(self._process_mesh, (call.batch, call.dims, starts))
+        rows, at_start = [row[:2] for row in told], any(row[2] for row in told)
+        wanted = common_lengths(rows, call, known or pads)
+        if known is not None:
+            self._tell_padding(paths, known, at_start)
+        return self._reader.read(*padded(call.inputs, wanted, known or pads, at_start))
+
+    def _tell_padding(self, paths: Sequence[str], pads: Sequence[float | None], at_start: bool) -> None:
+        if self._told_padding or self._process_mesh.index:
+            return
+        self._told_padding = True
+        known = [(path, pad) for path, pad in zip(paths, pads, strict=True) if pad is not None]
+        _log.warning(
+            "the ranks' texts have different lengths, and attention_mask says which places count: they are "
+            "padded at the %s to the longest rank's, %s; pad= of fxdp.compile names other values",
+            "start" if at_start else "end", ", ".join(f"{path} with {pad:g}" for path, pad in known),
+        )  # fmt: skip
 
     def check_drawing(self, ranks: CallExchanged, captured: Captured, inputs: Inputs) -> None:
         """Raise if the ranks would not draw the random numbers of one device; a collective call.

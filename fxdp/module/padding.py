@@ -3,7 +3,8 @@
 A batch is the concatenation of the ranks' parts, so all sizes except the batch dim must be equal. A rank
 without samples takes the sizes of the ranks with samples, as there is nothing to pad. Sequences of different
 lengths are padded at the end to the longest rank's length, with the value that `pad=` gives for the input.
-Without a pad value the call is refused, because only the model defines the meaning of padding.
+Without a pad value the call is refused, because only the model defines the meaning of padding; a batch of
+text with an attention mask has known values (`fxdp/module/text_padding.py`).
 """
 
 from __future__ import annotations
@@ -70,14 +71,16 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
 
 
 def padded(
-    inputs: Inputs, wanted: Dims, pads: Sequence[float | None]
+    inputs: Inputs, wanted: Dims, pads: Sequence[float | None], at_start: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs padded to the wanted sizes; gradients flow back into the unpadded inputs."""
+    """Return the inputs padded to the wanted sizes, at the end or start; gradients flow back into them."""
     rows = zip(inputs.tensors, inputs.batch_dims, wanted, pads, strict=True)
-    return inputs.rebuild(_grown(*row) for row in rows)
+    return inputs.rebuild(_grown(*row, at_start) for row in rows)
 
 
-def _grown(tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: float | None) -> Tensor:
+def _grown(
+    tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: float | None, at_start: bool
+) -> Tensor:
     if batch_dim is None:
         return tensor
     shape = [*sizes[:batch_dim], tensor.shape[batch_dim], *sizes[batch_dim:]]
@@ -85,5 +88,6 @@ def _grown(tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: f
         return tensor
     if not tensor.shape[batch_dim]:
         return tensor.new_zeros(shape).requires_grad_(tensor.requires_grad)
-    ends = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
-    return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
+    more = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
+    sides = [(n, 0) if at_start else (0, n) for n in reversed(more)]
+    return F.pad(tensor, [n for side in sides for n in side], value=value)

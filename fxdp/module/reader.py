@@ -55,7 +55,7 @@ class CallReader:
     def __init__(
         self, module: nn.Module, batch_dims: Any, device_type: str, guards: Guards | None = None
     ) -> None:
-        self._module = module
+        self.module = module
         self._batch_dims = batch_dims
         self._device_type = device_type
         self._guards = Guards(module, device_type) if guards is None else guards
@@ -200,7 +200,7 @@ class CallReader:
         key = (spec, signature)
         found = self._known.get(key)
         if found is None:
-            names = leaf_names(self._module, args, kwargs)
+            names = leaf_names(self.module, args, kwargs)
             check_plain_tensors(flat_leaves(args, kwargs)[0], names)
             self._check_devices(args, kwargs, names)
             dims = resolve_batch_dims(args, kwargs, self._batch_dims)

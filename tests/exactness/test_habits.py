@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -115,7 +115,50 @@ def _episodes(_: str) -> list[float]:
     return [run.step(), run.step()]
 
 
-_HABITS = (_rank_0_evaluates_and_stops, _rank_0_saves, _samplers, _episodes)
+class _Text(nn.Module):
+    """A language model whose positions look back at what the mask lets count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        seen = self.embed(input_ids) * attention_mask.unsqueeze(-1)
+        # a place has a number, as in a model with absolute positions
+        before = seen.cumsum(1) / attention_mask.cumsum(1).clamp(min=1).unsqueeze(-1)
+        scores = self.head(before + torch.arange(input_ids.size(1)).sin().unsqueeze(-1))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def _collated(texts: list[Tensor], side: str) -> dict[str, Tensor]:
+    """Pad texts to the longest one, as a tokenizer does."""
+    pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    columns: dict[str, list[Tensor]] = {name: [] for name in pads}
+    for text in texts:
+        more = max(map(len, texts)) - len(text)
+        values = {"input_ids": text, "attention_mask": torch.ones_like(text), "labels": text}
+        for name, value in values.items():
+            columns[name].append(F.pad(value, (more, 0) if side == "left" else (0, more), value=pads[name]))
+    return {name: torch.stack(column) for name, column in columns.items()}
+
+
+def _dynamic_padding(_: str) -> list[float]:
+    """Each rank pads its texts to its own length, and gives no `pad=`."""
+    shown = []
+    texts = [torch.arange(1, n) for n in (5, 4, 8, 3, 8)]
+    parts = [texts] if dist.get_world_size() == 1 else [texts[:2], texts[2:]]
+    for side in ("right", "left"):
+        model = fxdp.compile(_Text().double(), backend="eager")
+        for _step in range(2):
+            loss = model(**_collated(parts[dist.get_rank()], side))
+            loss.backward()
+            shown.append(loss.item())
+            shown.append(model.embed.weight.grad.square().sum().item())
+    return shown
+
+
+_HABITS = (_dynamic_padding, _rank_0_evaluates_and_stops, _rank_0_saves, _samplers, _episodes)
 
 
 def _shown(folder: str) -> dict[str, list[Any]]:
@@ -130,10 +173,13 @@ def shown(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dic
     return [*ranks.run(1, _shown, folder), *ranks.run(2, _shown, folder)]
 
 
-@pytest.mark.parametrize("habit", ["_rank_0_evaluates_and_stops", "_rank_0_saves", "_episodes"])
-def test_what_a_rank_does_alone_changes_no_number(shown: list[dict[str, list[Any]]], habit: str) -> None:
+_LENGTHS = {"_rank_0_evaluates_and_stops": 4, "_rank_0_saves": 2, "_episodes": 2, "_dynamic_padding": 8}
+
+
+@pytest.mark.parametrize("habit", list(_LENGTHS))
+def test_numbers_are_those_of_one_device(shown: list[dict[str, list[Any]]], habit: str) -> None:
     one, *ranks = (found[habit] for found in shown)
-    assert len(one) == (4 if "stops" in habit else 2)
+    assert len(one) == _LENGTHS[habit]
     for found in ranks:
         assert found == pytest.approx(one, rel=1e-12, abs=0)
 

@@ -77,13 +77,13 @@ def lightning_module(kind: str = "plain") -> Any:
             super().__init__()
             self.net = TinyLM()
             self.norms: list[str] = []
-            self.automatic_optimization = kind != "manual"
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if (kind == "counts" and batch_idx % 2) or (kind == "steps" and self.global_step):
                 return None
             loss = self.net(**batch)["loss"]
             self.log("loss", loss, on_step=True, on_epoch=True)
+            self.log("total", loss.detach(), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
             return {"loss": loss, "logits": self.net(batch["input_ids"])["logits"].square().mean().sqrt()}
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -96,3 +96,39 @@ def lightning_module(kind: str = "plain") -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
     return Lit().double()
+
+
+def adversarial_module() -> Any:
+    """A LightningModule with two networks, each with its own optimizer, which it steps by itself."""
+    from lightning.pytorch import LightningModule
+
+    class Gan(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            torch.manual_seed(0)
+            self.generator = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+            self.critic = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()  # type: ignore[misc]
+            fake = self.generator(torch.randn(batch.size(0), 4, dtype=batch.dtype))
+            self.toggle_optimizer(first)
+            loss = F.softplus(-self.critic(fake)).mean()
+            self.manual_backward(loss)
+            first.step()
+            first.zero_grad()
+            self.untoggle_optimizer(first)
+            self.toggle_optimizer(second)
+            other = F.softplus(self.critic(fake.detach())).mean() + F.softplus(-self.critic(batch)).mean()
+            self.manual_backward(other)
+            second.step()
+            second.zero_grad()
+            self.untoggle_optimizer(second)
+            self.log_dict({"generator": loss, "critic": other}, on_epoch=True, sync_dist=True)
+            self.log("seen", float(len(batch)), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.Adam(part.parameters(), lr=1e-2) for part in (self.generator, self.critic)]
+
+    return Gan()

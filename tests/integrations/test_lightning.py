@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import fxdp
-from tests.integrations.frameworks import TinyLM, launched, lightning_module, sentences
+from tests.integrations.frameworks import TinyLM, adversarial_module, launched, lightning_module, sentences
 from tests.rank_pool import RankPool
 
 
@@ -64,12 +64,32 @@ def test_trainer_prints_the_numbers_of_one_device(ranks: RankPool, tmp_path: Pat
         assert found == expected
 
 
+def _by_name(folder: str, strategy: str) -> dict[str, str]:
+    """Two networks under manual optimization, by the name that `LightningCLI` gives, too."""
+    import fxdp.integrations.lightning  # noqa: F401  (registers the name)
+
+    with launched():
+        trainer = _trainer(folder, strategy, max_epochs=2)
+        module = adversarial_module()
+        samples = torch.randn(18, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        trainer.fit(module, DataLoader(samples, batch_size=4 // dist.get_world_size()))
+        shown = {name: f"{value.item():.9f}" for name, value in trainer.callback_metrics.items()}
+        return shown | {name: f"{p.sum().item():.9f}" for name, p in module.named_parameters()}
+
+
+def test_manual_optimization_of_two_networks_by_a_name(ranks: RankPool, tmp_path: Path) -> None:
+    (expected,) = ranks.run(1, _by_name, str(tmp_path), "auto")
+    assert expected["seen"] == f"{18:.9f}"
+    for found in ranks.run(2, _by_name, str(tmp_path), "fxdp_eager"):
+        assert found == expected
+
+
 def _refused(folder: str) -> list[str]:
     from fxdp.integrations.lightning import FxdpStrategy
 
     said = []
     with launched():
-        for kind in ("counts", "steps", "manual"):
+        for kind in ("counts", "steps"):
             trainer = _trainer(folder, FxdpStrategy(backend="eager"), max_steps=3)
             try:
                 trainer.fit(lightning_module(kind), _loader())
@@ -88,10 +108,9 @@ def _refused(folder: str) -> list[str]:
 
 
 def test_what_a_program_does_not_know_is_refused(ranks: RankPool, tmp_path: Path) -> None:
-    for counts, steps, manual, wrapped, inside in ranks.run(2, _refused, str(tmp_path)):
+    for counts, steps, wrapped, inside in ranks.run(2, _refused, str(tmp_path)):
         assert "reads batch_idx" in counts
         assert "reads self.trainer" in steps
-        assert "self.net = fxdp.compile(net, loss_fn=...)" in manual
         assert "fxdp.integrations.lightning.FxdpStrategy()" in wrapped
         assert inside == "1"
 
