@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning"),
 ]
 
-_EACH, _OFTEN = 200, 20
+_EACH, _OFTEN = 400, 60
 """Fake ops from one look to the next, at what fxdp does and at what torch does."""
 _WAIT = 300.0
 
