@@ -10,6 +10,7 @@ the global batch. Each function is the other's backward, which is why gradients 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -196,8 +197,17 @@ def _register_hook(args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0].register_hook(reduce_and_call)
 
 
+def _number(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return a global tensor's number; `torch.tensor([x, y])` asks for it where no op reaches fxdp."""
+    value = args[0]
+    is_number = isinstance(value, GlobalTensor) and set(value._spec.shape) <= {1}
+    with without_torch_function():
+        return getattr(gathered(value, name) if is_number else value, name)()
+
+
 _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
     torch.autograd.grad: _grad,
     torch.Tensor.register_hook: _register_hook,
+    **{getattr(torch.Tensor, name): partial(_number, name) for name in ("__index__", "__int__", "__float__")},
 }
 """Functions that are called in another way."""

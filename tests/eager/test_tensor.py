@@ -53,6 +53,15 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+def test_a_tensor_of_numbers_of_global_tensors() -> None:
+    x = _batch()
+    made = torch.tensor([x.sum(), x.max() * 2])
+    assert made.tolist() == [66.0, 22.0]
+    assert torch.tensor([[x.argmax()], [x.long().min()]]).tolist() == [[11], [0]]
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="element"):
+        torch.tensor([x, 1.0])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_memory_is_refused_with_the_remedy(name: str) -> None:
     call, words = REFUSED[name]
