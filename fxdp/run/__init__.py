@@ -4,9 +4,12 @@
       parent          ranks.py        forks the ranks, waits, ends all when one fails
       rank 0 ... 3    script.py       runs train.py as __main__, inside of what follows
         one device    hidden_ranks.py torch.distributed is not initialized, one GPU, no torchrun
+                      process_groups.py, parallel_wrappers.py    a script's own ranks: one, or refused
         batches       loaders.py      DataLoaders give global tensors, each rank has loaded its rows
         draws         generators.py   all generators have rank 0's states
         files         scratch_files.py  ranks above 0 write into a folder of their own, and read from it
+        processes     programs.py, children.py    programs are started by rank 0, for all; children write once
+        input         standard_input.py  rank 0 reads, all get the text
 
 The numbers are one device's because every op on a global tensor has one device's meaning (`fxdp/eager`), and
 a plain tensor is equal on all ranks, as all run the same lines. All replacements stand in `replacements.py`.

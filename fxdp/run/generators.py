@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
 from fxdp.eager.data_ranks import DataRanks
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.generator_states import (
@@ -11,6 +19,8 @@ from fxdp.ranks.generator_states import (
     set_generator_states,
     torch_generators,
 )
+from fxdp.run.script_lines import script_line
+from fxdp.torch_compat import Patch, around
 
 
 def digests() -> tuple[int, ...]:
@@ -23,3 +33,19 @@ def share(ranks: DataRanks) -> None:
     given = gather_objects(ranks.process_mesh, generator_states() if ranks.rank == 0 else [])[0]
     if ranks.rank:
         set_generator_states(given)
+
+
+def seed_patches(seeded: dict[str, str]) -> Iterator[Patch]:
+    """Yield replacements that note in `seeded` where each kind of generator was seeded last."""
+
+    def noting(kind: str) -> Callable[..., Any]:
+        def seed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            seeded[kind] = script_line()
+            return plain(*args, **kwargs)
+
+        return around(seed)
+
+    yield Patch((vars(torch), vars(torch.random)), "manual_seed", noting("torch"))
+    yield Patch(random, "seed", noting("random"))
+    if importlib.util.find_spec("numpy") is not None:
+        yield Patch(importlib.import_module("numpy.random"), "seed", noting("numpy.random"))

@@ -113,7 +113,15 @@ def entered(batch: Any, session: Session) -> Any:
 
 def fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, session: Session) -> Any:
     """Load this rank's samples of a batch if that is exact, else all; runs in the workers of loaders, too."""
-    if not _by_samples(fetcher, indices):
+    before, session.loads = session.loads, True
+    try:
+        return _fetched(plain, fetcher, indices, session)
+    finally:
+        session.loads = before
+
+
+def _fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, session: Session) -> Any:
+    if session.alone or not _by_samples(fetcher, indices):
         return plain(fetcher, indices)
     indices = list(indices)
     axis = session.axis(len(indices))
@@ -200,8 +208,10 @@ def _compare(session: Session, total: int, digest: int) -> None:
             "(np.random.default_rng() without a seed, os.urandom) and nothing from time or the process id"
         )
     kinds = zip(("random", "torch", "numpy.random"), *(row[3:] for row in rows), strict=False)
-    kind = next((name for name, *found in kinds if len(set(found)) > 1), "numpy")
+    kind = next(name for name, *found in kinds if len(set(found)) > 1)
+    line = session.seeded.get(kind)
+    seeded = f" ({kind} was seeded at {line})" if line else ""
     raise AgreementError(
-        f"the generators of {kind} have other states on ranks {differing} than on rank 0; "
+        f"the generators of {kind} have other states on ranks {differing} than on rank 0{seeded}; "
         "expected one state, as on one device: seed by a constant, and draw on all ranks alike"
     )

@@ -10,18 +10,23 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
+from fxdp.run.process_groups import add_remedy
 from fxdp.run.ranks import log_of, write_into
 from fxdp.run.replacements import replacements
 from fxdp.run.script import run_script
 from fxdp.run.session import RunOptions, Session
 from fxdp.settings.launch import Launch
 from fxdp.torch_compat import patched_everywhere
+
+_OURS = ("fxdp.run.", "fxdp.ranks.", "fxdp.cli", "fxdp.__main__", "fxdp.torch_compat.patch")
+"""Modules whose lines stand between the script and its errors."""
 
 
 def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
@@ -42,6 +47,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
         except SystemExit as error:
             code = _exit_code(error)
         except BaseException as error:
+            add_remedy(error)
             _show(error, hook if sys.excepthook is chained else sys.excepthook)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
         threading._shutdown()  # type: ignore[attr-defined]
@@ -63,8 +69,12 @@ def _show(error: BaseException, hook: Callable[..., Any]) -> None:
     """Tell all ranks of an error, and show it with the script's own lines alone, without a rank's number."""
     with contextlib.suppress(Exception):
         broadcast_all(error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("fxdp."):
+    frames, trace = list[TracebackType](), error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+            frames.append(trace)
         trace = trace.tb_next
+    for frame in reversed(frames):
+        trace = TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     error.__traceback__ = trace or error.__traceback__
     hook(type(error), error, error.__traceback__)

@@ -7,10 +7,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from fxdp.run.children import child_patches
 from fxdp.run.file_calls import file_patches
+from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
+from fxdp.run.parallel_wrappers import wrapper_patches
+from fxdp.run.process_groups import group_patches
+from fxdp.run.programs import program_patches
+from fxdp.run.rank_zero import RankZero
 from fxdp.run.scratch_files import NotedFiles, ScratchFiles
 from fxdp.run.session import Session
+from fxdp.run.standard_input import input_patches, share_input
 from fxdp.torch_compat import MapFetcher, Patch, around
 
 
@@ -18,6 +25,9 @@ def replacements(session: Session) -> Iterator[Patch]:
     """Yield the replacements for a script."""
 
     def batches(plain: Any, loader: Any) -> Any:
+        if session.is_child:
+            session.alone = True
+            return plain(loader)
         return GlobalBatches(plain(loader), session)
 
     def fetch(plain: Any, fetcher: Any, indices: Any) -> Any:
@@ -30,6 +40,14 @@ def replacements(session: Session) -> Iterator[Patch]:
         if session.ranks.rank
         else NotedFiles(journal)
     )
+    rank_zero = RankZero(session)
     yield from file_patches(files, str(own))
+    yield from child_patches(files, str(own))
+    yield from seed_patches(session.seeded)
+    yield from group_patches()
+    yield from wrapper_patches()
+    share_input(rank_zero)
+    yield from input_patches(rank_zero)
+    yield from program_patches(rank_zero)
     yield Patch(DataLoader, "__iter__", around(batches))
     yield Patch(MapFetcher, "fetch", around(fetch))

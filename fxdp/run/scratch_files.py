@@ -23,12 +23,13 @@ class NotedFiles:
     """Rank 0's files: new ones are noted in `journal`, before they are made."""
 
     def __init__(self, journal: Path) -> None:
-        self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.journal = journal
+        self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def written(self, path: Any, *, keep: bool = False) -> Any:
         """Note a path that is about to be written."""
         if not os.path.lexists(path):
-            os.write(self._journal, os.fsencode(os.path.abspath(os.fspath(path))) + b"\n")
+            os.write(self._file, os.fsencode(os.path.abspath(os.fspath(path))) + b"\n")
         return path
 
 
@@ -42,7 +43,7 @@ class ScratchFiles:
     """
 
     def __init__(self, root: Path, journal: Path) -> None:
-        self._root, self._journal = str(root), journal
+        self.root, self.journal = str(root), journal
         self._removed: set[str] = set()
         self._new: set[str] = set()
         self._position = 0
@@ -55,7 +56,7 @@ class ScratchFiles:
         FileNotFoundError : its folder does not exist, as on one device.
         """
         name = os.path.abspath(os.fsdecode(path))
-        here = self._root + name
+        here = self.root + name
         if not self.exists(os.path.dirname(name)):
             raise FileNotFoundError(2, "No such file or directory", name)
         os.makedirs(os.path.dirname(here), exist_ok=True)
@@ -72,7 +73,7 @@ class ScratchFiles:
         FileNotFoundError : it does not exist for this rank.
         """
         name = os.path.abspath(os.fsdecode(path))
-        here = self._root + name
+        here = self.root + name
         if os.path.lexists(here):
             return here
         if self._hidden(name):
@@ -92,7 +93,7 @@ class ScratchFiles:
         name = os.path.abspath(os.fsdecode(path))
         if not os.path.lexists(where):
             raise FileNotFoundError(2, "No such file or directory", os.fsdecode(path))
-        if where == self._root + name:
+        if where == self.root + name:
             _delete(where)
         self._removed.add(name)
 
@@ -119,7 +120,7 @@ class ScratchFiles:
     def names(self, path: Any) -> list[str]:
         """Return the names in a folder."""
         name = os.path.abspath(os.fsdecode(path))
-        where = [self._root + name] if os.path.isdir(self._root + name) else []
+        where = [self.root + name] if os.path.isdir(self.root + name) else []
         if not self._hidden(name):
             where.append(name)
         elif not where:
@@ -146,11 +147,11 @@ class ScratchFiles:
 
     def _read_journal(self) -> None:
         try:
-            size = os.stat(self._journal).st_size
+            size = os.stat(self.journal).st_size
         except FileNotFoundError:
             return
         if size > self._position:
-            with open(self._journal, "rb") as file:
+            with open(self.journal, "rb") as file:
                 file.seek(self._position)
                 text = file.read()
             complete = text[: text.rfind(b"\n") + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +35,24 @@ class Session:
     ----------
     ranks : the ranks among which batches are sharded.
     batches : the number of batches that have entered.
+    process : the id of the rank's process; children of the script run as on one device.
+    loads : whether samples are loaded, which ranks do in their own order.
+    seeded : where each kind of generator was seeded last.
+    alone : whether this process is a child that iterates over loaders of its own.
     """
 
     ranks: DataRanks
     options: RunOptions
     batches: int = field(default=0)
+    process: int = field(default_factory=os.getpid)
+    loads: bool = field(default=False)
+    seeded: dict[str, str] = field(default_factory=dict)
+    alone: bool = field(default=False)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this is a process that the script, or a loader, has forked."""
+        return os.getpid() != self.process
 
     def axis(self, total: int) -> BatchAxis:
         """Return the batch axis of `total` samples: the first ranks have one more if they do not divide."""

@@ -88,6 +88,11 @@ def see_one_gpu(local_rank: int) -> None:
     os.environ.update(CUDA_VISIBLE_DEVICES=",".join(devices[local_rank : local_rank + 1]), LOCAL_RANK="0")
 
 
+def world_size_asked() -> int:
+    """Return the number of ranks that the environment tells a process to be one of; 1 if it does not."""
+    return integer(os.environ, "WORLD_SIZE", 1, 1, MOST_RANKS)
+
+
 def hide_launch() -> None:
     """Take torchrun's variables from the environment."""
     for name in [name for name in os.environ if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")]:

@@ -32,7 +32,9 @@ __all__ = [
     "Work",
     "broadcast_coalesced",
     "collectives_begun",
+    "end_lone_group",
     "flatten_state_dict",
+    "has_lone_group",
     "hide_world",
     "new_named_group",
     "register_group",
@@ -63,8 +65,7 @@ class _Hidden:
 
 def world_group() -> ProcessGroup | None:
     """Return the default process group, hidden or not; None if there is none."""
-    shown = dist.GroupMember.WORLD
-    return _Hidden.world if shown is None else shown
+    return _Hidden.world or dist.GroupMember.WORLD
 
 
 @contextmanager
@@ -76,6 +77,17 @@ def hide_world() -> Iterator[None]:
         yield
     finally:
         _world.default_pg, _Hidden.world = _Hidden.world, None
+
+
+def has_lone_group() -> bool:
+    """Return whether a process group of one rank has been made while the ranks' own is hidden."""
+    return _Hidden.world is not None and dist.GroupMember.WORLD is not None
+
+
+def end_lone_group() -> None:
+    """Let `torch.distributed` not be initialized again, if it is by a group of one rank."""
+    if has_lone_group():
+        _world.default_pg = None
 
 
 def broadcast_coalesced(group: ProcessGroup, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
@@ -99,12 +111,10 @@ def new_named_group(
     `dist.new_group` derives the name from the number of groups in this process. A group that a user creates
     on some ranks makes this number differ, and ranks would then wait for each other under different names.
     """
-    world = dist.GroupMember.WORLD
-    if world is None:
-        world = world_group()
+    world = world_group()
     assert isinstance(world, ProcessGroup)
     place = ranks.index(world.rank())
-    with _not_split_from(world, len(ranks) < world.size()):
+    with _shown(world), _not_split_from(world, len(ranks) < world.size()):
         group, _ = _new_process_group_helper(
             len(ranks),
             place,
@@ -118,6 +128,15 @@ def new_named_group(
     assert isinstance(group, ProcessGroup)
     _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}  # as `new_group` does afterwards
     return group
+
+
+@contextmanager
+def _shown(world: ProcessGroup) -> Iterator[None]:
+    shown, _world.default_pg = _world.default_pg, world
+    try:
+        yield
+    finally:
+        _world.default_pg = shown
 
 
 @contextmanager

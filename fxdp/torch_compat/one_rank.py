@@ -1,6 +1,7 @@
 """`torch.distributed` as one device sees it: no process group, and collectives of one rank.
 
-    dist.get_world_size()          1           dist.is_initialized()           False
+    dist.get_world_size()          1           dist.is_initialized()           False, but in a script by
+                                               `fxdp run` that has made its own group of one rank
     dist.all_reduce(x)             x stays     dist.all_gather([out], x)       out.copy_(x)
     dist.nn.all_gather(x)          (x,)        dist.send(x, 1)                 refused
 
@@ -23,6 +24,7 @@ from torch.autograd.function import BackwardCFunction
 
 from fxdp.errors import StateError
 from fxdp.torch_compat import patch
+from fxdp.torch_compat.distributed import has_lone_group
 from fxdp.torch_compat.patch import Patch
 from fxdp.torch_compat.permanent import replace_in_modules
 
@@ -174,7 +176,7 @@ def _same(name: str) -> _OneRank:
 _NOTHING = _answer(None)
 _HOME: dict[str, dict[str, _OneRank]] = {
     "torch.distributed.distributed_c10d": {
-        "is_initialized": _answer(False),
+        "is_initialized": lambda _: has_lone_group(),
         "get_world_size": _answer(1),
         "get_rank": _answer(0),
         "get_node_local_rank": _answer(0),

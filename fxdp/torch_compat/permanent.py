@@ -133,6 +133,10 @@ PERMANENT: tuple[Permanent, ...] = (
         "the process is the script's", "nothing: no other code runs in that process", _NEVER,
     ),
     Permanent(
+        "sys:stdin", "run/standard_input.py", "fxdp run",
+        "the process is the script's", "nothing: no other code runs in that process", _NEVER,
+    ),
+    Permanent(
         "the default process group of torch.distributed", "torch_compat/distributed.py", "fxdp run",
         "the process is the script's, and sees one device", "torch.distributed is not initialized",
         "the end of the script",

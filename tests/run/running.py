@@ -24,21 +24,24 @@ class Ended:
     err: str
 
 
-def run(command: list[str], **more: str) -> Ended:
-    """Run Python with these arguments, and more variables of the environment."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT), **more}
+def run(command: list[str], text: str = "") -> Ended:
+    """Run Python with these arguments and this text as standard input."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+    command = [sys.executable, *command]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, env=environment
+        command, input=text, capture_output=True, text=True, timeout=HANG_S, env=environment
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @cache
-def on_one_device(script: Path, *arguments: str) -> Ended:
+def on_one_device(script: Path, *arguments: str, text: str = "") -> Ended:
     """What the script does on one device."""
-    return run([str(script), *arguments])
+    return run([str(script), *arguments], text)
 
 
-def on_ranks(nproc: int, script: Path, *arguments: str, options: tuple[str, ...] = ()) -> Ended:
+def on_ranks(
+    nproc: int, script: Path, *arguments: str, options: tuple[str, ...] = (), text: str = ""
+) -> Ended:
     """What it does on several ranks."""
-    return run(["-m", "fxdp", "run", "--nproc", str(nproc), *options, str(script), *arguments])
+    return run(["-m", "fxdp", "run", "--nproc", str(nproc), *options, str(script), *arguments], text)
