@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from fxdp.torch_compat import patched_everywhere
 
 _OURS = ("fxdp.run.", "fxdp.ranks.", "fxdp.cli", "fxdp.__main__", "fxdp.torch_compat.patch")
 """Modules whose lines stand between the script and its errors."""
+_RANK_0_FIRST_S = 1.0
+"""Seconds until a rank above 0 tells its error: of all ranks alike, rank 0 shows its own."""
 
 
 def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
@@ -48,6 +51,8 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
             code = _exit_code(error)
         except BaseException as error:
             add_remedy(error)
+            if launch.rank:
+                time.sleep(_RANK_0_FIRST_S)
             _show(error, hook if sys.excepthook is chained else sys.excepthook)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
         threading._shutdown()  # type: ignore[attr-defined]

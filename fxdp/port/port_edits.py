@@ -1,0 +1,210 @@
+"""Find the edits of a script: compile the models that it trains, and shard the batches of its loaders.
+
+    model = Net()                           model = Net()
+                                            model = fxdp.compile(model)
+    for x, y in loader:             ->      for x, y in fxdp.shard(loader_of_parts(loader)):
+    model = DDP(model)                      model = fxdp.compile(model)
+    trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args))
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_IMPORTS = {
+    "fxdp": "import fxdp",
+    "parts": "from fxdp.integrations.batch_parts import loader_of_parts",
+    "transformers": "from fxdp.integrations.transformers import compile_trainer",
+    "accelerate": "from fxdp.integrations.accelerate import compile_accelerator",
+    "lightning": "from fxdp.integrations.lightning import FxdpStrategy",
+}
+_WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP")
+_LIGHTNING = ("lightning", "pytorch_lightning", "pl", "L")
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Text that is put into a script, instead of text there or between.
+
+    Attributes
+    ----------
+    line, column, end_line, end_column : the place of the replaced text; lines count from 1, columns in bytes.
+    text : what stands there afterwards.
+    needs : the import that the text needs, a key of `_IMPORTS`.
+    """
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: str
+    needs: str = "fxdp"
+
+
+def edits_of(source: str) -> list[Edit]:
+    """Return the edits of a script in the order of its lines, imports included; none if nothing was found.
+
+    Raises
+    ------
+    SyntaxError : the source is no Python.
+    """
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    trainers = sorted({*_trainers(tree)})
+    found = trainers or sorted({*_models(tree, lines), *_loops(tree)})
+    if not found:
+        return []
+    needs = [key for key in _IMPORTS if any(edit.needs == key for edit in found)]
+    if "parts" in needs and "fxdp" not in needs:
+        needs.insert(0, "fxdp")
+    line = _last_import(tree)
+    text = "".join(f"{_IMPORTS[key]}\n" for key in needs)
+    return [Edit(line + 1, 0, line + 1, 0, text), *found]
+
+
+def edited(source: str, edits: list[Edit]) -> str:
+    """Return the source with all edits made."""
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    for edit in sorted(edits, reverse=True):
+        while len(lines) < edit.end_line:
+            if lines and not lines[-1].endswith(b"\n"):
+                lines[-1] += b"\n"
+            lines.append(b"")
+        before, after = lines[edit.line - 1][: edit.column], lines[edit.end_line - 1][edit.end_column :]
+        lines[edit.line - 1 : edit.end_line] = [before + edit.text.encode() + after]
+    return b"".join(lines).decode()
+
+
+def dotted(node: ast.AST) -> str:
+    """Return a name or a chain of attributes as text, as `self.model`; empty for all else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def called(node: ast.AST) -> str:
+    """Return the last name of what a call calls, as `DataLoader`; empty for all else."""
+    return dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+def _instead(node: ast.expr, text: str, needs: str = "fxdp") -> Edit:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return Edit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text, needs)
+
+
+def _last_import(tree: ast.Module) -> int:
+    """Return the last line of the imports at the top level; of the docstring if there are none."""
+    found = 0
+    for place, node in enumerate(tree.body):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or (is_text and not place):
+            found = node.end_lineno or 0
+    return found
+
+
+def _models(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
+    """Yield an edit for each model whose parameters the script reads, where it is made."""
+    trained = {
+        dotted(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("parameters", "named_parameters")
+    } - {"", "self"}  # fmt: skip
+    wrapped = {name for name in trained for node in _made(tree, name) if called(node.value) in _WRAPPERS}
+    for name in trained:
+        for block in _blocks(tree):
+            made = [node for node in block if _makes(node, name)]
+            if name in wrapped:
+                made = [node for node in made if called(node.value) in _WRAPPERS]
+                for node in made:
+                    call = node.value
+                    if isinstance(call, ast.Call) and call.args:
+                        yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])})")
+            elif made:
+                last = made[-1]
+                line = (last.end_lineno or last.lineno) + 1
+                indent = lines[last.lineno - 1][: last.col_offset]
+                yield Edit(line, 0, line, 0, f"{indent}{name} = fxdp.compile({name})\n")
+
+
+def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _made(tree: ast.Module, name: str) -> Iterator[ast.Assign]:
+    for node in ast.walk(tree):
+        if _makes(node, name):
+            assert isinstance(node, ast.Assign)
+            yield node
+
+
+def _makes(node: ast.AST, name: str) -> bool:
+    """Return whether a statement binds a name to what a call returns, which is no copy from elsewhere."""
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and [dotted(target) for target in node.targets] == [name]
+    )
+
+
+def _loops(tree: ast.Module) -> Iterator[Edit]:
+    """Yield an edit for each loop over a loader: around the loader, in whatever it is wrapped."""
+    loaders = {
+        dotted(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and called(node.value) == "DataLoader"
+        for target in node.targets
+    }
+    sampled = any(called(node) == "DistributedSampler" for node in ast.walk(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            loader = _loader_in(node.iter, loaders)
+            if loader is not None:
+                text = ast.unparse(loader)
+                parts = text if sampled else f"loader_of_parts({text})"
+                yield _instead(loader, f"fxdp.shard({parts})", "fxdp" if sampled else "parts")
+
+
+def _loader_in(node: ast.expr, loaders: set[str]) -> ast.expr | None:
+    """Return the loader over which an iterator goes: by itself, or among the arguments of `enumerate`, `tqdm`."""
+    name = dotted(node)
+    if name:
+        return node if name in loaders or "loader" in name.rpartition(".")[2].lower() else None
+    if called(node) == "DataLoader":
+        return node
+    if isinstance(node, ast.Call) and called(node) in ("enumerate", "tqdm", "trange", "iter"):
+        return next((found for arg in node.args if (found := _loader_in(arg, loaders)) is not None), None)
+    return None
+
+
+def _trainers(tree: ast.Module) -> Iterator[Edit]:
+    """Yield the edits of scripts that leave the loop to transformers, Accelerate or Lightning."""
+    imported = {
+        alias.asname or alias.name: (node.module or "").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = called(node)
+        owner = imported.get(name) or dotted(node.func).partition(".")[0]
+        if name == "Accelerator":
+            yield _instead(node, f"compile_accelerator({ast.unparse(node)})", "accelerate")
+        elif owner in _LIGHTNING and name == "Trainer":
+            given = [word for word in node.keywords if word.arg not in ("strategy", "devices")]
+            changed = ast.Call(node.func, node.args, given)
+            changed.keywords.insert(0, ast.keyword("strategy", ast.parse("FxdpStrategy()").body[0].value))  # type: ignore[attr-defined]
+            yield _instead(node, ast.unparse(changed), "lightning")
+        elif name.endswith("Trainer") and owner == "transformers":
+            yield _instead(node, f"compile_trainer({ast.unparse(node)})", "transformers")
