@@ -13,11 +13,11 @@ from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
 from fxdp.run.parallel_wrappers import wrapper_patches
 from fxdp.run.process_groups import group_patches
-from fxdp.run.programs import program_patches
 from fxdp.run.rank_zero import RankZero
 from fxdp.run.scratch_files import NotedFiles, ScratchFiles
 from fxdp.run.session import Session
 from fxdp.run.standard_input import input_patches, share_input
+from fxdp.run.started_programs import program_patches
 from fxdp.torch_compat import MapFetcher, Patch, around
 
 

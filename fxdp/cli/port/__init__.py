@@ -1,4 +1,4 @@
-"""`fxdp port`: the edits by which a script trains on many ranks without `fxdp run`, as a difference.
+"""Print the edits by which a script trains on many ranks by hand, and name its lines written for DDP.
 
     train.py ── ast ──> port_edits.py     where the model is made, and where batches come from
                         ddp_remarks.py    lines written for DistributedDataParallel, which do not belong there
@@ -6,3 +6,7 @@
 
 The script is read, never run; torch is not imported.
 """
+
+from fxdp.cli.port.port_script import declare, run
+
+__all__ = ["declare", "run"]

@@ -1,10 +1,10 @@
 """Find the edits of a script: compile the models that it trains, and shard the batches of its loaders.
 
-    model = Net()                           model = Net()
-                                            model = fxdp.compile(model)
-    for x, y in loader:             ->      for x, y in fxdp.shard(loader_of_parts(loader)):
-    model = DDP(model)                      model = fxdp.compile(model)
-    trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args))
+model = Net()                           model = Net()
+                                        model = fxdp.compile(model)
+for x, y in loader:             ->      for x, y in fxdp.shard(loader_of_parts(loader)):
+model = DDP(model)                      model = fxdp.compile(model)
+trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args))
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 _IMPORTS = {
     "fxdp": "import fxdp",
@@ -143,12 +144,11 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 def _made(tree: ast.Module, name: str) -> Iterator[ast.Assign]:
     for node in ast.walk(tree):
         if _makes(node, name):
-            assert isinstance(node, ast.Assign)
             yield node
 
 
-def _makes(node: ast.AST, name: str) -> bool:
-    """Return whether a statement binds a name to what a call returns, which is no copy from elsewhere."""
+def _makes(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
+    """Return whether a statement binds a name to the result of a call."""
     return (
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
@@ -175,7 +175,7 @@ def _loops(tree: ast.Module) -> Iterator[Edit]:
 
 
 def _loader_in(node: ast.expr, loaders: set[str]) -> ast.expr | None:
-    """Return the loader over which an iterator goes: by itself, or among the arguments of `enumerate`, `tqdm`."""
+    """Return the loader over which an iterator goes: by itself, or as an argument of `enumerate`, `tqdm`."""
     name = dotted(node)
     if name:
         return node if name in loaders or "loader" in name.rpartition(".")[2].lower() else None
@@ -202,9 +202,8 @@ def _trainers(tree: ast.Module) -> Iterator[Edit]:
         if name == "Accelerator":
             yield _instead(node, f"compile_accelerator({ast.unparse(node)})", "accelerate")
         elif owner in _LIGHTNING and name == "Trainer":
-            given = [word for word in node.keywords if word.arg not in ("strategy", "devices")]
-            changed = ast.Call(node.func, node.args, given)
-            changed.keywords.insert(0, ast.keyword("strategy", ast.parse("FxdpStrategy()").body[0].value))  # type: ignore[attr-defined]
-            yield _instead(node, ast.unparse(changed), "lightning")
+            strategy = ast.keyword("strategy", ast.Call(ast.Name("FxdpStrategy"), [], []))
+            given = [word for word in node.keywords if word.arg != "strategy"]
+            yield _instead(node, ast.unparse(ast.Call(node.func, node.args, [strategy, *given])), "lightning")
         elif name.endswith("Trainer") and owner == "transformers":
             yield _instead(node, f"compile_trainer({ast.unparse(node)})", "transformers")

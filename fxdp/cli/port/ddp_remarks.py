@@ -1,8 +1,8 @@
 """Name the lines of a script that were written for `DistributedDataParallel` and would be wrong or needless.
 
-    dist.all_reduce(total)       total is a sum over the global batch: a second sum counts it once per rank
-    loss / world_size            the loss is the global batch's mean
-    if rank == 0: model(x)       a forward of global tensors takes all ranks
+dist.all_reduce(total)       total is a sum over the global batch: a second sum counts it once per rank
+loss / world_size            the loss is the global batch's mean
+if rank == 0: model(x)       a forward of global tensors takes all ranks
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fxdp.port.port_edits import called, dotted
+from fxdp.cli.port.port_edits import called, dotted
 
 _SUMS = (
     "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather",
     "gather_object", "reduce_scatter", "reduce_scatter_tensor",
 )  # fmt: skip
 _FROM = ("dist", "torch.distributed", "distributed")
-_NOT_VALUES = re.compile(r"batch|workers|len\(|\blr\b|learning_rate|size")
+_DIVIDED = re.compile(r"^(?!.*(batch|workers|len\(|\blr\b|rate|size))")
+_MULTIPLIED = re.compile(r"loss|grad")
 _RANK_0 = re.compile(r"\brank\b.*== 0|\b(is_)?(main|master)(_process)?\b|not .*\brank\b")
 
 
@@ -55,10 +56,13 @@ _Found = Iterator[tuple[ast.expr | ast.stmt, str]]
 def _samplers(tree: ast.Module) -> _Found:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called(node) == "DistributedSampler":
-            yield node, (
-                "repeats or drops samples where they do not divide, and then is not one device's data: leave the "
-                "sampler out, make the loader as for one device (shuffle=True, all ranks' batch size) and take "
-                "fxdp.shard(loader_of_parts(loader)). set_epoch goes with it"
+            yield (
+                node,
+                (
+                    "repeats or drops samples where they do not divide, and then is not one device's data: leave "
+                    "the sampler and set_epoch out, make the loader as for one device (shuffle=True, all ranks' "
+                    "batch size) and take fxdp.shard(loader_of_parts(loader))"
+                ),
             )
 
 
@@ -68,9 +72,12 @@ def _collectives(tree: ast.Module) -> _Found:
             continue
         owner = dotted(node.func).rpartition(".")[0]
         if owner in _FROM or owner == "":
-            yield node, (
-                "what is computed from global tensors is the global batch's on every rank: leave the line out, "
-                "or it counts each value once per rank"
+            yield (
+                node,
+                (
+                    "what is computed from global tensors is the global batch's on every rank: leave the line "
+                    "out, or it counts each value once per rank"
+                ),
             )
 
 
@@ -82,7 +89,8 @@ def _world_sizes(tree: ast.Module) -> _Found:
             left, right = node.target, node.value
         else:
             continue
-        if _is_world_size(right) and not _NOT_VALUES.search(ast.unparse(left)):
+        value = _DIVIDED if isinstance(node.op, ast.Div) else _MULTIPLIED
+        if _is_world_size(right) and value.search(ast.unparse(left)):
             yield node, "losses, metrics and gradients are the global batch's already: leave the factor out"
 
 
@@ -95,7 +103,7 @@ def _sync_batchnorms(tree: ast.Module) -> _Found:
     for node in ast.walk(tree):
         if called(node) == "convert_sync_batchnorm":
             assert isinstance(node, ast.Call)
-            yield node, "BatchNorm sees the global batch: leave the conversion out"
+            yield node, "BatchNorm sees the global batch: leave this call out"
 
 
 def _rank_0_forwards(tree: ast.Module) -> _Found:
@@ -105,9 +113,12 @@ def _rank_0_forwards(tree: ast.Module) -> _Found:
         for inner in (inner for statement in node.body for inner in ast.walk(statement)):
             name = dotted(inner.func).rpartition(".")[2] if isinstance(inner, ast.Call) else ""
             if re.fullmatch(r"(model|net|ddp_model|evaluate|validate|test|eval_\w+|estimate_loss)", name):
-                yield node, (
-                    f"line {getattr(inner, 'lineno', node.lineno)} runs on one rank alone, and waits for the "
-                    "others in its first sum over the batch: call on all ranks, print and save on one"
+                yield (
+                    node,
+                    (
+                        f"line {getattr(inner, 'lineno', node.lineno)} runs on one rank alone, and waits for the "
+                        "others in its first sum over the batch: call on all ranks, print and save on one"
+                    ),
                 )
                 break
 

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fxdp.cli.port.ddp_remarks import remarks_of
+from fxdp.cli.port.port_edits import edited, edits_of
 from fxdp.errors import InputError
-from fxdp.port.ddp_remarks import remarks_of
-from fxdp.port.port_edits import edited, edits_of
 
 _NOTHING = """\
-{name}: no model whose parameters() are read, no loop over a loader and no trainer was found; compile what your
-loop calls (model = fxdp.compile(model)) and take its batches from fxdp.shard(loader)
+{name}: no model whose parameters() are read, no loop over a loader and no trainer was found; compile
+what your loop calls (model = fxdp.compile(model)) and take its batches from fxdp.shard(loader)
 """
 _HOW = """
 Run by: torchrun --nproc-per-node 4 {name}
@@ -50,8 +50,8 @@ def run(asked: argparse.Namespace) -> int:
 
 def _report(name: str, source: str) -> Iterator[str]:
     edits = edits_of(source)
-    lines = (text.splitlines(keepends=True) for text in (source, edited(source, edits)))
-    yield from difflib.unified_diff(*lines, f"a/{name}", f"b/{name}", n=1)
+    before, after = source.splitlines(keepends=True), edited(source, edits).splitlines(keepends=True)
+    yield from difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", n=1)
     yield (_HOW if edits else _NOTHING).format(name=name)
     remarks = remarks_of(source)
     if remarks:
