@@ -23,6 +23,20 @@ _DIVIDED = re.compile(r"^(?!.*(batch|workers|len\(|\blr\b|rate|size))")
 _MULTIPLIED = re.compile(r"loss|grad")
 _RANK_0 = re.compile(r"\brank\b.*== 0|\b(is_)?(main|master)(_process)?\b|not .*\brank\b")
 
+_SAMPLER = (
+    "repeats or drops samples where they do not divide, and then is not one device's data: leave the sampler "
+    "and set_epoch out, make the loader as for one device (shuffle=True, all ranks' batch size) and take "
+    "fxdp.shard(loader_of_parts(loader))"
+)
+_SUM = (
+    "what is computed from global tensors is the global batch's on every rank: leave the line out, or it "
+    "counts each value once per rank"
+)
+_ALONE = (
+    "line {line} runs on one rank alone, and waits for the others in its first sum over the batch: call on "
+    "all ranks, print and save on one"
+)
+
 
 @dataclass(frozen=True, order=True)
 class Remark:
@@ -56,14 +70,7 @@ _Found = Iterator[tuple[ast.expr | ast.stmt, str]]
 def _samplers(tree: ast.Module) -> _Found:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called(node) == "DistributedSampler":
-            yield (
-                node,
-                (
-                    "repeats or drops samples where they do not divide, and then is not one device's data: leave "
-                    "the sampler and set_epoch out, make the loader as for one device (shuffle=True, all ranks' "
-                    "batch size) and take fxdp.shard(loader_of_parts(loader))"
-                ),
-            )
+            yield node, _SAMPLER
 
 
 def _collectives(tree: ast.Module) -> _Found:
@@ -72,13 +79,7 @@ def _collectives(tree: ast.Module) -> _Found:
             continue
         owner = dotted(node.func).rpartition(".")[0]
         if owner in _FROM or owner == "":
-            yield (
-                node,
-                (
-                    "what is computed from global tensors is the global batch's on every rank: leave the line "
-                    "out, or it counts each value once per rank"
-                ),
-            )
+            yield node, _SUM
 
 
 def _world_sizes(tree: ast.Module) -> _Found:
@@ -113,13 +114,7 @@ def _rank_0_forwards(tree: ast.Module) -> _Found:
         for inner in (inner for statement in node.body for inner in ast.walk(statement)):
             name = dotted(inner.func).rpartition(".")[2] if isinstance(inner, ast.Call) else ""
             if re.fullmatch(r"(model|net|ddp_model|evaluate|validate|test|eval_\w+|estimate_loss)", name):
-                yield (
-                    node,
-                    (
-                        f"line {getattr(inner, 'lineno', node.lineno)} runs on one rank alone, and waits for the "
-                        "others in its first sum over the batch: call on all ranks, print and save on one"
-                    ),
-                )
+                yield node, _ALONE.format(line=getattr(inner, "lineno", node.lineno))
                 break
 
 
