@@ -71,7 +71,7 @@ class Tracer:
     @cached_property
     def batches(self) -> tuple[int, ...]:
         """The batch sizes of static traces."""
-        return static_hints(self.request.inputs.tensors, self.request.inputs.batch_dims)
+        return static_hints(self.request.inputs.fixed_sizes)
 
     def static_exports(self, batches: Sequence[int]) -> Iterator[Exported]:
         """The forward graphs at these batch sizes, each made when it is asked for."""

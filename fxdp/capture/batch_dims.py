@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ def spread_prefix(
         )
 
 
+_spread = partial(
+    spread_prefix, name="batch_dims", kinds=(int, RowsPerSample), words="an int, fxdp.RowsPerSample(...)"
+)
+
+
 def resolve_batch_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> list[int | None]:
@@ -86,13 +92,13 @@ def resolve_batch_dims(
     which keep the default.
     """
     prefix = LEFT_OUT if batch_dims is None else batch_dims
-    return [_leaf_dim(*row) for row in _spread(args, kwargs, prefix)]
+    return [_leaf_dim(*row) for row in _spread(prefix, (args, kwargs))]
 
 
 def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> tuple[int, ...]:
     """Return for each tensor leaf the number of rows in the batch dim that form one sample."""
     prefix = LEFT_OUT if batch_dims is None else batch_dims
-    given = (value for _, value, leaf in _spread(args, kwargs, prefix))
+    given = (value for _, value, leaf in _spread(prefix, (args, kwargs)))
     return tuple(value.count if isinstance(value, RowsPerSample) else 1 for value in given)
 
 
@@ -112,13 +118,6 @@ def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> to
             f"promises that {rows} rows are one sample, which no two ranks can share"
         )
     return tensor.view(*tensor.shape[:dim], size // rows, rows, *tensor.shape[dim + 1 :])
-
-
-def _spread(
-    args: tuple[Any, ...], kwargs: dict[str, Any], prefix: Any
-) -> Iterator[tuple[str, Any, torch.Tensor]]:
-    kinds = (int, RowsPerSample)
-    return spread_prefix(prefix, (args, kwargs), "batch_dims", kinds, "an int, fxdp.RowsPerSample(...)")
 
 
 def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor, nn
 
 from fxdp.capture.attempt import CaptureAttempt, Made, NothingFitsError, Tracer, traced
 from fxdp.capture.capture_strategies import STRATEGIES, first_that_works, log_strategy
 from fxdp.capture.captured import Captured, LeftStrategy
 from fxdp.capture.export.exported import batch_hint
-from fxdp.capture.external_places import ReadState
 from fxdp.capture.external_state import external_state
 from fxdp.capture.inputs import run_model
 from fxdp.capture.joint.annotate_joint import annotate_joint
@@ -46,8 +42,9 @@ def capture_request(request: Request) -> Captured:
     module, inputs, loss_fn, hint = request.module, request.inputs, request.loss_fn, request.hint
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
-        several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        outside = ExternalState(_read_by(request))
+        several = hint if hint is not None and hint > 1 else batch_hint(inputs.fixed_sizes)
+        others = [(f"the input {name}", value) for name, value in inputs.python_leaves]
+        outside = ExternalState(external_state(module, [("the loss function", loss_fn), *others]))
         attempt = CaptureAttempt(Tracer.of(request, outside), several)
         made = _capture_open(attempt) if inputs.open else _capture(attempt)
         attempt.failures.clear()  # errors hold frames, and these the attempt
@@ -63,23 +60,14 @@ def capture_request(request: Request) -> Captured:
         found = module.with_guards(found, inputs)
     record = tracer.program.record
     written = tuple(outside.changed)
-    check_memory(module, record.changed, outside, lambda twin: _run(twin, request))
+    precision = request.precision
+    check_memory(
+        module, record.changed, outside, lambda m: run_model(m, *inputs.copies(), loss_fn, precision)
+    )
     origin = request.origin or Origin.here(loss_fn)
     found = replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
     words = tuple((outside.changed[place], word) for place, word in outside.words.items())
     return replace(found, read=outside.read, written=written, words=words, read_values=record.read_values)
-
-
-def _read_by(request: Request) -> ReadState:
-    inputs = request.inputs
-    given = [(f"the input {name}", x) for name, x in zip(inputs.names, inputs.leaves, strict=True)]
-    others = [given_one for given_one in given if not isinstance(given_one[1], Tensor)]
-    return external_state(request.module, [("the loss function", request.loss_fn), *others])
-
-
-def _run(twin: nn.Module, request: Request) -> Any:
-    args, kwargs = request.inputs.copies()
-    return run_model(twin, args, kwargs, request.loss_fn, request.precision)
 
 
 def _capture(attempt: CaptureAttempt) -> Made:

@@ -17,7 +17,6 @@ from torch import fx
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
-from fxdp.capture.inputs import Inputs
 from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.request import Request
 from fxdp.ir.graph.graphs import inputs_of
@@ -39,10 +38,12 @@ class GraphFingerprint:
     numbers: Mapping[str, float]
 
     @classmethod
-    def of(cls, captured: Captured, inputs: Inputs) -> GraphFingerprint:
-        """Return the fingerprint of a capture for these inputs."""
-        own = {name: value for name, _, value in numbers_of(inputs)}
-        return cls(digest(captured, inputs, own), own)
+    def of(
+        cls, captured: Captured, inputs: int, names: Sequence[str], numbers: Mapping[str, float]
+    ) -> GraphFingerprint:
+        """Return the fingerprint of a capture at values of the dynamic scalars, the last of all inputs."""
+        at = {inputs - len(names) + i: numbers[name] for i, name in enumerate(names)}
+        return cls(hashlib.sha256(repr(fingerprint(captured, at)).encode()).hexdigest(), numbers)
 
 
 def capture_open(request: Request, expected: GraphFingerprint | None) -> Captured | SpecializationError:
@@ -55,28 +56,13 @@ def capture_open(request: Request, expected: GraphFingerprint | None) -> Capture
         found = capture_request(request)
     except SpecializationError as error:
         return error
-    symbols = _number_symbols(found.gm, [index for _, index, _ in numbers_of(inputs)])
-    if _shapes_depend_on(found.gm, symbols):
-        return SpecializationError(inputs.number_names)
-    names = set(inputs.number_names)
-    known = expected is not None and expected.numbers.keys() == names
-    if names and expected and known and digest(found, inputs, expected.numbers) != expected.digest:
+    names, count = inputs.number_names, len(inputs.tensors)
+    if _shapes_depend_on(found.gm, _number_symbols(found.gm, range(count - len(names), count))):
         return SpecializationError(names)
-    return found
-
-
-def numbers_of(inputs: Inputs) -> list[tuple[str, int, float]]:
-    """Return the name of each dynamic scalar, the index of the scalar's input tensor, and the value."""
-    names = inputs.number_names
-    first = len(inputs.tensors) - len(names)
-    values = [*(inputs.leaves[i] for i in inputs.dynamic_inputs), *(a.value for a in inputs.attributes)]
-    return [(name, first + i, value) for i, (name, value) in enumerate(zip(names, values, strict=True))]
-
-
-def digest(captured: Captured, inputs: Inputs, numbers: Mapping[str, float]) -> str:
-    """Return the digest of a capture at these values of the dynamic scalars."""
-    at = {index: numbers[name] for name, index, _ in numbers_of(inputs)}
-    return hashlib.sha256(repr(fingerprint(captured, at)).encode()).hexdigest()
+    if not names or expected is None or expected.numbers.keys() != set(names):
+        return found
+    own = GraphFingerprint.of(found, count, names, expected.numbers)
+    return found if own.digest == expected.digest else SpecializationError(names)
 
 
 def _number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:

@@ -77,12 +77,29 @@ class Inputs:
     @property
     def number_names(self) -> tuple[str, ...]:
         """Return the names of the dynamic scalar inputs."""
-        return (*(self.names[i] for i in self.dynamic_inputs), *(a.name for a in self.attributes))
+        return tuple(name for name, _ in self.scalars)
+
+    @property
+    def scalars(self) -> tuple[tuple[str, Any], ...]:
+        """Return the dynamic scalar inputs with their values; each has one of the last tensors."""
+        own = ((self.names[i], self.leaves[i]) for i in self.dynamic_inputs)
+        return (*own, *((a.name, a.value) for a in self.attributes))
+
+    @property
+    def python_leaves(self) -> list[tuple[str, Any]]:
+        """Return the leaves that are not tensors, with their names."""
+        pairs = zip(self.names, self.leaves, strict=True)
+        return [(name, leaf) for name, leaf in pairs if not isinstance(leaf, torch.Tensor)]
+
+    @property
+    def given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return `(args, kwargs)` as the caller has given them."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
+        return args, kwargs
 
     def numbers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Read the values of the dynamic scalar inputs from the last tensors."""
-        count = len(self.dynamic_inputs) + len(self.attributes)
-        return [tensor.item() for tensor in tensors[len(tensors) - count :]] if count else []
+        return [tensor.item() for tensor in tensors[len(tensors) - len(self.scalars) :]]
 
     @property
     def batch(self) -> int | None:
@@ -97,6 +114,12 @@ class Inputs:
         if len(sizes) > 1:
             raise self._batches_differ(sizes)
         return next(iter(sizes), None)
+
+    @property
+    def fixed_sizes(self) -> set[int]:
+        """Return all sizes of the tensors except the batch size."""
+        pairs = zip(self.tensors, self.batch_dims, strict=True)
+        return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
 
     def _batches_differ(self, sizes: Iterable[int]) -> InputError:
         rows = zip(self.paths, self.tensors, self.batch_dims, strict=True)

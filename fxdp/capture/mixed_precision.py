@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,11 +48,11 @@ class MixedPrecision:
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run `module(*args, **kwargs)` with casts of parameters, inputs and outputs."""
-        own = {name: _cast(p, self.param) for name, p in module.named_parameters()}
+        own = {name: _cast(self.param, p) for name, p in module.named_parameters()}
         if self.inputs:
-            args, kwargs = _cast_all((args, dict(kwargs)), self.param)
+            args, kwargs = pytree.tree_map_only(Tensor, partial(_cast, self.param), (args, dict(kwargs)))
         output = torch.func.functional_call(module, own, args, dict(kwargs))
-        return _cast_all(output, self.output)
+        return pytree.tree_map_only(Tensor, partial(_cast, self.output), output)
 
 
 def policy_faults(policy: Any) -> list[str]:
@@ -68,9 +69,5 @@ def policy_faults(policy: Any) -> list[str]:
     ]
 
 
-def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _cast(dtype: torch.dtype | None, value: Tensor) -> Tensor:
     return value if dtype is None or not value.is_floating_point() else value.to(dtype)
-
-
-def _cast_all(tree: Any, dtype: torch.dtype | None) -> Any:
-    return pytree.tree_map_only(Tensor, lambda t: _cast(t, dtype), tree)

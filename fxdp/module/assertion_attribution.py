@@ -32,7 +32,11 @@ def failing_ranks(
 
     Empty if no part alone is the cause.
     """
-    words = gather_objects(process_mesh, _raised(module, loss_fn, call, failed) or _not_finite(call))
+    own = _raised(module, loss_fn, call, failed)
+    pairs = zip(call.inputs.paths, call.tensors, strict=True)
+    if not own and (found := [path for path, tensor in pairs if not _is_finite(tensor)]):
+        own = f"values that are not finite in {', '.join(found)}"
+    words = gather_objects(process_mesh, own)
     return "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(words) if text)
 
 
@@ -55,13 +59,6 @@ def _raised(module: nn.Module, loss_fn: Any, call: Call, failed: Sequence[Check]
         if any((frame.filename, frame.lineno) in places for frame in frames):
             return "".join(traceback.format_exception_only(error)).strip()
     return ""
-
-
-def _not_finite(call: Call) -> str:
-    """Return a description of the inputs with values that are not finite."""
-    pairs = zip(call.inputs.paths, call.tensors, strict=True)
-    found = [path for path, tensor in pairs if not _is_finite(tensor)]
-    return f"values that are not finite in {', '.join(found)}" if found else ""
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured, Check
-from fxdp.compiler.program import Program
 from fxdp.ir.graph.draws import random_state, set_random_state
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.signature import Buffer, Input, Mutation, Parameter
-from fxdp.module.call import Call
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,11 @@ class OtherBranch:
 
 
 def on_its_branch(
-    program: Program, module: nn.Module, call: Call, run: Callable[[], Sequence[Tensor]]
+    checks: Sequence[Check], before: StateBefore, run: Callable[[], Sequence[Tensor]]
 ) -> Sequence[Tensor] | OtherBranch:
     """Run a call; return the outputs, or the branches of the call if these differ from the program's."""
-    if not program.captured.branches:
-        return run()
-    before = _Before(program.gm.graph, module, call.tensors)
     outputs = run()
-    other = _other_branch(program.captured.checks, outputs)
+    other = _other_branch(checks, outputs)
     if other is None:
         return outputs
     before.put_back()
@@ -74,7 +69,7 @@ def _other_branch(checks: Sequence[Check], outputs: Sequence[Tensor]) -> OtherBr
     return None
 
 
-class _Before:
+class StateBefore:
     """A copy of the random state and of all tensors that a program writes, from before a call."""
 
     def __init__(self, graph: fx.Graph, module: nn.Module, inputs: Sequence[Tensor]) -> None:

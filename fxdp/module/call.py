@@ -16,7 +16,7 @@ from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
 from fxdp.errors import InputError, a_kind
 from fxdp.module.guards.attribute_guards import Key
-from fxdp.module.guards.values import Values, python_leaves
+from fxdp.module.guards.values import Values
 from fxdp.options import Options
 
 
@@ -72,14 +72,6 @@ class Call:
     strided: bool = False
 
     @property
-    def numbers(self) -> tuple[tuple[str, Any], ...]:
-        """The numbers among the inputs and attributes, with the names used in errors."""
-        inputs = self.inputs
-        return tuple((inputs.names[i], inputs.leaves[i]) for i in inputs.dynamic_inputs) + tuple(
-            (attribute.name, attribute.value) for attribute in inputs.attributes
-        )
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors among the inputs."""
         return self.inputs.tensors
@@ -106,27 +98,22 @@ def request_of(
     A step of stages and micro-batches cannot be run again after a flag differs from the program's branch.
     """
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
-    loss_fn = None if _wants_output(module, inputs) else options.loss_fn
+    wants_output = not module.training and "target" not in inputs.given[1]  # in evaluation, without target
+    loss_fn = None if wants_output else options.loss_fn
     draws, precision = options.single_device_rng, options.precision
     taken = None if cut else branches
     strict = options.strict
     return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision, taken, strict=strict)
 
 
-def _wants_output(module: nn.Module, inputs: Inputs) -> bool:
-    """Return whether the call asks for the model's own output: in evaluation, without a target."""
-    return not module.training and "target" not in inputs.rebuild(inputs.tensors)[1]
-
-
 def call_lines(call: Call) -> list[str]:
     """Describe everything that decides which program serves a call, for `agree`."""
     kind = call.kind
-    names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
-    pairs = zip(names, kind.values, strict=True)
+    pairs = zip(call.inputs.python_leaves, kind.values, strict=True)
     lines = [
         f"structure {stable_text(kind.structure)}",
-        *(f"value {name} {type_} {stable_text(value)}" for name, (type_, value) in pairs),
-        *(f"value {name} {type(value).__name__} {value!r}" for name, value in call.numbers),
+        *(f"value {name} {type_} {stable_text(value)}" for (name, _), (type_, value) in pairs),
+        *(f"value {name} {type(value).__name__} {value!r}" for name, value in call.inputs.scalars),
     ]
     for name, (dtype, _, needs_grad, _), dims in zip(call.inputs.paths, kind.tensors, call.dims, strict=True):
         lines.append(f"tensor {name} {dtype} dims {list(dims)} requires_grad={needs_grad}")

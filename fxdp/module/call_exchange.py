@@ -108,7 +108,7 @@ class CallExchange:
             return CallExchanged(
                 (call.batch,) if call.batch else _nonempty((call.batch,)), strided=call.strided
             )
-        numbers = call.numbers if call.inputs.open else ()
+        numbers = call.inputs.scalars if call.inputs.open else ()
         key = (call.kind, call.dims, call.batch, numbers)
         if self._spared and not due and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
@@ -145,17 +145,17 @@ class CallExchange:
             self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
-    def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def padded(self, call: Call) -> Call:
         """Return the call padded to the sizes that all ranks agree on; a collective call."""
         paths, tensors, known = call.inputs.paths, call.inputs.tensors, None
         with refusing(self._process_mesh):
-            pads = spread_pad(self._pad, args, kwargs)
+            pads = spread_pad(self._pad, *call.inputs.given)
             if self._pad is None:
                 known = text_pads(self._reader.module, paths, tensors)
         starts = known is not None and pads_at_start(paths, tensors)
         told = gather_objects(self._process_mesh, (call.batch, call.dims, starts))
         rows, at_start = [row[:2] for row in told], any(row[2] for row in told)
-        wanted = common_lengths(rows, call, known or pads)
+        wanted = common_lengths(rows, paths, call.batch_dims, known or pads)
         if known is not None:
             self._tell_padding(paths, known, at_start)
         return self._reader.read(*padded(call.inputs, wanted, known or pads, at_start))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,38 +12,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.strategy_choice import legal_strategies
-from fxdp.errors import InputError, StateError
-from fxdp.ir.types.mesh import Mesh
+from fxdp.errors import InputError
 from fxdp.module.branch_specialization import OtherBranch
+from fxdp.module.built_module import BuiltModule
 from fxdp.module.cache_entry import CacheEntry, LastCall
-from fxdp.module.call import Call
-from fxdp.module.call_exchange import CallExchange, CallExchanged
+from fxdp.module.call import Call, ProgramKey
+from fxdp.module.call_exchange import CallExchanged
 from fxdp.module.fallback import RAGGED, Fallback, FallsBackError
 from fxdp.module.forward_signature import SignedForward, signed
-from fxdp.module.function_module import FunctionModule, names_in
+from fxdp.module.function_module import FunctionModule
 from fxdp.module.global_calls import call_on_parts, holds_global
-from fxdp.module.guards.guards import Guards
 from fxdp.module.guards.surroundings import refuse_transforms
-from fxdp.module.inspected import Inspected
-from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, check_put, home_of, no_values
-from fxdp.module.programs import Programs
-from fxdp.module.reader import CallReader
-from fxdp.module.replicas import Replicas
-from fxdp.module.strategies import WantsShardingError, begins_sharded, shard_model
+from fxdp.module.model_checks import check_model, home_of, no_values
+from fxdp.module.strategies import WantsShardingError, begins_sharded
 from fxdp.options import Options
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
-from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
-from fxdp.sharding.sharded_optimizers import ShardedOptimizers
-from fxdp.sharding.sharded_parameters import share_values
 from fxdp.torch_compat import warn_untested
 
 _log = logging.getLogger("fxdp")
 
 
-class CompiledModule(Inspected):
+class CompiledModule(BuiltModule):
     """Result of `fxdp.compile`, called like the model itself.
 
     Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
@@ -85,53 +75,6 @@ class CompiledModule(Inspected):
         self._generation = self._number = 0
         self._build()
 
-    _forward: Callable[..., Any]
-    """`forward` with the signature of the model's own, for frameworks that read it."""
-    _options: Options
-    _process_mesh: ProcessMesh
-    _mesh: Mesh
-    _last_call: LastCall
-    _unset: set[str]
-    """The parameters and buffers without values, in a model from the meta device."""
-    _sharded: bool
-    """Whether the parameters are sharded."""
-    _started: bool
-    """Whether the ranks have agreed on the model and the options."""
-    _generation: int
-    """The number of times that the model's tensors were replaced."""
-    _number: int
-    """The index of this module among the compiled modules of the ranks, in the order of first calls."""
-    _shared: bool
-    """Whether the ranks hold rank 0's values."""
-    _watch: OptimizerWatch | None
-    _guards: Guards
-    _reader: CallReader
-    _exchange: CallExchange
-    _replicas: Replicas
-    _programs: Programs
-    _fallback: Fallback
-    _full: UnshardedParameters
-    """The unsharded parameters that live until shards change."""
-
-    def _build(self) -> None:
-        self._shared = False
-        self._full.drop()
-        chosen, device = self._options, self._mesh.device_type
-        self._guards = Guards(self._model, device, chosen.loss_fn, self._generation, chosen.single_device_rng)
-        self._reader = CallReader(self._model, chosen.batch_dims, device, self._guards)
-        self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)
-        self._replicas = Replicas(self._model, self._process_mesh, chosen)
-        self._programs = Programs(
-            self._model, self._process_mesh, self._options, self._full, sharded=self._sharded
-        )
-
-    def _shard_parameters(self) -> None:
-        """Shard the parameters; a collective call."""
-        self._process_mesh, unset = shard_model(self._model, self._process_mesh, self._options)
-        self._mesh, self._sharded = self._process_mesh.mesh, True
-        self._unset |= unset
-        ShardedOptimizers(self._model, self._process_mesh, self._full.note_step)
-
     @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output for this rank's part of the batch.
@@ -147,8 +90,10 @@ class CompiledModule(Inspected):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
-        if isinstance(self._model, FunctionModule) and self._model.has_modules(args, kwargs):
-            args, kwargs = self._without_modules(self._model, args, kwargs)
+        if isinstance(self._model, FunctionModule):
+            args, kwargs, added = self._model.without_modules(args, kwargs)
+            if added:
+                self._add_modules(added)
         if holds_global(args, kwargs):
             return self._called_globally(args, kwargs)
         self._guards.check_surroundings()
@@ -170,11 +115,13 @@ class CompiledModule(Inspected):
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
             if (cache_entry := self._programs.find(call.kind, call.dims, batches)) is None:
-                if (made := self._make_or_fall_back(call, batches, args, kwargs)) is None:
-                    if self._options.pad is not None:
-                        args, kwargs = call.inputs.rebuild(call.inputs.tensors)
-                    return self._fallback.run_on_parts(self._process_mesh, self._options, args, kwargs)
-                call, cache_entry = made
+                try:
+                    self._fallback.check(call.kind)
+                    call, cache_entry = self._make(call, batches)
+                except FallsBackError as error:
+                    self._fall_back(call.kind, batches, error)
+                if cache_entry is None:
+                    return self._fallback.run_on_parts(self._process_mesh, self._options, *call.inputs.given)
                 self._begin(cache_entry)
             while True:
                 if cache_entry.draws:
@@ -186,24 +133,17 @@ class CompiledModule(Inspected):
                 cache_entry = self._programs.other_branch(cache_entry, call, batches, made)
                 self._begin(cache_entry)
 
-    def _without_modules(
-        self, function: FunctionModule, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        """Register the modules among a call's arguments, and return the arguments without them."""
-        before = dict(function.named_children())
-        args, kwargs = function.without_modules(args, kwargs)
-        added = [name for name, module in function.named_children() if before.get(name) is not module]
-        if added and (self._sharded or self._options.shards):
+    def _add_modules(self, names: Sequence[str]) -> None:
+        """Make modules that were among a call's arguments part of the model."""
+        if self._sharded or self._options.shards:
             raise InputError(
-                f"{', '.join(added)} of a function whose parameters are sharded is a module and an argument; "
+                f"{', '.join(names)} of a function whose parameters are sharded is a module and an argument; "
                 "expected modules that are known before the first call: fxdp.compile(functools.partial("
                 "function, module))"
             )
-        if added:
-            check_model(function)
-            if not self._started:
-                self._build()
-        return args, kwargs
+        check_model(self._model)
+        if not self._started:
+            self._build()
 
     def _called_globally(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs of a call with global tensors, as global tensors."""
@@ -218,25 +158,18 @@ class CompiledModule(Inspected):
         finally:
             self._fallback.in_parts = False
 
-    def _make_or_fall_back(
-        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, CacheEntry] | None:
-        """Return `_make`; None if capture refuses the call, which then runs op by op.
+    def _fall_back(self, call: ProgramKey, batches: tuple[int, ...], error: FallsBackError) -> None:
+        """Note that capture refuses calls of a kind, which then run op by op.
 
         Raises
         ------
         FallsBackError : the call was made with the parts of global tensors.
         """
-        if not self._fallback.takes(call.kind):
-            try:
-                return self._make(call, batches, args, kwargs)
-            except FallsBackError as error:
-                self._fallback.add(call.kind, error)
+        self._fallback.add(call, error)
         last = self._last_call
-        last.cache_entry, last.refused, last.batch = None, self._fallback.reason(call.kind), sum(batches)
+        last.cache_entry, last.refused, last.batch = None, str(error), sum(batches)
         if self._fallback.in_parts:
-            raise everywhere(FallsBackError("a call with global tensors"))
-        return None
+            raise everywhere(FallsBackError("a call with global tensors")) from error
 
     def _run_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call with a ragged batch op by op; a collective call."""
@@ -264,11 +197,9 @@ class CompiledModule(Inspected):
             self._share()
         elif due or ranks.asked:
             self._replicas.compare(number, call)
-        return (call if ranks.alike else self._exchange.padded(call, args, kwargs)), ranks
+        return (call if ranks.alike else self._exchange.padded(call)), ranks
 
-    def _make(
-        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, CacheEntry]:
+    def _make(self, call: Call, batches: tuple[int, ...]) -> tuple[Call, CacheEntry]:
         """Return a call's new entry, with the call as the entry takes it; a collective call.
 
         Numbers that differ from an earlier call become inputs of the program. If the code decides on a
@@ -278,7 +209,7 @@ class CompiledModule(Inspected):
         kind, numbers = self._reader.make_dynamic(call, alike)
         self._programs.expect(kind, numbers)
         if numbers:
-            call, _ = self._read(args, kwargs)
+            call, _ = self._read(*call.inputs.given)
         while True:
             try:
                 found = self._programs.find(call.kind, call.dims, batches)
@@ -286,101 +217,10 @@ class CompiledModule(Inspected):
                 break
             except SpecializationError as error:
                 call.values.decide(error.names)
-                call, _ = self._read(args, kwargs)
+                call, _ = self._read(*call.inputs.given)
             except WantsShardingError:
                 self._shard_parameters()
                 self._build_anew()
-                return self._make(self._read(args, kwargs)[0], batches, args, kwargs)
+                return self._make(self._read(*call.inputs.given)[0], batches)
         self._reader.tell(call, alike)
         return call, cache_entry
-
-    def _renew(self) -> None:
-        """Drop all programs, as the model holds different tensors than they read; a collective call."""
-        if isinstance(self._model, FunctionModule):
-            self._model.reach_again()
-        with self._exchange.refusing():
-            check_put(self._model, sharded=self._sharded)
-        _log.warning(
-            "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
-            "load_state_dict() without assign=True do",
-            self._guards.tensor_changes(),
-        )
-        self._build_anew()
-
-    def _build_anew(self) -> None:
-        self._generation += 1
-        self._build()
-        self._watch_optimizers()
-
-    def _start(self) -> None:
-        """Agree on the model and the options before the first exchange; a collective call."""
-        check_home(self._model, self._mesh.device_type)
-        self._share()
-        if self._process_mesh.comms is not None:
-            self._number = self._process_mesh.comms.sequence_log.add_module(type(self._model).__name__)
-        self._watch_optimizers()
-        self._started = True
-
-    def _watch_optimizers(self) -> None:
-        """Check the next optimizers that step, while this module lives."""
-        if self._watch is not None:
-            self._watch.remove()
-        self._watch = OptimizerWatch(self._model)
-        weakref.finalize(self, self._watch.remove)
-
-    def _share(self) -> None:
-        """Check that the ranks hold one model, and broadcast rank 0's values; a collective call."""
-        share_values(self._model, self._process_mesh, self._options.lines())
-        self._shared = True
-        self._replicas.shared(max(1, self._last_call.number))
-
-    def train(self, mode: bool = True) -> CompiledModule:
-        """Switch the model's mode; each mode has its own program."""
-        if not mode and self._model.training:
-            self._replicas.ask()
-        return super().train(mode)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own state dict, with a `DTensor` for each sharded parameter."""
-        self._replicas.ask()
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load values into the model, which may come from the meta device without values."""
-        result = super().load_state_dict(state_dict, *args, **kwargs)
-        self._unset -= set(names_in(self._model, state_dict))
-        return result
-
-    def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
-        """`to()`, `double()`, ... change the model; programs are compiled anew.
-
-        Raises
-        ------
-        StateError : the parameters are sharded.
-        """
-        if self._sharded:
-            raise StateError(
-                "the parameters are sharded, and cannot be moved or converted any more; expected the model "
-                "on its device and of its dtype before fxdp.compile"
-            )
-        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._last_call.cache_entry, self._started = None, False
-        self._build()
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        """Copy the model and compile the copy on the same mesh."""
-        twin = CompiledModule.__new__(CompiledModule)
-        memo[id(self)] = twin
-        Inspected.__init__(twin, copy.deepcopy(self._model, memo))
-        twin._forward = self._forward
-        twin._options, twin._process_mesh, twin._mesh = self._options, self._process_mesh, self._mesh
-        twin._last_call, twin._started = LastCall(), False
-        twin._generation = twin._number = 0
-        twin._fallback = Fallback(twin._model, twin._options)
-        twin._watch, twin._unset = None, set(self._unset)
-        twin._full, twin._sharded = UnshardedParameters(twin._model), self._sharded
-        if twin._sharded:
-            ShardedOptimizers(twin._model, twin._process_mesh, twin._full.note_step)
-        twin._build()
-        return twin

@@ -73,9 +73,10 @@ class Fallback:
         self.in_parts = False
         """Whether the running call was made with the parts of global tensors."""
 
-    def takes(self, key: ProgramKey) -> bool:
-        """Return whether calls of this kind were refused before."""
-        return bool(self._refused) and _kind(key) in self._refused
+    def check(self, key: ProgramKey) -> None:
+        """Raise `FallsBackError` if calls of this kind were refused before."""
+        if self._refused and (text := self._refused.get(_kind(key))):
+            raise FallsBackError(text)
 
     def is_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call's batch is ragged, equally on all ranks: by `Rows`, or by a class.
@@ -108,10 +109,6 @@ class Fallback:
             "fxdp.eager_report() counts its messages by line. Capture says: %s",
             type(self._step.model).__name__, str(error).partition("\n")[0],
         )  # fmt: skip
-
-    def reason(self, key: ProgramKey) -> str:
-        """Return why calls of this kind run op by op."""
-        return self._refused[_kind(key)]
 
     @property
     def reasons(self) -> tuple[str, ...]:

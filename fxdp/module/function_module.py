@@ -63,21 +63,23 @@ class FunctionModule(nn.Module):
         self._around.reached = reached_modules(self._around.function)
         self._register()
 
-    @staticmethod
-    def has_modules(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether there are modules among a call's arguments."""
-        return any(isinstance(leaf, nn.Module) for leaf in pytree.tree_leaves((args, kwargs)))
+    def without_modules(self, args: Any, kwargs: Any) -> tuple[Any, Any, list[str]]:
+        """Return a call's arguments with a `ModuleInput` for each module, and the names of new modules.
 
-    def without_modules(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return arguments with a `ModuleInput` for each module, which becomes a child."""
+        The modules become children.
+        """
         leaves, structure = pytree.tree_flatten((args, kwargs))
+        if not any(isinstance(leaf, nn.Module) for leaf in leaves):
+            return args, kwargs, []
+        before = dict(self._modules)
         for i, name in enumerate(leaf_names(self, args, kwargs)):
             if isinstance(leaves[i], nn.Module):
                 named = "".join(c if c.isalnum() else "_" for c in name).strip("_")
                 self._around.given[named] = leaves[i]
                 leaves[i] = ModuleInput(named)
         self._register()
-        return pytree.tree_unflatten(leaves, structure)  # type: ignore[no-any-return]
+        added = [name for name, module in self._modules.items() if before.get(name) is not module]
+        return *pytree.tree_unflatten(leaves, structure), added
 
     def _register(self) -> None:
         around = self._around

@@ -39,28 +39,20 @@ def check_inputs_agree(process_mesh: ProcessMesh, call: Call) -> None:
     mesh = process_mesh.mesh
     if mesh.world == 1:
         return
-    rows = gather_objects(process_mesh, _digests(call))
+    own: dict[int, str] = {}
+    batch = hashlib.sha256()
+    for i, (tensor, dim) in enumerate(zip(call.tensors, call.batch_dims, strict=True)):
+        if tensor.layout == torch.strided and dim is None:
+            own[i] = content_digest(tensor)
+        elif tensor.layout == torch.strided:
+            batch.update(content_digest(tensor).encode())
+    rows = gather_objects(process_mesh, (own, batch.hexdigest() if call.batch else ""))
     _check_shared([shared for shared, _ in rows], call.inputs.paths)
     batches = [batch for _, batch in rows]
     places = mesh.pipeline.data_ranks or tuple(range(mesh.world))
     _check_pipelines(batches, places)
     if process_mesh.comms is not None and process_mesh.comms.rank == 0:
         _warn_of_copies(dict(zip(places, batches, strict=True)))
-
-
-def _digests(call: Call) -> tuple[dict[int, str], str]:
-    """Return digests of the inputs without a batch dim, by index, and of all samples; empty for none."""
-    shared: dict[int, str] = {}
-    batch = hashlib.sha256()
-    for i, (tensor, dim) in enumerate(zip(call.tensors, call.batch_dims, strict=True)):
-        if tensor.layout != torch.strided:
-            continue
-        digest = content_digest(tensor)
-        if dim is None:
-            shared[i] = digest
-        else:
-            batch.update(digest.encode())
-    return shared, batch.hexdigest() if call.batch else ""
 
 
 def _check_shared(rows: Sequence[dict[int, str]], paths: Sequence[str]) -> None:

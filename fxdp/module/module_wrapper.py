@@ -13,7 +13,7 @@ from fxdp.errors import StateError
 from fxdp.ir.graph.model_tensors import is_sharded
 from fxdp.module.function_module import FunctionModule
 
-S = TypeVar("S", bound="ModuleWrapper")
+_S = TypeVar("_S", bound="ModuleWrapper")
 
 
 _GRADIENTS = "gradients are summed by the program itself, in buckets of fxdp.Communication(bucket_cap_mb=...)"
@@ -70,7 +70,8 @@ class ModuleWrapper(nn.Module):
 
     def _declares(self, name: str) -> bool:
         kind = type(self)
-        return name in self.__dict__ or hasattr(kind, name) or name in kind.__annotations__
+        declared = (c.__annotations__ for c in kind.__mro__ if issubclass(c, ModuleWrapper))
+        return name in self.__dict__ or hasattr(kind, name) or any(name in names for names in declared)
 
     @property
     def module(self) -> nn.Module:
@@ -122,12 +123,12 @@ class ModuleWrapper(nn.Module):
             "copy.copy(compiled.module)"
         )
 
-    def apply(self: S, fn: Callable[[nn.Module], None]) -> S:
+    def apply(self: _S, fn: Callable[[nn.Module], None]) -> _S:
         """Call a function on each of the model's modules."""
         self._model.apply(fn)
         return self
 
-    def train(self: S, mode: bool = True) -> S:
+    def train(self: _S, mode: bool = True) -> _S:
         """Switch the model's mode; each mode has its own program."""
         self._model.train(mode)
         return self

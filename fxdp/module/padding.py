@@ -18,7 +18,6 @@ from torch import Tensor
 from fxdp.capture.batch_dims import LEFT_OUT, spread_prefix
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
-from fxdp.module.call import Call
 from fxdp.ranks.liveness.failure import everywhere
 
 Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
@@ -41,7 +40,9 @@ def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     return [None if value is LEFT_OUT else value for _, value, _ in rows]
 
 
-def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]) -> Dims:
+def common_lengths(
+    rows: Sequence[Row], paths: Sequence[str], batch_dims: Sequence[int | None], pads: Sequence[float | None]
+) -> Dims:
     """Return the common sizes of all ranks' inputs; `rows` holds a row for each rank.
 
     Raises
@@ -49,14 +50,14 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
     InputError : on every rank: sizes differ in an input without a pad value, or without a batch dim.
     """
     wanted, faults = [], []
-    for i, batch_dim in enumerate(call.batch_dims):
+    for i, batch_dim in enumerate(batch_dims):
         # a rank without samples has nothing to pad, and takes the sizes of ranks with samples
         sizes = [dims[i] for batch, dims in rows if batch > 0 or batch_dim is None]
         sizes = sizes or [dims[i] for _, dims in rows]
         largest = tuple(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) > 1 and (pads[i] is None or batch_dim is None):
             listed = ", ".join(f"{list(dims[i])} on rank {rank}" for rank, (_, dims) in enumerate(rows))
-            faults.append(f"{call.inputs.paths[i]} has sizes (without the batch) {listed}")
+            faults.append(f"{paths[i]} has sizes (without the batch) {listed}")
         wanted.append(largest)
     if faults:
         listing = "\n  ".join(faults)
@@ -71,7 +72,7 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
 
 
 def padded(
-    inputs: Inputs, wanted: Dims, pads: Sequence[float | None], at_start: bool = False
+    inputs: Inputs, wanted: _Dims, pads: Sequence[float | None], at_start: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the inputs padded to the wanted sizes, at the end or start; gradients flow back into them."""
     rows = zip(inputs.tensors, inputs.batch_dims, wanted, pads, strict=True)

@@ -31,7 +31,7 @@ from fxdp.compiler.records import log_program
 from fxdp.ir.graph.draws import graph_draws
 from fxdp.ir.graph.graphs import no_collection
 from fxdp.module.assertion_attribution import failing_ranks
-from fxdp.module.branch_specialization import OtherBranch, on_its_branch
+from fxdp.module.branch_specialization import OtherBranch, StateBefore, on_its_branch
 from fxdp.module.cache import LRU
 from fxdp.module.cache_entry import CacheEntry, GuardKey, Kinds
 from fxdp.module.call import Call, ProgramKey, request_of
@@ -233,7 +233,9 @@ class Programs:
                 raise SpecializationError(everyone)
         assert isinstance(found, Captured)
         if call.kind not in self._outlines:
-            self._outlines[call.kind] = GraphFingerprint.of(found, call.inputs)
+            self._outlines[call.kind] = GraphFingerprint.of(
+                found, len(call.tensors), call.inputs.number_names, dict(call.inputs.scalars)
+            )
         seconds = time.perf_counter() - start
         largest = {**sizes.values(found), "b": max(sizes.batches), "offset": 0}
         program = self._same.make(found, largest, capture)
@@ -283,7 +285,8 @@ class Programs:
                 outputs = runs.run(tensors, values, rows, even)
             else:
                 run = partial(runs.run, tensors, values, rows, even)
-                found = on_its_branch(cache_entry.program, self._module, call, run)
+                before = StateBefore(cache_entry.program.gm.graph, self._module, call.tensors)
+                found = on_its_branch(captured.checks, before, run)
                 if isinstance(found, OtherBranch):
                     return found
                 outputs = found

@@ -13,14 +13,14 @@ from torch.utils._pytree import TreeSpec
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
 from fxdp.capture.inputs import Inputs, check_plain_tensors
 from fxdp.capture.leaves import flat_leaves, leaf_names
-from fxdp.capture.python_values import number_tensor, stable_text
+from fxdp.capture.python_values import AttributeNumber, number_tensor, stable_text
 from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.guards.guards import GuardedState, Guards
-from fxdp.module.guards.values import Open, RecompileLog, Values, liftable, python_leaves
+from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class CallReader:
             and last.signature == signature
             and (last.spec is spec or last.spec == spec)
         ):
-            last = self._last = self._looked_up(args, kwargs, spec, signature, state)
+            structure = self._known.get((spec, tuple(signature))) or self._structure_of(args, kwargs, leaves)
+            last = self._last = self._looked_up(structure, spec, signature, state)
         known, values, kind = last.structure, last.values, last.kind
         if known.alone:
             inputs = Inputs(
@@ -114,24 +115,18 @@ class CallReader:
 
     def _looked_up(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        structure: _Structure,
         spec: TreeSpec,
         signature: list[tuple[torch.dtype, int, bool, str]],
         state: GuardedState,
     ) -> _Lookup:
         """Look up all that calls of this structure and state have in common."""
         tensors = tuple(signature)
-        structure = self._structure_of(args, kwargs, spec, tensors)
-        values = self._values_of((spec, tensors, *state[:-1]))
+        self._known[spec, tensors] = structure
+        mode = (spec, tensors, *state[:-1])
+        if (values := self._values.get(mode)) is None:
+            values = self._values[mode] = Values()
         return _Lookup(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
-
-    def _values_of(self, kind: tuple[Any, ...]) -> Values:
-        """Look up the roles of the Python values in calls of one structure and mode."""
-        found = self._values.get(kind)
-        if found is None:
-            found = self._values[kind] = Values()
-        return found
 
     def _with_values(self, inputs: Inputs, values: Values, kind: ProgramKey) -> tuple[Inputs, ProgramKey]:
         """Add tensors for numbers to the inputs, and the Python values to the key."""
@@ -172,7 +167,7 @@ class CallReader:
 
         Return the key of the last call and the values of these numbers in it.
         """
-        own, rows = self._rows(call, others[-1:])
+        own, rows = self._rows(call.inputs.python_leaves, (call.kind, *others[-1:]), call.inputs.attributes)
         before = rows[0] if rows else {}
         names = liftable(own, before, call.values)
         call.values.dynamic_inputs |= names
@@ -180,46 +175,37 @@ class CallReader:
 
     def tell(self, call: Call, others: Sequence[ProgramKey]) -> None:
         """Log the values that make the model compile repeatedly."""
-        self._told.compiled(*self._rows(call, others))
+        self._told.compiled(
+            *self._rows(call.inputs.python_leaves, (call.kind, *others), call.inputs.attributes)
+        )
 
-    def _rows(self, call: Call, others: Sequence[ProgramKey]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return types and values of Python values and attributes, in a call and under further keys."""
-        names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
-        kinds = (call.kind, *others)
+    def _rows(
+        self,
+        named: Sequence[tuple[str, Any]],
+        kinds: Sequence[ProgramKey],
+        attributes: Sequence[AttributeNumber],
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return types and values of Python values and attributes under a call's key and further keys."""
+        names = [name for name, _ in named]
         changed = {name for kind in kinds for name, _ in kind.attributes}
         first = self._guards.first(changed)
         pairs = [(dict(zip(names, kind.values, strict=True)), dict(kind.attributes)) for kind in kinds]
         own, *rows = [{**values, **first, **attributes} for values, attributes in pairs]
-        own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in call.inputs.attributes}
+        own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in attributes}
         return own, rows
 
-    def _structure_of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
-    ) -> _Structure:
-        """Look up or find out the names and batch dims of a structure."""
-        key = (spec, signature)
-        found = self._known.get(key)
-        if found is None:
-            names = leaf_names(self.module, args, kwargs)
-            check_plain_tensors(flat_leaves(args, kwargs)[0], names)
-            self._check_devices(args, kwargs, names)
-            dims = resolve_batch_dims(args, kwargs, self._batch_dims)
-            rows = rows_per_sample(args, kwargs, self._batch_dims)
-            alone = all(count == 1 for count in rows)
-            found = self._known[key] = _Structure(names, tuple(dims), rows, alone)
-        return found
-
-    def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
-        device = self._device_type
-        wrong = [
-            f"{name} is on {leaf.device}"
-            for name, leaf in zip(names, flat_leaves(args, kwargs)[0], strict=True)
-            if isinstance(leaf, Tensor) and leaf.device.type != device
-        ]
-        if wrong:
+    def _structure_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Structure:
+        """Find out the names and batch dims of a structure."""
+        names, device = leaf_names(self.module, args, kwargs), self._device_type
+        check_plain_tensors(leaves, names)
+        tensors = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor))
+        if wrong := [f"{name} is on {t.device}" for name, t in tensors if t.device.type != device]:
             raise InputError(
                 f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
+        rows = rows_per_sample(args, kwargs, self._batch_dims)
+        dims = resolve_batch_dims(args, kwargs, self._batch_dims)
+        return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows))
 
     def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
         """Return a number below 2**62 for a key or sizes, equal on all ranks for equal values."""

@@ -89,22 +89,18 @@ class Replicas:
         before, self._last, self._asked, self._now = self._last, number, False, False
         tensors = self._tensors()
         own = checksums([*tensors.values()])
-        rows = self._agreement.exchange((_mixed(own), *self._inputs(call)))
+        pairs = list(zip(call.tensors, call.batch_dims, strict=True))
+        shared = _mixed(checksums([t for t, dim in pairs if dim is None]))
+        # samples that the ranks of a pipeline share
+        cut = self._process_mesh.mesh.pipeline.size > 1
+        samples = _mixed(checksums([t for t, dim in pairs if dim is not None and cut]))
+        rows = self._agreement.exchange((_mixed(own), shared, samples))
         if len({row[0] for row in rows}) > 1:
             self._examine(tensors, self._agreement.exchange(own), before)
         places = self._process_mesh.mesh.pipeline.data_ranks or range(len(rows))
         batches = {(place, row[2]) for place, row in zip(places, rows, strict=True)}
         if len({row[1] for row in rows}) > 1 or len(batches) > len(set(places)):
             check_inputs_agree(self._process_mesh, call)
-
-    def _inputs(self, call: Call) -> tuple[int, int]:
-        """Return a checksum of inputs without a batch dim, and one of samples that pipeline ranks share."""
-        pairs = list(zip(call.tensors, call.batch_dims, strict=True))
-        shared = [t for t, dim in pairs if dim is None]
-        samples = (
-            [t for t, dim in pairs if dim is not None] if self._process_mesh.mesh.pipeline.size > 1 else []
-        )
-        return _mixed(checksums(shared)), _mixed(checksums(samples))
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {}

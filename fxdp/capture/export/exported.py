@@ -8,7 +8,7 @@ on the code: graphs from a different tracer could enter here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -125,23 +125,17 @@ _HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73,
 _STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
 
 
-def _other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> set[int]:
-    """Return all sizes of the inputs except the batch size."""
-    pairs = zip(tensors, dims, strict=True)
-    return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
-
-
-def batch_hint(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> int:
+def batch_hint(sizes: Set[int]) -> int:
     """Return the batch size to trace with: the first hint that differs from all other sizes of the inputs."""
-    return _first_free(_HINTS, _other_sizes(tensors, dims), 1)[0]
+    return _first_free(_HINTS, sizes, 1)[0]
 
 
-def static_hints(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the four batch sizes of the static fallback."""
-    return _first_free(_STATIC_SIZES, _other_sizes(tensors, dims), 4)
+def static_hints(sizes: Set[int]) -> tuple[int, ...]:
+    """Return the four batch sizes of the static fallback, which differ from all other sizes."""
+    return _first_free(_STATIC_SIZES, sizes, 4)
 
 
-def _first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[int, ...]:
+def _first_free(candidates: Iterable[int], taken: Set[int], count: int) -> tuple[int, ...]:
     """Return the first `count` candidates that are not taken; taken candidates only if too few are free."""
     ordered = sorted(candidates, key=lambda size: size in taken)
     return tuple(sorted(ordered[:count]))

@@ -11,8 +11,6 @@ Calls that depend on strides are refused, with the line and with the copy that t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fxdp.capture.captured import Captured
@@ -37,19 +35,6 @@ def copies_in_order(inputs: Inputs) -> dict[str, str]:
     return {path: _copy(path, tensor) for path, tensor in strided}
 
 
-def _misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the indices of inputs whose strides or offsets may differ from those that the code read."""
-    if not found.layout_reads:
-        return ()
-    starts, inputs = any(r.offset for r in found.layout_reads), {r.of for r in found.layout_reads}
-    return tuple(
-        i
-        for i, t in enumerate(tensors)
-        if not {None, i}.isdisjoint(inputs)
-        and (not is_contiguous(t) or (starts and t.numel() and t.storage_offset()))
-    )
-
-
 def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) -> None:
     """Raise if inputs have strides that differ from the program's, and strides matter.
 
@@ -59,9 +44,24 @@ def check_layouts(found: Captured, inputs: Inputs, *, full_batch_draws: bool) ->
     ------
     InputError : names a line that depends on strides, the inputs, and the copies to pass.
     """
-    wrong = _misread(found, inputs.tensors)
-    if wrong:
-        raise _misread_error(found, inputs, wrong)
+    starts, of = any(r.offset for r in found.layout_reads), {r.of for r in found.layout_reads}
+    tensors = enumerate(inputs.tensors if of else ())
+    asked = [(i, t) for i, t in tensors if not {None, i}.isdisjoint(of)]
+    strided = {i for i, t in asked if not is_contiguous(t)}
+    offset = {i for i, t in asked if starts and t.numel() and t.storage_offset()}
+    if wrong := sorted(strided | offset):
+        reads = (read for read in found.layout_reads if strided or read.offset)
+        read = next(read for read in reads if read.of in (None, *wrong))
+        named = [(inputs.paths[i], inputs.tensors[i]) for i in wrong]
+        shown = "; ".join(
+            f"{path} (strides {list(t.stride())}, offset {t.storage_offset()})" for path, t in named
+        )
+        clones = (f"{path}.clone(memory_format=torch.contiguous_format)" for path, _ in named)
+        raise InputError(
+            f"at {read.location}: the model's code reads how its inputs lie in memory ({read.how}), and "
+            f"these lie other than a program has them, contiguous from the start of their memory: {shown}. "
+            f"Pass {', '.join(clones)}"
+        )
     if full_batch_draws and (copies := copies_in_order(inputs)) and graph_draws(found.gm.graph):
         raise strided_draws(found, copies, ", ".join(copies))
 
@@ -73,22 +73,6 @@ def strided_draws(found: Captured, copies: dict[str, str], shown: str) -> InputE
         f'{location}: rng="single-device" draws for contiguous inputs, as one device lays its numbers down '
         "in "
         f"the order of memory, but these inputs lie otherwise: {shown}. Pass {', '.join(copies.values())}"
-    )
-
-
-def _misread_error(found: Captured, inputs: Inputs, wrong: Sequence[int]) -> InputError:
-    strided = [i for i in wrong if not is_contiguous(inputs.tensors[i])]
-    reads = (read for read in found.layout_reads if strided or read.offset)
-    read = next(read for read in reads if read.of in (None, *wrong))
-    named = [(inputs.paths[i], inputs.tensors[i]) for i in wrong]
-    shown = "; ".join(
-        f"{path} (strides {list(t.stride())}, offset {t.storage_offset()})" for path, t in named
-    )
-    copies = ", ".join(f"{path}.clone(memory_format=torch.contiguous_format)" for path, _ in named)
-    return InputError(
-        f"at {read.location}: the model's code reads how its inputs lie in memory ({read.how}), and these "
-        "lie "
-        f"other than a program has them, contiguous from the start of their memory: {shown}. Pass {copies}"
     )
 
 

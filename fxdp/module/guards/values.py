@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from torch import Tensor
-
 from fxdp.ir.network.raw_bytes import number_of
 
 _log = logging.getLogger("fxdp")
@@ -119,9 +117,3 @@ def _may_have_many(kind: str, value: Any) -> bool:
 
 def _shown(name: str, row: tuple[str, Any]) -> str:
     return f"{name} ({row[1]})" if row[0] in ("int", "float", "str") else f"{name} ({row[0]})"
-
-
-def python_leaves(names: Sequence[str], leaves: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return the leaves of a call that are not tensors, with their names."""
-    pairs = zip(names, leaves, strict=True)
-    return [(name, leaf) for name, leaf in pairs if not isinstance(leaf, Tensor)]
