@@ -22,7 +22,7 @@ from fxdp.pipeline.cut.cost import node_flops
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class _Piece:
     """A range of one gradient's elements, inside one bucket."""
 
     gradient: int
@@ -30,7 +30,7 @@ class Piece:
     stop: int
 
 
-def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
+def _cut_into_buckets(sizes: list[int], bucket: int) -> list[list[_Piece]]:
     """Cut the concatenation of gradients into buckets of `bucket` elements; the last may be smaller.
 
     A gradient may be cut between two buckets, so there are exactly `ceil(sum(sizes) / bucket)` buckets.
@@ -39,7 +39,7 @@ def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
         grads  aaabbbbcc
         cuts   aaabb|bbcc
     """
-    buckets: list[list[Piece]] = []
+    buckets: list[list[_Piece]] = []
     room = 0
     for gradient, size in enumerate(sizes):
         start = 0
@@ -48,7 +48,7 @@ def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
                 buckets.append([])
                 room = bucket
             stop = min(size, start + room)
-            buckets[-1].append(Piece(gradient, start, stop))
+            buckets[-1].append(_Piece(gradient, start, stop))
             room -= stop - start
             start = stop
     return buckets
@@ -111,7 +111,7 @@ def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, 
     return ahead
 
 
-_Chosen: TypeAlias = list[tuple[_Reduction, Piece]]
+_Chosen: TypeAlias = list[tuple[_Reduction, _Piece]]
 """The pieces of one bucket, with their reductions."""
 
 
@@ -167,7 +167,7 @@ class _Bucketing:
         largest = in_memory(total) if self.in_memory else LARGEST
         bucket = bucket_of(total, self.bucket_bytes, self.link, largest)
         started = []
-        for pieces in cut_into_buckets(sizes, max(1, bucket // dtype.itemsize)):
+        for pieces in _cut_into_buckets(sizes, max(1, bucket // dtype.itemsize)):
             chosen = [(members[p.gradient], p) for p in pieces]
             started.append(_Bucket(packing, self._start_one(packing, chosen), chosen))
         return started
@@ -181,7 +181,7 @@ class _Bucketing:
             bucket = self._after(last, lambda: packing.side_by_side(pieces))
         return self._after(last, lambda: packing.reduce(bucket, _bucket_cause(chosen)))
 
-    def _piece(self, packing: Packing, last: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
+    def _piece(self, packing: Packing, last: fx.Node, reduction: _Reduction, piece: _Piece) -> fx.Node:
         """Return a piece as a flat value; each gradient is flattened once, right after its computation."""
         flat = self.flat.get(reduction)
         if flat is None:
@@ -227,7 +227,7 @@ def _bucket_cause(chosen: _Chosen) -> Cause:
     return replace(gradients_cause(causes), gradient=True)
 
 
-def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:
+def _cause(reduction: _Reduction, piece: _Piece) -> Cause | None:
     """Return the cause of a gradient's reduction, with the number of elements of a partial piece."""
     cause, size = meta(reduction.pending).cause, piece.stop - piece.start
     if cause is None or size == elements(reduction.type):

@@ -31,8 +31,7 @@ from fxdp.ir.network.zero_copy_gathers import fills_pages_of_memory
 from fxdp.ir.ops.parameter_shards import elements_each, shard_rows
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.value_types import TensorType, type_bytes
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _RULE = "rows"
 

@@ -8,7 +8,6 @@ from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.ir import redistributions
@@ -24,8 +23,7 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Placement, R, Shard
 from fxdp.ir.types.sizes import B
 from fxdp.ir.types.value_types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True, slots=True)

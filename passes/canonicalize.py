@@ -17,9 +17,7 @@ from fxdp.ir.op_kinds import is_identity
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.sizes import product
 from fxdp.ir.types.value_types import ScalarType, TensorType
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten
 
 _Rewrite: TypeAlias = Callable[[fx.Node], bool]
 """A rewrite of one node into canonical form.

@@ -13,8 +13,7 @@ from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Partial, Placement
 from fxdp.ir.types.value_types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _RULE = "reduce_dtype"
 

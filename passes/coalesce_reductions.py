@@ -21,7 +21,7 @@ _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
 """Key of the all-reduces that may be combined: dtype, phase (True: backward), mesh axis."""
 
 
-def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
+def _groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
     """Yield groups of all-reduces of at most `limit` bytes that are all started before the first one's wait.
 
     all_reduce a, all_reduce b, wait a, wait b, all_reduce c, wait c   ->   [a, b]
@@ -106,6 +106,6 @@ class CoalesceReductions:
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         if mesh.size > 1:
-            for members in list(groups(gm.graph, self.limit)):
+            for members in list(_groups(gm.graph, self.limit)):
                 _coalesce(gm.graph, members)
         return gm

@@ -25,7 +25,7 @@ from fxdp.ir.types.placements import R
 from fxdp.ir.types.sizes import B
 from fxdp.ir.types.value_types import ScalarType, TensorType
 
-LARGEST = "b_max"
+_LARGEST = "b_max"
 """The name of the size input that holds the largest local batch."""
 
 _SPELLED_OUT: dict[Any, Any] = {
@@ -35,7 +35,7 @@ _SPELLED_OUT: dict[Any, Any] = {
 }
 """Ops of fxdp that are lowered to plain ops, which Inductor can fuse."""
 
-ROWS = Constant("<rows>")
+_ROWS = Constant("<rows>")
 """The input spec of the positions of real rows in a padded gather; no attribute can have this name."""
 
 
@@ -80,14 +80,14 @@ class _Place:
 
     def largest(self) -> fx.Node | None:
         """Return the size of the largest local batch, or None if local batches are equal."""
-        return None if self.program.even else self.size(LARGEST)
+        return None if self.program.even else self.size(_LARGEST)
 
     def rows(self) -> fx.Node | None:
         """Return the positions of real rows among padded ones, or None if local batches are equal."""
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
-        return self.program.spec(ROWS, TensorType(torch.int64, (B,)))
+        return self.program.spec(_ROWS, TensorType(torch.int64, (B,)))
 
     def _refuse_part_of_the_ranks(self) -> None:
         """Raise if the redistribution is along a subset of the data axes.

@@ -13,8 +13,7 @@ from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import copy_meta, tensor_type
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.value_types import NodeType, TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
 _BACKWARDS = frozenset({aten.nll_loss_backward.default, aten.nll_loss2d_backward.default})

@@ -19,8 +19,7 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import P, R, Shard
 from fxdp.pipeline.cut.cost import node_cost
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _SUM = aten.sum.dim_IntList
 _MAKERS = (aten.mm.default, aten.embedding_dense_backward.default, _SUM)

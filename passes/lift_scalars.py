@@ -11,8 +11,7 @@ from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import copy_meta, meta, tensor_type
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.value_types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _SUMS = {
     aten.add.Tensor: aten.add.Tensor,

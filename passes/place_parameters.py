@@ -17,8 +17,7 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import ParamShard
 from fxdp.ir.types.value_types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _RULE = "rows"
 
@@ -33,7 +32,7 @@ _CHEAP = (
 )
 
 
-def is_sharded(type_: object) -> bool:
+def _is_sharded(type_: object) -> bool:
     """Return whether a parameter of this type is sharded: a tensor without dims is replicated."""
     return isinstance(type_, TensorType) and len(type_.shape) > 0
 
@@ -137,7 +136,7 @@ class PlaceParameters:
         if data_ranks * mesh.pipeline.size == 1:
             return gm
         every = inputs_of(gm.graph, Parameter)
-        parameters = {spec: node for spec, node in every if is_sharded(meta(node).type)}
+        parameters = {spec: node for spec, node in every if _is_sharded(meta(node).type)}
         for node in parameters.values():
             meta(node).placement = rows
         casts = _cast_in_rows(gm.graph, parameters.values(), rows)

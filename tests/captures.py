@@ -27,7 +27,7 @@ from fxdp.capture.request import Request
 from fxdp.disk.entries import Entries
 from fxdp.disk.private_folder import PrivateFolder
 from fxdp.ir.graph.graphs import copy_graph
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 from fxdp.settings import CacheSettings
 from fxdp.startup.artifacts import cached_joint
@@ -63,7 +63,7 @@ def capture_ahead(
 ) -> None:  # fmt: skip
     """Capture the model as a call on such a mesh would, under this name."""
     with captured_once(KNOWN.setdefault(name, {})):
-        local_program(model, args, kwargs, mesh, Options(**options))
+        _local_program(model, args, kwargs, mesh, Options(**options))
 
 
 @contextlib.contextmanager

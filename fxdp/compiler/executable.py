@@ -120,7 +120,7 @@ class CompiledVariants:
 
     def _gathered(self, lowered: Lowered) -> Callable[[], Mapping[str, Tensor]]:
         """Return a function for a call's unsharded parameters, which gathers only if shards have changed."""
-        own = gathered_keys(self.program.partition, [0], 0)
+        own = _gathered_keys(self.program.partition, [0], 0)
         template = CallFrame.of(lowered.gm, signature_values(lowered.gm.graph, self._module, {}))
         return lambda: self._unsharded_parameters.of(own, lambda: lowered.pair.forward(template.filled(())))
 
@@ -183,7 +183,7 @@ class CompiledVariants:
         """Return a function for the unsharded parameters of this pipeline rank's step."""
         program = self.program
         rank, placement = program.mesh.pipeline.rank, program.run_schedule.placement
-        own = gathered_keys(program.partition, placement, rank)
+        own = _gathered_keys(program.partition, placement, rank)
         return lambda batch: [*self._unsharded_parameters.of(own, lambda: gm(batch)).values()]
 
     def _messages(self, parts: Sequence[tuple[WantedPart, Lowered]]) -> dict[str, Names]:
@@ -231,7 +231,7 @@ class CompiledVariants:
         return drawn_seed if graph_draws(program.gm.graph) else int
 
 
-def gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> Gathered:
+def _gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> Gathered:
     """Return the keys that all pipeline ranks gather, and those of `rank`; `placement[stage]` is a rank."""
     places, own = set(), dict[str, Key]()
     for part, home in zip(partition.gathers, placement, strict=True):

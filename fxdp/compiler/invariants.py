@@ -25,22 +25,22 @@ from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from fxdp.torch_compat import OpOverload, aten
 
-Fault = tuple[fx.Node, str]
-Check = Callable[[fx.Graph], Iterator[Fault]]
+_Fault = tuple[fx.Node, str]
+_Check = Callable[[fx.Graph], Iterator[_Fault]]
 
-CHECKS: dict[Level, list[Check]] = {level: list(SHARDING_CHECKS.get(level, ())) for level in Level}
+CHECKS: dict[Level, list[_Check]] = {level: list(SHARDING_CHECKS.get(level, ())) for level in Level}
 """The checks that each level adds to those of earlier levels."""
 CHECKS[Level.STAGED] += STAGE_CHECKS
 
-UNTIL: dict[Check, Level] = {
+UNTIL: dict[_Check, Level] = {
     **dict.fromkeys(STAGE_CHECKS, Level.STAGED),
     **dict.fromkeys((check for checks in SHARDING_CHECKS.values() for check in checks), Level.LOCAL),
 }
 """The last level at which a check holds, for checks that do not hold up to EMITTED."""
 
 
-def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
+def _holds(level: Level, until: Level | None = None) -> Callable[[_Check], _Check]:
+    def register(check: _Check) -> _Check:
         CHECKS[level].append(check)
         if until is not None:
             UNTIL[check] = until
@@ -50,7 +50,7 @@ def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]
 
 
 @_holds(Level.CAPTURED)
-def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
+def _inputs_have_specs(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every placeholder has a spec (parameter, buffer, input, ...), each a different one."""
     seen = set()
     for node in graph.nodes:
@@ -65,7 +65,7 @@ def inputs_have_specs(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.CAPTURED)
-def results_have_specs(graph: fx.Graph) -> Iterator[Fault]:
+def _results_have_specs(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every result has a spec (output, mutation or gradient), each a different one."""
     node = graph.output_node()
     values, specs = _results(node), meta(node).results
@@ -80,7 +80,7 @@ def _results(output: fx.Node) -> tuple[fx.Node, ...]:
 
 
 @_holds(Level.CAPTURED)
-def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
+def _tensors_have_types(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every value that an op reads as a tensor has a type."""
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function") and node.users and meta(node).type is None:
@@ -88,7 +88,7 @@ def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.CAPTURED)
-def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
+def _outputs_are_in_order(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that the outputs come in the order of their indices."""
     node = graph.output_node()
     indices = [spec.index for spec in meta(node).results if isinstance(spec, Output)]
@@ -97,14 +97,14 @@ def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.CAPTURED)
-def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
+def _no_skip_marks_are_left(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that capture has replaced all marks of skip connections by edges."""
     for node in graph.find_nodes(op="call_function", target=MARK):
         yield node, "marks a skip connection that has no route"
 
 
 @_holds(Level.PLACED, until=Level.LOCAL)
-def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
+def _tensors_are_placed(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every tensor has a placement, and every op one placement per operand."""
     for node in graph.nodes:
         known = meta(node)
@@ -118,7 +118,7 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.PLACED)
-def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
+def _shards_fit_shapes(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that the size of a sharded dim is `outer * B * inner`."""
     for node in graph.nodes:
         known = meta(node)
@@ -135,19 +135,19 @@ def _fits(type_: TensorType, placement: Shard) -> bool:
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def edges_need_no_redistribution(graph: fx.Graph) -> Iterator[Fault]:
+def _edges_need_no_redistribution(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every operand has the placement in which the consumer reads this operand."""
     for node in graph.nodes:
         wanted = meta(node).operands
         sources = _results(node) if node.op == "output" else tensor_operands(node)
-        # `tensors_are_placed` reports a missing one
+        # `_tensors_are_placed` reports a missing one
         for source, placement in zip(sources, wanted, strict=False):
             if placement is not None and meta(source).placement != placement:
                 yield node, f"reads %{source.name} as {placement}, which is {meta(source).placement}"
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
+def _redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that a redistribution connects the placements in its name, and that a wait changes nothing."""
     for node in graph.nodes:
         if node.target not in redistributions.REDISTRIBUTIONS:
@@ -172,7 +172,7 @@ def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
             continue
         type_, sharded = meta(values[0]).type, [p for p in (before, after) if isinstance(p, Shard)]
         if not isinstance(type_, TensorType) or not all(_fits(type_, shard) for shard in sharded):
-            continue  # reported by `tensors_are_placed` and `shards_fit_shapes`
+            continue  # reported by `_tensors_are_placed` and `_shards_fit_shapes`
         named = found.arguments(type_, before, after)
         if node.args[1 : 1 + len(named)] != named:
             listing = " and ".join(map(str, sharded))
@@ -180,7 +180,7 @@ def redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
+def _collectives_have_one_wait(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that a collective has exactly one wait and no other reader."""
     for node in graph.nodes:
         if node.target in redistributions.COLLECTIVES:
@@ -192,7 +192,7 @@ def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
+def _collectives_have_causes(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every collective names the op that needs it."""
     for node in graph.nodes:
         if node.target in redistributions.COLLECTIVES and meta(node).cause is None:
@@ -200,7 +200,7 @@ def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
-def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
+def _partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that an op that reads Partial values is linear in these values and gives only Partial values."""
     for node in graph.nodes:
         wanted = meta(node).operands
@@ -240,7 +240,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
 
 
 @_holds(Level.EXPLICIT)
-def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
+def _results_are_not_partial(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no Partial value leaves the program; a part of a program may pass one to another part."""
     output = graph.output_node()
     for value, spec in zip(_results(output), meta(output).results, strict=False):
@@ -249,7 +249,7 @@ def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.EXPLICIT)
-def decompositions_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
+def _decompositions_are_expanded(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no op is left that was placed as a decomposition."""
     for node in graph.nodes:
         if meta(node).decomposition is not None:
@@ -257,7 +257,7 @@ def decompositions_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.LOCAL)
-def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
+def _sizes_are_own(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that host integers come from the program's size inputs, not from captured shapes.
 
     A size that depends on data (as `nonzero`'s does) is read from the tensor that has this size.
@@ -274,7 +274,7 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
 
 
 @_holds(Level.EMITTED)
-def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
+def _everything_is_executable(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no redistribution (`ir/redistributions.py`) is left, and that no module is called."""
     for node in graph.nodes:
         if node.target in redistributions.REDISTRIBUTIONS:

@@ -18,12 +18,12 @@ from fxdp.ir.graph.metadata import meta, tensor_type
 from fxdp.ir.graph.signature import Tangent
 from fxdp.torch_compat import aten
 
-Fault = tuple[fx.Node, str]
+_Fault = tuple[fx.Node, str]
 
 _CAST = aten._to_copy.default
 
 
-def casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[Fault]:
+def _casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that a parameter that all readers cast to one narrower dtype is cast before the all-gather.
 
     Holds from EXPLICIT on.
@@ -41,7 +41,7 @@ def casts_come_before_all_gathers(graph: fx.Graph) -> Iterator[Fault]:
                 yield starts[0], f"gathers %{parameter.name} as {own}, which is read as {dtype} alone"
 
 
-def parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
+def _parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that each scheduled start reads the previous start of the phase, so that no compiler swaps both.
 
     Holds from LOCAL on.
@@ -54,7 +54,7 @@ def parameter_buckets_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
         last[meta(node).backward] = node
 
 
-def all_gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
+def _all_gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that each scheduled all-gather of the backward depends on a tangent.
 
     Otherwise a compiler may reuse the forward's full value. Holds from LOCAL on.
@@ -77,7 +77,7 @@ def _scheduled(graph: fx.Graph) -> list[fx.Node]:
 
 
 SHARDING_CHECKS = {
-    Level.EXPLICIT: (casts_come_before_all_gathers,),
-    Level.LOCAL: (parameter_buckets_start_in_one_order, all_gathers_of_the_backward_read_a_tangent),
+    Level.EXPLICIT: (_casts_come_before_all_gathers,),
+    Level.LOCAL: (_parameter_buckets_start_in_one_order, _all_gathers_of_the_backward_read_a_tangent),
 }
 """The checks by the first level at which they hold; emission lowers the nodes that they read."""

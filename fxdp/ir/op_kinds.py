@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from fxdp.ir.ops.library import aten, existing
 from fxdp.torch_compat import OpOverload, prims
 
-Groups: TypeAlias = tuple[tuple[str, ...], ...]
+_Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 class _Fact(Flag):
@@ -47,9 +47,9 @@ class _Fact(Flag):
 _NONE, _VIEW, _SAME, _IDENTITY = _Fact.NONE, _Fact.VIEW, _Fact.SAME, _Fact.IDENTITY
 _ZEROS, _PICKS, _MIXES, _SHAPE = _Fact.ZEROS, _Fact.PICKS, _Fact.MIXES, _Fact.SHAPE
 _UNWRITTEN = _Fact.UNWRITTEN
-_SELF: Groups = (("self",),)
+_SELF: _Groups = (("self",),)
 
-_ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
+_ROWS: tuple[tuple[_Fact, _Groups, tuple[OpOverload, ...]], ...] = (
     # one operand, as a view
     (_VIEW | _ZEROS, (), (
         aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default,
@@ -119,13 +119,13 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
 )  # fmt: skip
 
 
-def _by_op() -> Iterator[tuple[OpOverload, tuple[_Fact, Groups]]]:
+def _by_op() -> Iterator[tuple[OpOverload, tuple[_Fact, _Groups]]]:
     for facts, groups, ops in _ROWS:
         for op in ops:
             yield op, (facts, groups)
 
 
-_TABLE: dict[Any, tuple[_Fact, Groups]] = dict(_by_op())
+_TABLE: dict[Any, tuple[_Fact, _Groups]] = dict(_by_op())
 
 
 def _has(target: Any, fact: _Fact) -> bool:
@@ -175,6 +175,6 @@ def is_unwritten(target: Any) -> bool:
     return _has(target, _UNWRITTEN)
 
 
-def linear_groups(target: Any) -> Groups:
+def linear_groups(target: Any) -> _Groups:
     """Return the groups of arguments in which a pointwise op is linear, with the remaining ones fixed."""
     return _TABLE.get(target, (_NONE, ()))[1]

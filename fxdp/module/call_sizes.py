@@ -108,7 +108,7 @@ def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
     )
 
 
-def row_numbers(batches: Sequence[int]) -> Tensor:
+def _row_numbers(batches: Sequence[int]) -> Tensor:
     """Return the positions of the real rows in a buffer whose parts are padded to the largest part.
 
     batches (2, 0, 1) -> 0 1 . . 4 .  -> [0, 1, 4]
@@ -129,5 +129,5 @@ class RowNumbers:
         key = sizes.batches, sizes.device
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = row_numbers(sizes.batches).to(sizes.device)
+            found = self._known[key] = _row_numbers(sizes.batches).to(sizes.device)
         return found

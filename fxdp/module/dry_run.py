@@ -98,12 +98,12 @@ def dry_run(
 
     `origin` gives the user's lines behind the model; None stands for the line that asks for the plan.
     """
-    local, sizes = local_program(model, args, kwargs, mesh, options, origin)
+    local, sizes = _local_program(model, args, kwargs, mesh, options, origin)
     log_program(local, sizes)
     return Planning(local, sizes).plan()
 
 
-def local_program(
+def _local_program(
     model: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -30,7 +30,7 @@ from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.bound import AVERAGED
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 RAGGED = "its batch is ragged"
 _NOT_RAGGED = frozenset({Tensor, dict, list, tuple, int, float, bool, str, type(None)})
 """Classes of arguments of which no call becomes ragged by itself."""
@@ -41,7 +41,7 @@ class FallsBackError(CaptureError):
     """Signal, on all ranks alike, that a call runs on global tensors."""
 
 
-def captured_by_all(process_mesh: ProcessMesh, capture: Callable[[], T]) -> T:
+def captured_by_all(process_mesh: ProcessMesh, capture: Callable[[], _T]) -> _T:
     """Return the capture of a call; a collective call.
 
     Raises

@@ -24,7 +24,7 @@ from fxdp.capture.reached_modules import ReachedModules, reached_modules
 
 
 @dataclass(frozen=True)
-class ModuleInput:
+class _ModuleInput:
     """The place of a module among a call's arguments; the module is a child of this name."""
 
     name: str
@@ -64,7 +64,7 @@ class FunctionModule(nn.Module):
         self._register()
 
     def without_modules(self, args: Any, kwargs: Any) -> tuple[Any, Any, list[str]]:
-        """Return a call's arguments with a `ModuleInput` for each module, and the names of new modules.
+        """Return a call's arguments with a `_ModuleInput` for each module, and the names of new modules.
 
         The modules become children.
         """
@@ -76,7 +76,7 @@ class FunctionModule(nn.Module):
             if isinstance(leaves[i], nn.Module):
                 named = "".join(c if c.isalnum() else "_" for c in name).strip("_")
                 self._around.given[named] = leaves[i]
-                leaves[i] = ModuleInput(named)
+                leaves[i] = _ModuleInput(named)
         self._register()
         added = [name for name, module in self._modules.items() if before.get(name) is not module]
         return *pytree.tree_unflatten(leaves, structure), added
@@ -127,12 +127,12 @@ class _Around:
 def _with_given(
     function: Callable[..., Any], children: Mapping[str, nn.Module | None]
 ) -> Callable[..., Any]:
-    """Return the function with modules in the places of `ModuleInput`s."""
+    """Return the function with modules in the places of `_ModuleInput`s."""
 
     @functools.wraps(function)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(leaf, ModuleInput) for leaf in pytree.tree_leaves((args, kwargs))):
-            args, kwargs = pytree.tree_map_only(ModuleInput, lambda m: children[m.name], (args, kwargs))
+        if any(isinstance(leaf, _ModuleInput) for leaf in pytree.tree_leaves((args, kwargs))):
+            args, kwargs = pytree.tree_map_only(_ModuleInput, lambda m: children[m.name], (args, kwargs))
         return function(*args, **kwargs)
 
     return forward
@@ -164,13 +164,13 @@ def names_in(model: nn.Module, names: Iterable[str]) -> Iterator[str]:
 
 def as_module(model: Any) -> Any:
     """Return a function as a module, and anything else as it is."""
-    if not is_function(model):
+    if not _is_function(model):
         return model
     own = getattr(model, "func", model)  # of a partial
     name = getattr(own, "__name__", type(own).__name__)
     return type(name, (FunctionModule,), {"__module__": __name__})(model)  # so that plans have its name
 
 
-def is_function(model: Any) -> bool:
+def _is_function(model: Any) -> bool:
     """Return whether a value has Python code that can be called, and is neither a module nor a class."""
     return callable(model) and not isinstance(model, (nn.Module, type, BuiltinFunctionType))

@@ -20,10 +20,10 @@ from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
 from fxdp.ranks.liveness.failure import everywhere
 
-Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
+_Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
 """For each tensor the sizes of all dims except the batch dim."""
 
-Row: TypeAlias = "tuple[int, Dims]"
+_Row: TypeAlias = "tuple[int, _Dims]"
 """A rank's batch size, and the remaining sizes of its tensors."""
 
 
@@ -41,8 +41,8 @@ def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 
 def common_lengths(
-    rows: Sequence[Row], paths: Sequence[str], batch_dims: Sequence[int | None], pads: Sequence[float | None]
-) -> Dims:
+    rows: Sequence[_Row], paths: Sequence[str], batch_dims: Sequence[int | None], pads: Sequence[float | None]
+) -> _Dims:
     """Return the common sizes of all ranks' inputs; `rows` holds a row for each rank.
 
     Raises

@@ -88,12 +88,12 @@ class Replicas:
         """
         before, self._last, self._asked, self._now = self._last, number, False, False
         tensors = self._tensors()
-        own = checksums([*tensors.values()])
+        own = _checksums([*tensors.values()])
         pairs = list(zip(call.tensors, call.batch_dims, strict=True))
-        shared = _mixed(checksums([t for t, dim in pairs if dim is None]))
+        shared = _mixed(_checksums([t for t, dim in pairs if dim is None]))
         # samples that the ranks of a pipeline share
         cut = self._process_mesh.mesh.pipeline.size > 1
-        samples = _mixed(checksums([t for t, dim in pairs if dim is not None and cut]))
+        samples = _mixed(_checksums([t for t, dim in pairs if dim is not None and cut]))
         rows = self._agreement.exchange((_mixed(own), shared, samples))
         if len({row[0] for row in rows}) > 1:
             self._examine(tensors, self._agreement.exchange(own), before)
@@ -158,7 +158,7 @@ class Replicas:
         )
 
 
-def checksums(tensors: Sequence[Tensor]) -> list[int]:
+def _checksums(tensors: Sequence[Tensor]) -> list[int]:
     """Return 64 bits for each tensor that unequal values hardly share; one transfer for all tensors."""
     if not tensors:
         return []

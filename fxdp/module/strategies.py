@@ -48,7 +48,7 @@ class Strategies:
         InputError : the predicted peak is above the limit.
         """
         if self._limit is None:
-            self._limit = limit_of(self._process_mesh, self._options)
+            self._limit = _limit_of(self._process_mesh, self._options)
         among = CHEAPEST_FIRST[1:] if self._sharded else CHEAPEST_FIRST
         mesh, limit = self._process_mesh.mesh, self._limit
         with refusing(self._process_mesh), plain_modes():
@@ -74,7 +74,7 @@ class Strategies:
         )
 
 
-def limit_of(process_mesh: ProcessMesh, options: Options) -> int | None:
+def _limit_of(process_mesh: ProcessMesh, options: Options) -> int | None:
     """Return the bytes that a rank may plan with, None for no limit; a collective call."""
     if options.memory_limit is not None or options.strategy != "auto":
         return options.memory_limit
@@ -96,7 +96,7 @@ def begins_sharded(module: nn.Module, process_mesh: ProcessMesh, options: Option
     if "replicate" not in legal or any(p.is_meta for p in parameters):
         return True
     full = sum(p.nbytes * (_STATIC if p.requires_grad else 1) for p in parameters)
-    limit = limit_of(process_mesh, options)
+    limit = _limit_of(process_mesh, options)
     return limit is not None and limit < full
 
 

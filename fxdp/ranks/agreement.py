@@ -51,16 +51,16 @@ class Agreement:
         self.start(values)
         return self.finish()
 
-    def columns(self, values: Sequence[int]) -> Columns:
+    def columns(self, values: Sequence[int]) -> _Columns:
         """Exchange equally many integers on each rank, and return the result by column."""
         self.start(values)
         if self._control is None:
-            return Columns(self._size, self._own)
+            return _Columns(self._size, self._own)
         found = self._control.finish()
         # test for a list first: `isinstance` with our `Sequence` takes as long as all the rest
         if type(found) is not list and isinstance(found, RankParts) and found.columns is not None:
-            return Columns(self._size, found.columns)
-        return Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
+            return _Columns(self._size, found.columns)
+        return _Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
 
     def start(self, values: Sequence[int]) -> None:
         """Send this rank's integers without waiting."""
@@ -79,7 +79,7 @@ class Agreement:
         return [_understood(_integers, rank, data) for rank, data in enumerate(found)]
 
 
-class Columns:
+class _Columns:
     """Integers of all ranks by column, without a Python loop over ranks."""
 
     def __init__(self, ranks: int, columns: Sequence[Any]) -> None:

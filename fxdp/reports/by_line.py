@@ -48,7 +48,7 @@ class _LineExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class _Line:
     """A line of the user's code with all values that are communicated for this line."""
 
     location: Location
@@ -60,12 +60,12 @@ class Line:
         return place(self.location) if self.location.file else self.location.code
 
 
-def folded(name: str) -> str:
+def _folded(name: str) -> str:
     """Replace layer numbers in a dotted name by stars: `h.3.attn.weight` becomes `h.*.attn.weight`."""
     return _NUMBER.sub("*", name)
 
 
-def starred(names: Sequence[str]) -> str:
+def _starred(names: Sequence[str]) -> str:
     """Merge names that differ only in numbers: `h.0.0.weight` and `h.1.0.weight` give `h.*.0.weight`."""
     parts = [_NUMBER.split(name) for name in names]
     numbers = zip(*(_NUMBER.findall(name) for name in names), strict=True)
@@ -99,16 +99,16 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
             yield _Value(need.location, row.phase, row.kind, text, need.bytes, row.key)
 
 
-def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
+def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[_Line, ...]:
     """Return the lines that communicate, in the order of the step; without `fold`, one exchange per value."""
     groups: dict[tuple[str, int, str], dict[object, list[_Value]]] = {}
     for i, value in enumerate(_values(rows)):
-        alike = (value.phase, value.kind, folded(value.text), folded(value.location.module))
+        alike = (value.phase, value.kind, _folded(value.text), _folded(value.location.module))
         key = alike if fold else (*alike, i)
         where = value.location.file, value.location.line, "" if value.location.file else value.location.code
         groups.setdefault(where, {}).setdefault(key, []).append(value)
     return tuple(
-        Line(next(iter(alike.values()))[0].location, tuple(map(_exchange, alike.values())))
+        _Line(next(iter(alike.values()))[0].location, tuple(map(_exchange, alike.values())))
         for alike in groups.values()
     )
 
@@ -120,8 +120,8 @@ def _exchange(values: list[_Value]) -> _LineExchange:
     return _LineExchange(
         first.phase,
         first.kind,
-        starred([value.text for value in values]) if many else text,
-        starred([value.location.module for value in values]) if many else module,
+        _starred([value.text for value in values]) if many else text,
+        _starred([value.location.module for value in values]) if many else module,
         sum(value.bytes for value in values),
         sum(value.count for value in values),
         tuple(dict.fromkeys(value.collective for value in values)),
@@ -153,7 +153,7 @@ def shortened(code: str, room: int) -> str:
     return "" if room < 12 else code[: room - 1] + "…"
 
 
-def line_texts(lines: Iterable[Line], width: int = 80) -> list[str]:
+def line_texts(lines: Iterable[_Line], width: int = 80) -> list[str]:
     """Format lines for a text of `width` columns; file names and line numbers are never cut."""
     shown = []
     for line in lines:

@@ -32,7 +32,7 @@ from fxdp.torch_compat import backward_class, release_saved_tensors, without_aut
 _log = logging.getLogger("fxdp")
 
 
-Like: TypeAlias = "tuple[torch.Size, torch.device]"
+_Like: TypeAlias = "tuple[torch.Size, torch.device]"
 """Shape and device of an output."""
 _like = attrgetter("shape", "device")
 _NONE = frozenset[int]()
@@ -165,7 +165,7 @@ class BoundProgram:
         self,
         saved: list[Any],
         grads: Sequence[Tensor | None],
-        outputs: Sequence[Like],
+        outputs: Sequence[_Like],
         even: bool,
         fed: Collection[int] = (),
     ) -> list[Any]:
@@ -199,7 +199,7 @@ class BoundProgram:
                     suppress(leaf)
         return results
 
-    def _tangent(self, spec: TangentSpec, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
+    def _tangent(self, spec: TangentSpec, grads: Sequence[Tensor | None], outputs: Sequence[_Like]) -> Tensor:
         grad = grads[spec.output]
         if grad is None:
             shape, device = outputs[spec.output]

@@ -34,7 +34,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class Pending:
+class _Pending:
     """A transfer in flight, and the value that the transfer reads or fills, alive until the end."""
 
     work: Any
@@ -54,34 +54,34 @@ class Transport:
     device: torch.device
     streams: Streams
 
-    def send(self, value: Tensor, peer: int, tag: int, *, stream: str) -> Pending:
+    def send(self, value: Tensor, peer: int, tag: int, *, stream: str) -> _Pending:
         """Start sending a value; `peer` counts along the pipeline axis; issued on `stream`."""
         if value.numel() == 0:
-            return Pending(None, value)
+            return _Pending(None, value)
         with self.streams.on(stream):
             copy = plain(value)
             work = dist.isend(as_bytes(copy), self.ranks[peer], group=self.group, tag=tag)
-        return Pending(work, value, copy, self.ranks[peer])
+        return _Pending(work, value, copy, self.ranks[peer])
 
     def receive(
         self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, *, stream: str
-    ) -> Pending:
+    ) -> _Pending:
         """Start receiving into a new buffer of compute's, filled when `wait` returns; issued on `stream`."""
         value = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if value.numel() == 0:
-            return Pending(None, value)
+            return _Pending(None, value)
         with self.streams.on(stream):
             work = dist.irecv(as_bytes(value), self.ranks[peer], group=self.group, tag=tag)
-        return Pending(work, value, peer=self.ranks[peer])
+        return _Pending(work, value, peer=self.ranks[peer])
 
 
-def wait(pending: Pending) -> Tensor:
+def wait(pending: _Pending) -> Tensor:
     """Return the received value; on CUDA the current stream waits for the transfer, not the host."""
     wait_sent(pending)
     return pending.value
 
 
-def wait_sent(pending: Pending) -> None:
+def wait_sent(pending: _Pending) -> None:
     """Wait until a sent value is no longer needed.
 
     Raises

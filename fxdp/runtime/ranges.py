@@ -37,11 +37,11 @@ def ranged(what: str, names: Names) -> AbstractContextManager[None]:
 @contextmanager
 def _recorded(what: str, names: Names) -> Iterator[None]:
     # a dispatch mode adds events of its own at each op, not worth it for a graph without collectives
-    with record_function(what), RangedMessages(names) if names else nullcontext():
+    with record_function(what), _RangedMessages(names) if names else nullcontext():
         yield
 
 
-class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode with ranges around the ops that start collectives or wait.
 
     Inductor's code and generated code call the same ops in the same order, so the position determines the

@@ -61,7 +61,7 @@ class Code:
         return own_generator(part_seed(batch.seed, self.seed, batch.index or 0))
 
 
-Saved: TypeAlias = tuple[Code, list[Any]]
+_Saved: TypeAlias = tuple[Code, list[Any]]
 """Saved values for the second callable of a part, with the code that computed the values."""
 
 
@@ -88,7 +88,7 @@ def once(code: Code, streams: Streams) -> StepModule:
     return StepModule(run)
 
 
-def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
+def backward(saved: _Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
     """Run a part's full backward; return the results, except results that are added to `sums`."""
     code, kept = saved
     arguments = code.backward_arguments(kept, values)
@@ -96,7 +96,7 @@ def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Ten
     return tuple(code.pair.backward(frozenset()).run(arguments))
 
 
-def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
+def input_gradient(saved: _Saved, *values: Tensor) -> tuple[Any, ...]:
     """Run the first graph of a split backward; return the gradients that earlier stages need, and `rest`."""
     code, kept = saved
     run, _ = code.pair.halved(code.first)
@@ -104,7 +104,7 @@ def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
     return (*results[:count], (code, list(results[count:])))
 
 
-def weight_gradient(rest: Saved, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def weight_gradient(rest: _Saved, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run the second graph of a split backward; return all results that are not added to `sums`."""
     code, arguments = rest
     _, run = code.pair.halved(code.first)

@@ -35,7 +35,7 @@ class Streams:
     @staticmethod
     def of(device: torch.device) -> Streams:
         """Return the streams of a device."""
-        return CudaStreams(device) if device.type == "cuda" else Streams()
+        return _CudaStreams(device) if device.type == "cuda" else Streams()
 
     def record(self, stream: str) -> Any:
         """Return an event that completes when all work given to the stream so far is done."""
@@ -67,7 +67,7 @@ class _Cuda(Protocol):
     def stream(self, stream: Any) -> AbstractContextManager[Any]: ...
 
 
-class CudaStreams(Streams):
+class _CudaStreams(Streams):
     """Streams of a CUDA device, created once and shared by all programs of a model.
 
     `compute` is the current stream at the time of use, so a model may be called on any stream.

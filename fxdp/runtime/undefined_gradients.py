@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from fxdp.runtime.template import TangentSpec
 
-Exchange: TypeAlias = "Callable[[Sequence[int]], Callable[[], Sequence[Sequence[int]]]]"
+_Exchange: TypeAlias = "Callable[[Sequence[int]], Callable[[], Sequence[Sequence[int]]]]"
 """Sends this rank's integers, and returns a function that waits for the integers of all ranks."""
 
 _BITS = 62  # per integer that ranks exchange
@@ -54,7 +54,7 @@ class UndefinedGradients:
 
     tangents: Sequence[TangentSpec] = ()
     behind: Sequence[tuple[int, frozenset[int]]] = ()
-    exchange: Exchange | None = None
+    exchange: _Exchange | None = None
     meta: Callable[[int], None] = lambda outputs: None
     _known: dict[frozenset[int], _Unread] = field(default_factory=dict, repr=False)
     _absent: dict[frozenset[int], Sequence[int]] = field(default_factory=dict, repr=False)

@@ -24,7 +24,7 @@ from fxdp.ir.ops.parameter_shards import shard_range
 
 Key: TypeAlias = "tuple[str, torch.dtype]"
 """Key of an unsharded parameter: name, and the dtype in which the parameter is read."""
-Place: TypeAlias = "tuple[int, str, torch.dtype]"
+_Place: TypeAlias = "tuple[int, str, torch.dtype]"
 """Key of an unsharded parameter on a pipeline rank: number, name and dtype."""
 
 
@@ -38,7 +38,7 @@ class Gathered:
     own : this rank's unsharded parameters, by the names under which the program reads each.
     """
 
-    places: frozenset[Place]
+    places: frozenset[_Place]
     own: Mapping[str, Key]
 
 
@@ -50,7 +50,7 @@ class UnshardedParameters:
     _values: dict[Key, Tensor] = field(default_factory=dict)
     _copies: dict[str, Tensor] = field(default_factory=dict)
     """Copies of this rank's shards of parameters that only other pipeline ranks unshard."""
-    places: set[Place] = field(default_factory=set)
+    places: set[_Place] = field(default_factory=set)
     """The parameters that are unsharded now, on all ranks."""
     _written: list[tuple[Tensor, int]] = field(default_factory=list)
     """One tensor of each buffer of shards, with torch's version count of the buffer."""

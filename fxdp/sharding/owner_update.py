@@ -60,7 +60,7 @@ class _Matrix:
         return (last - first, *shape[1:]), dtype, device
 
 
-def assigned_owners(sizes: Sequence[int], ranks: int) -> list[int]:
+def _assigned_owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """Return the owner of each item: the largest item first, each to the rank with the least load.
 
     So no rank has more than the mean plus the largest item.
@@ -97,7 +97,7 @@ class OwnerUpdate:
         self._matrices: list[_Matrix] = []
         if sharded:
             self._holders = ShardOwners.of(sharded[0], process_mesh)
-            owners = assigned_owners([p.numel() for p in sharded], len(self._holders))
+            owners = _assigned_owners([p.numel() for p in sharded], len(self._holders))
             self._matrices = [_matrix(p, o, optimizer) for p, o in zip(sharded, owners, strict=True)]
             with torch.no_grad(), guard(process_mesh):
                 self._collect()

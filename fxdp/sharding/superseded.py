@@ -23,7 +23,7 @@ from fxdp.errors import InputError
 from fxdp.sharding.optimizer_counterpart import sharded_states
 
 
-class SupersededParameter(nn.Parameter):
+class _SupersededParameter(nn.Parameter):
     """A parameter without values that forwards all functions of torch to its successor."""
 
     @classmethod
@@ -55,7 +55,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 def _current(value: Any) -> Any:
     """Replace a superseded parameter by its successor; leave any other value as it is."""
-    return vars(value)["successor"] if type(value) is SupersededParameter else value
+    return vars(value)["successor"] if type(value) is _SupersededParameter else value
 
 
 def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
@@ -63,7 +63,7 @@ def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
     for parameter, successor in made.items():
         parameter.grad = None
         parameter.data = parameter.data.new_empty(0)
-        parameter.__class__ = SupersededParameter  # as torch's own lazy parameters become plain ones
+        parameter.__class__ = _SupersededParameter  # as torch's own lazy parameters become plain ones
         vars(parameter)["successor"] = successor
 
 
@@ -87,7 +87,7 @@ def _is_fixed(parameter: nn.Parameter) -> bool:
     """Return whether Python refuses to assign a new class to an object of this class."""
     own = type(parameter)
     try:
-        parameter.__class__ = SupersededParameter
+        parameter.__class__ = _SupersededParameter
     except TypeError:
         return True
     parameter.__class__ = own
@@ -98,7 +98,7 @@ def adopt_successors(optimizer: Optimizer) -> None:
     """Replace an optimizer's superseded parameters by successors, and shard their states."""
     for group in optimizer.param_groups:
         params = group["params"]
-        if SupersededParameter not in map(type, params):
+        if _SupersededParameter not in map(type, params):
             continue
         for i, parameter in enumerate(params):
             params[i] = new = _current(parameter)

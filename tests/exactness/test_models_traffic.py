@@ -12,7 +12,7 @@ import pytest
 import transformers as hf
 from torch import nn
 
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 from fxdp.reports.plan_data.collective_rows import communication
 from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _masked, keep_float64
@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Any]]
 def test_no_activation_travels(name: str) -> None:
     build, inputs = MODELS[name]
     with keep_float64():
-        local, _ = local_program(build().double().eval(), (), inputs(4), {"dp": 4}, Options())
+        local, _ = _local_program(build().double().eval(), (), inputs(4), {"dp": 4}, Options())
     sent = communication(local.causes, {"B": 8})
     assert {row.op for row in sent} == {"all_reduce"}
     assert sent == communication(local.causes, {"B": 8000})

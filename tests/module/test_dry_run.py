@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 
 
@@ -39,6 +39,6 @@ class _ByMode(nn.Module):
 def test_a_value_on_which_the_code_decides_is_a_constant_of_the_plan() -> None:
     for mode, factor in (("twice", 2), ("thrice", 3)):
         inputs = (torch.ones(4, 4), mode)
-        program, _ = local_program(_ByMode(), inputs, {}, {"dp": 2}, Options())
+        program, _ = _local_program(_ByMode(), inputs, {}, {"dp": 2}, Options())
         assert factor in [value for node in program.gm.graph.nodes for value in node.args]
         assert "on mesh(dp=2)" in str(fxdp.plan(_ByMode(), inputs, mesh={"dp": 2}))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.module.replicas import checksums
+from fxdp.module.replicas import _checksums
 from tests.captures import captured_once
 from tests.rank_pool import RankPool
 
@@ -207,15 +207,15 @@ def test_ranks_of_a_pipeline_that_pass_other_values_later(said: list[dict[str, A
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (300, 301)])
 def test_another_element_is_another_checksum(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape, dtype=dtype)
-    (before,) = checksums([tensor])
-    assert checksums([tensor.clone()]) == [before]
+    (before,) = _checksums([tensor])
+    assert _checksums([tensor.clone()]) == [before]
     if tensor.numel():
         tensor.view(-1)[-1] = 1
-        assert checksums([tensor]) != [before]
+        assert _checksums([tensor]) != [before]
 
 
 def test_views_of_a_buffer_have_checksums() -> None:
     flat = torch.arange(20.0)
-    assert checksums([flat[1:6], flat[2:].view(9, 2).t()]) == checksums(
+    assert _checksums([flat[1:6], flat[2:].view(9, 2).t()]) == _checksums(
         [flat[1:6].clone(), flat[2:].view(9, 2).t().contiguous()]
     )

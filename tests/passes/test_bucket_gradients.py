@@ -16,7 +16,7 @@ from fxdp.ir.graph.metadata import Cause, Location, meta
 from fxdp.ir.graph.signature import Gradient, Input, Output, OutputSpec, Parameter
 from fxdp.ir.network.link_cost import LinkCost
 from fxdp.ir.types.placements import P, R, S
-from fxdp.passes.bucket_gradients import BucketGradients, cut_into_buckets
+from fxdp.passes.bucket_gradients import BucketGradients, _cut_into_buckets
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30))
 def test_buckets_have_the_closed_form(sizes: list[int], bucket: int) -> None:
-    cuts = cut_into_buckets(sizes, bucket)
+    cuts = _cut_into_buckets(sizes, bucket)
     assert len(cuts) == math.ceil(sum(sizes) / bucket)
     pieces = [piece for cut in cuts for piece in cut]
     covered = [(p.gradient, i) for p in pieces for i in range(p.start, p.stop)]
@@ -37,7 +37,8 @@ def test_buckets_have_the_closed_form(sizes: list[int], bucket: int) -> None:
 
 def test_the_picture_in_the_docstring() -> None:
     shown = [
-        "".join("abc"[p.gradient] * (p.stop - p.start) for p in cut) for cut in cut_into_buckets([3, 4, 2], 5)
+        "".join("abc"[p.gradient] * (p.stop - p.start) for p in cut)
+        for cut in _cut_into_buckets([3, 4, 2], 5)
     ]
     assert shown == ["aaabb", "bbcc"]
 

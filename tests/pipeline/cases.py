@@ -16,7 +16,7 @@ from fxdp.compiler.prepare import prepare
 from fxdp.ir.graph.graphs import copy_graph
 from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.pipeline.schedule.catalogue import SCHEDULES
+from fxdp.pipeline.schedule.catalogue import _SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.capturing import capture
 from tests.pipeline.models import Skips, skips
@@ -50,7 +50,7 @@ def random_cases(count: int) -> Iterator[Case]:
     """Any schedule, more stages than ranks, micro-batches that may be empty; the same in every process."""
     rng = random.Random(0)
     for _ in range(count):
-        schedule, ranks = rng.choice(sorted(SCHEDULES)), rng.choice((1, 2, 3, 4))
+        schedule, ranks = rng.choice(sorted(_SCHEDULES)), rng.choice((1, 2, 3, 4))
         stages = ranks * rng.choice((2, 3)) if schedule == "interleaved" else rng.choice((ranks, ranks + 1))
         options = {
             "pipeline": {

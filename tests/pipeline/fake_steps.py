@@ -11,8 +11,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from fxdp.runtime import p2p
-from fxdp.runtime.p2p import Pending
-from fxdp.runtime.streams import COMPUTE, CudaStreams
+from fxdp.runtime.p2p import _Pending
+from fxdp.runtime.streams import COMPUTE, _CudaStreams
 from tests.fake_cuda import FakeCuda, Value
 
 EVENTS = ("record_event", "wait_event")
@@ -25,7 +25,7 @@ class FakeStep(fx.Interpreter):
         names = {str(n.target) for n in graph.nodes if n.op == "call_module"}
         super().__init__(fx.GraphModule({name: torch.nn.Module() for name in names}, graph))
         self.cuda = cuda
-        self.streams = CudaStreams(torch.device("cuda"), cuda)
+        self.streams = _CudaStreams(torch.device("cuda"), cuda)
         self.events: dict[str, Any] = {"record_event": self.streams.record, "wait_event": self.streams.wait}
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,8 +68,8 @@ class FakeStep(fx.Interpreter):
         return values
 
 
-def _pending(work: Any, value: Any) -> Pending:
-    return Pending(work, value)
+def _pending(work: Any, value: Any) -> _Pending:
+    return _Pending(work, value)
 
 
 def races_of(graph: fx.Graph, steps: int = 3) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch import nn
 
 import fxdp
 from fxdp.ir.graph.metadata import Location
-from fxdp.reports.by_line import folded, place, starred
+from fxdp.reports.by_line import _folded, _starred, place
 from fxdp.reports.sheet import Shown
 from tests.reports.plan_data.test_collectives import Pairs, Tagger, _inputs, normed
 
@@ -187,9 +187,9 @@ def test_explain_of_a_model() -> None:
 
 
 def test_words_of_places() -> None:
-    assert folded("transformer.h.11.attn.c_attn.weight") == "transformer.h.*.attn.c_attn.weight"
-    assert folded("gradient of 0.weight") == "gradient of *.weight"
-    assert folded("fc1.weight2") == "fc1.weight2"
-    assert starred(["gradient of h.0.1.bias", "gradient of h.7.1.bias"]) == "gradient of h.*.1.bias"
+    assert _folded("transformer.h.11.attn.c_attn.weight") == "transformer.h.*.attn.c_attn.weight"
+    assert _folded("gradient of 0.weight") == "gradient of *.weight"
+    assert _folded("fc1.weight2") == "fc1.weight2"
+    assert _starred(["gradient of h.0.1.bias", "gradient of h.7.1.bias"]) == "gradient of h.*.1.bias"
     assert place(Location(str(Path.cwd() / ".venv" / "site-packages" / "a" / "b.py"), 7)) == "a/b.py:7"
     assert place(Location(f"/a/site-packages/{'long/' * 20}model.py", 1234)).endswith("/model.py:1234")

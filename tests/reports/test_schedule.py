@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from expecttest import assert_expected_inline
 
-from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.catalogue import _SCHEDULES, make
 from fxdp.pipeline.schedule.timeline import Costs
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.schedule_svg import schedule_svg
@@ -65,7 +65,7 @@ def boxes(picture: str) -> dict[str, ElementTree.Element]:
     return found
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", _SCHEDULES)
 def test_each_action_is_drawn_where_and_as_long_as_it_runs(name: str) -> None:
     schedule = make(name, 8, 4, 16)
     costs = Costs((1.0, 2.0) * 4, (1.0,) * 8, (2.0,) * 8)

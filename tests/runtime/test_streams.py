@@ -13,7 +13,7 @@ from torch import Tensor
 from fxdp.runtime import p2p
 from fxdp.runtime.p2p import Transport
 from fxdp.runtime.stage_calls import once
-from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, CudaStreams, Streams
+from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, Streams, _CudaStreams
 from tests.fake_cuda import FakeCuda
 
 CUDA = torch.device("cuda", 0)
@@ -31,7 +31,7 @@ class Work:
 
 def test_an_event_orders_two_streams() -> None:
     cuda = FakeCuda()
-    streams = CudaStreams(CUDA, cuda)
+    streams = _CudaStreams(CUDA, cuda)
     streams.wait(P2P_FORWARD, streams.record(COMPUTE))
     streams.wait(COMPUTE, streams.record(REDUCE))
     assert cuda.log == [
@@ -44,7 +44,7 @@ def test_an_event_orders_two_streams() -> None:
 
 def test_compute_is_the_stream_that_is_current() -> None:
     cuda = FakeCuda()
-    streams = CudaStreams(CUDA, cuda)
+    streams = _CudaStreams(CUDA, cuda)
     with cuda.stream(cuda.Stream(CUDA)):
         streams.record(COMPUTE)
         with streams.on(COMPUTE):
@@ -55,21 +55,21 @@ def test_compute_is_the_stream_that_is_current() -> None:
 def test_each_model_has_its_own_streams() -> None:
     cuda = FakeCuda()
     for _ in range(2):
-        CudaStreams(CUDA, cuda)
+        _CudaStreams(CUDA, cuda)
     assert len(cuda.streams) == 6
 
 
 def test_an_error_leaves_the_stream() -> None:
     cuda = FakeCuda()
     before = cuda.current
-    with pytest.raises(ValueError, match="stage"), CudaStreams(CUDA, cuda).on(REDUCE):
+    with pytest.raises(ValueError, match="stage"), _CudaStreams(CUDA, cuda).on(REDUCE):
         raise ValueError("stage")
     assert cuda.current is before
 
 
 def test_transfers_are_issued_on_their_stream_and_waited_for_by_compute() -> None:
     cuda = FakeCuda()
-    streams: Any = CudaStreams(CUDA, cuda)
+    streams: Any = _CudaStreams(CUDA, cuda)
     transport = Transport(mock.sentinel.group, [0, 1], torch.device("cpu"), streams)
 
     def issue(value: Tensor, peer: int, **options: Any) -> Work:
@@ -101,7 +101,7 @@ def test_what_runs_once_runs_on_the_stream_that_the_program_names() -> None:
     cuda = FakeCuda()
     code = mock.Mock()
     code.forward.side_effect = lambda batch, values: (cuda.current.name, "saved")
-    run = once(code, CudaStreams(CUDA, cuda))
+    run = once(code, _CudaStreams(CUDA, cuda))
     assert run("batch") == ("the caller's",)
     assert run("batch", stream=REDUCE) == ("stream 2",)
 

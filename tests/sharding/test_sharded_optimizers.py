@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.sharding.owner_update import assigned_owners
+from fxdp.sharding.owner_update import _assigned_owners
 from tests.rank_pool import RankPool
 
 Maker = Callable[[Any], optim.Optimizer]
@@ -391,6 +391,6 @@ def test_what_is_around_a_step(ranks: RankPool) -> None:
 
 
 def test_owners_have_alike_much() -> None:
-    assert assigned_owners([3, 9, 4, 1, 5], 2) == [0, 0, 1, 1, 1]
-    assert assigned_owners([], 2) == []
-    assert assigned_owners([1, 1], 4) == [0, 1]
+    assert _assigned_owners([3, 9, 4, 1, 5], 2) == [0, 0, 1, 1, 1]
+    assert _assigned_owners([], 2) == []
+    assert _assigned_owners([1, 1], 4) == [0, 1]

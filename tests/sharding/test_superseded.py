@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.sharding.superseded import SupersededParameter
+from fxdp.sharding.superseded import _SupersededParameter
 from tests.rank_pool import RankPool
 
 
@@ -70,7 +70,7 @@ def _is_followed() -> None:
     old[0].grad = torch.ones_like(old[0])
     compiled = _sharded(model)
     new = list(compiled.parameters())
-    assert {type(p) for p in old} == {SupersededParameter}
+    assert {type(p) for p in old} == {_SupersededParameter}
     assert all(isinstance(p, nn.Parameter) and p.shape == q.shape for p, q in zip(old, new, strict=True))
     assert bool((_full(old[0].grad) == 1).all()), "a gradient comes along"
     old[0].grad = None

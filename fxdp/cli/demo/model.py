@@ -20,7 +20,7 @@ class GPTConfig:
     heads: int = 4
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     """Causal self-attention of several heads."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -39,13 +39,13 @@ class Attention(nn.Module):
         return F.linear(mixed, self.out.weight, self.out.bias)
 
 
-class Block(nn.Module):
+class _Block(nn.Module):
     """One pre-norm layer: attention, then a GELU network of four times the width."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attention = Attention(config)
+        self.attention = _Attention(config)
         self.norm2 = nn.LayerNorm(config.width)
         self.mlp = nn.Sequential(
             nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
@@ -65,7 +65,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.length, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.apply(_init)
 

@@ -11,7 +11,7 @@ import torch
 
 from fxdp.errors import InputError, MeshError
 
-DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
+_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("inductor", "eager"), default="inductor", help="how a rank's graph runs"
     )
     parser.add_argument(
-        "--dtype", choices=tuple(DTYPES), default="float32", help="float64 shows exactness to 1e-9"
+        "--dtype", choices=tuple(_DTYPES), default="float32", help="float64 shows exactness to 1e-9"
     )
     parser.add_argument(
         "--model", choices=("plain", "transformers"), default="plain", help="our plain GPT or GPT2LMHeadModel"
@@ -73,18 +73,18 @@ def demo_options(asked: argparse.Namespace) -> DemoOptions:
             f"--out {out}: there is no folder {out.absolute().parent}. Make it, or name another file."
         )
     return DemoOptions(
-        ranks=None if asked.mesh is None else data_ranks(asked.mesh),
+        ranks=None if asked.mesh is None else _data_ranks(asked.mesh),
         steps=asked.steps,
         batch=asked.batch,
         device=asked.device,
         backend=asked.backend,
-        dtype=DTYPES[asked.dtype],
+        dtype=_DTYPES[asked.dtype],
         model=asked.model,
         out=out,
     )
 
 
-def data_ranks(mesh: str) -> int:
+def _data_ranks(mesh: str) -> int:
     """Return the number of ranks of a mesh such as `dp=2`, the only axis of the demonstration."""
     axis, _, size = mesh.partition("=")
     if axis.strip() != "dp":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class _Place:
     """The position of this process: rank, number of ranks, and device."""
 
     rank: int
@@ -51,7 +51,7 @@ def run_demo(options: DemoOptions) -> int:
     rank, ranks, local = (0, 1, 0) if launched is None else _place(options, launched)
     _check_device(options, local + 1)
     device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
-    place = Place(rank, ranks, device)
+    place = _Place(rank, ranks, device)
     with _mesh(place) as mesh:
         return _run(options, place, mesh)
 
@@ -77,7 +77,7 @@ def _check_device(options: DemoOptions, needed: int) -> None:
 
 
 @contextmanager
-def _mesh(place: Place) -> Iterator[DeviceMesh | None]:
+def _mesh(place: _Place) -> Iterator[DeviceMesh | None]:
     """Yield the mesh of all ranks; None for a single rank."""
     kind = place.device.type
     if kind == "cuda":
@@ -95,7 +95,7 @@ def _mesh(place: Place) -> Iterator[DeviceMesh | None]:
             dist.destroy_process_group()
 
 
-def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
+def _run(options: DemoOptions, place: _Place, mesh: DeviceMesh | None) -> int:
     console = Console(quiet=place.rank != 0)
     announce(console, options, place.ranks)
     reference = _one_device(console, options, place)
@@ -105,7 +105,7 @@ def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
     return summarize(console, options, place.ranks, reference, curve, plan)
 
 
-def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve | None:
+def _one_device(console: Console, options: DemoOptions, place: _Place) -> Curve | None:
     """Train the plain model on rank 0; ranks meet at a barrier each step, so that no wait is long."""
     if place.rank != 0:
         for _ in range(options.steps):
@@ -116,7 +116,7 @@ def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve |
     return watched(console, "one device", options, _waited_for(place, steps))
 
 
-def _waited_for(place: Place, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
+def _waited_for(place: _Place, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
     for step in steps:
         if place.ranks > 1:
             dist.barrier()
@@ -124,7 +124,7 @@ def _waited_for(place: Place, steps: Iterator[TrainingStep]) -> Iterator[Trainin
 
 
 def _all_ranks(
-    console: Console, options: DemoOptions, place: Place, mesh: DeviceMesh | None
+    console: Console, options: DemoOptions, place: _Place, mesh: DeviceMesh | None
 ) -> tuple[Curve, Plan]:
     """Train the compiled model on all ranks, each on its part of the batches."""
     model = make_model(options, place.device)

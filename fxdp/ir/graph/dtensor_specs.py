@@ -25,11 +25,11 @@ from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metada
 def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) -> fx.GraphModule:
     """Return a copy of a placed graph for people and tools; the compiled graph stays without specs.
 
-    Nodes of the copy have a `spec` (see `set_specs`), and the full shape and line of the model's code for
+    Nodes of the copy have a `spec` (see `_set_specs`), and the full shape and line of the model's code for
     `print_readable()`.
     """
     shown = copy_graph(gm)
-    set_specs(shown.graph, mesh, sizes)
+    _set_specs(shown.graph, mesh, sizes)
     for node in shown.graph.nodes:
         node.meta.pop("val", None)  # of the traced example; it would be shown instead
         if (spec := node.meta.get("spec")) is not None and not isinstance(spec, tuple):
@@ -53,7 +53,7 @@ def data_mesh(mesh: Mesh, device_mesh: DeviceMesh | None = None) -> DeviceMesh:
     return device_mesh if tuple(names) == mesh.axes else device_mesh[mesh.axes]
 
 
-def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
+def _spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     """Return the node's `DTensorSpec` (a tuple for several results), or None for unplaced values.
 
     Parameters
@@ -68,10 +68,10 @@ def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     return _spec(type_, placement, mesh, sizes)
 
 
-def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int]) -> None:
+def _set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int]) -> None:
     """Put each tensor node's spec into `node.meta["spec"]`, for tools that read DTensor's annotations."""
     for node in graph.nodes:
-        spec = spec_of(node, mesh, sizes)
+        spec = _spec_of(node, mesh, sizes)
         if spec is not None:
             node.meta["spec"] = spec
 

@@ -13,7 +13,7 @@ from torch import fx
 from fxdp.ir.graph.metadata import copy_meta, meta
 from fxdp.torch_compat import graph_module
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
@@ -56,7 +56,7 @@ def reachable(roots: Iterable[fx.Node]) -> set[fx.Node]:
     return spread(roots, lambda node: node.users)
 
 
-def spread(roots: Iterable[T], beside: Callable[[T], Iterable[T]]) -> set[T]:
+def spread(roots: Iterable[_T], beside: Callable[[_T], Iterable[_T]]) -> set[_T]:
     """Return the transitive closure of the roots under `beside`."""
     pending = list(roots)
     found = set(pending)
@@ -83,7 +83,7 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
             graph.erase_node(node)
 
 
-def inputs_of(graph: fx.Graph, kind: type[T]) -> list[tuple[T, fx.Node]]:
+def inputs_of(graph: fx.Graph, kind: type[_T]) -> list[tuple[_T, fx.Node]]:
     """Return pairs of spec and node for the inputs with specs of this kind."""
     found = ((meta(node).spec, node) for node in graph.find_nodes(op="placeholder"))
     return [(spec, node) for spec, node in found if isinstance(spec, kind)]

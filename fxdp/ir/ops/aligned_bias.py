@@ -27,7 +27,7 @@ def attend(
 ) -> Any:
     """Attend with an aligned bias; operands `[samples, heads, positions, features]`."""
     return aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, aligned(attn_bias), *args, **options
+        query, key, value, _aligned(attn_bias), *args, **options
     )
 
 
@@ -42,11 +42,11 @@ def attend_backward(
 ) -> Any:
     """Return the gradients of `attend`."""
     return aten._scaled_dot_product_efficient_attention_backward.default(
-        grad_out, query, key, value, aligned(attn_bias), *args, **options
+        grad_out, query, key, value, _aligned(attn_bias), *args, **options
     )
 
 
-def aligned(bias: Tensor | None) -> Tensor | None:
+def _aligned(bias: Tensor | None) -> Tensor | None:
     """Return a bias with strides that are multiples of `_ALIGNED`; an aligned one is not copied."""
     if bias is None or not bias.numel():
         return bias

@@ -3,10 +3,10 @@
 `start_*` returns at once with a pending tensor; `finish_*` waits for the pending tensor and restores the
 shape. All are plain compositions of aten and `_c10d_functional` ops, so Inductor can compile all of these.
 
-Sharded values travel with their batch factor first: `front` turns a part with `outer x b x inner` along `dim`
-into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `back` inverts that. Uneven
-parts are padded to the largest one (`largest` rows); `rows` then has the positions of real rows in the
-gathered buffer.
+Sharded values travel with their batch factor first: `_front` turns a part with `outer x b x inner` along
+`dim` into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `_back` inverts that.
+Uneven parts are padded to the largest one (`largest` rows); `rows` then has the positions of real rows in
+the gathered buffer.
 
 The effect of each on a list of ranks is defined below, for the oracle.
 """
@@ -26,7 +26,7 @@ from fxdp.ir.ops.rank_extrema import restored, sortable
 _c10d = torch.ops._c10d_functional
 
 
-def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
+def _front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
     """Move the batch factor first.
 
     This turns `[.., outer * b * inner, ..]` into contiguous `[b, .., outer, inner, ..]`.
@@ -35,8 +35,8 @@ def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
     return blocks.movedim(dim + 1, 0).contiguous()
 
 
-def back(value: Tensor, dim: int) -> Tensor:
-    """Invert `front`; the result is contiguous, because some kernels depend on strides."""
+def _back(value: Tensor, dim: int) -> Tensor:
+    """Invert `_front`; the result is contiguous, because some kernels depend on strides."""
     return value.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
@@ -77,7 +77,7 @@ def start_all_gather(
     value: Tensor, dim: int, outer: int, inner: int, world: int, largest: int | None, group: str
 ) -> Tensor:
     """Start gathering all parts; `largest` is None if all parts are equal."""
-    part = front(value, dim, outer, inner)
+    part = _front(value, dim, outer, inner)
     if largest is not None:
         padding = part.new_zeros((largest - part.shape[0], *part.shape[1:]))
         part = torch.cat([part, padding])
@@ -89,7 +89,7 @@ def finish_all_gather(pending: Tensor, dim: int, rows: Tensor | None) -> Tensor:
     gathered = _c10d.wait_tensor(pending)
     if rows is not None:
         gathered = gathered.index_select(0, rows)
-    return back(gathered, dim)
+    return _back(gathered, dim)
 
 
 def start_reduce_scatter(
@@ -103,7 +103,7 @@ def start_reduce_scatter(
     group: str,
 ) -> Tensor:
     """Start the sum over ranks, scattered so that each rank gets its part."""
-    full = front(value, dim, outer, inner)
+    full = _front(value, dim, outer, inner)
     if rows is not None and largest is not None:
         padded = full.new_zeros((world * largest, *full.shape[1:]))
         full = padded.index_copy(0, rows, full)
@@ -113,7 +113,7 @@ def start_reduce_scatter(
 def finish_reduce_scatter(pending: Tensor, dim: int, size: int) -> Tensor:
     """Wait for this rank's part of `size` samples."""
     part = _c10d.wait_tensor(pending)
-    return back(part.narrow(0, 0, size), dim)
+    return _back(part.narrow(0, 0, size), dim)
 
 
 STARTED_BY: dict[object, str] = {

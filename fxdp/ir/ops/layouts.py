@@ -37,7 +37,7 @@ def _in_rows(self: Tensor) -> Tensor:
     return self if self.stride(-1) == 1 else self.contiguous()
 
 
-in_order = aten.contiguous.default
+_in_order = aten.contiguous.default
 """Returns a contiguous value."""
 in_format = composed("in_format(Tensor(a) self) -> Tensor(a)", _in_format)
 """Returns a value contiguous in one of torch's memory formats, the one that the operand resembles."""
@@ -83,7 +83,7 @@ _ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention
 
 
 def _table() -> Iterator[tuple[OpOverload, Mapping[str, _How]]]:
-    order, format_, rows = (in_order, ""), (in_format, ""), (in_rows, "")
+    order, format_, rows = (_in_order, ""), (in_format, ""), (in_rows, "")
     for name, arguments in _IN_ORDER.items():
         yield from ((op, dict.fromkeys(arguments, order)) for op in existing(name))
     yield aten.native_group_norm.default, {"input": format_, "weight": order, "bias": order}

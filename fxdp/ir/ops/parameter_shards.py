@@ -65,7 +65,7 @@ def own_shard(value: Tensor, ranks: int, rank: int) -> Tensor:
     return value[first:last]
 
 
-def with_padding(rows: Tensor, size: int) -> Tensor:
+def _with_padding(rows: Tensor, size: int) -> Tensor:
     """Return a rank's rows as a flat tensor of `size` elements; a view if more memory follows the rows.
 
     Rows that fill their storage are copied: they may be a cast, whose memory compiled code reuses for another
@@ -76,12 +76,12 @@ def with_padding(rows: Tensor, size: int) -> Tensor:
 
 
 def _with_paddings(rows: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Return `with_padding` of each tensor."""
+    """Return `_with_padding` of each tensor."""
     line = line_of(rows, sizes)
     if line is not None and _goes_on(line):
         return torch.split(line, list(sizes))
     if len(rows) > 1:
-        return [with_padding(each, size) for each, size in zip(rows, sizes, strict=True)]
+        return [_with_padding(each, size) for each, size in zip(rows, sizes, strict=True)]
     padded = rows[0].new_zeros(sizes[0])
     padded[: rows[0].numel()] = rows[0].reshape(-1)
     return [padded]
@@ -182,7 +182,7 @@ def unsharded_values(
     world = len(values)
     if not each:
         return [torch.cat(list(values))] * world
-    parts = [with_padding(own[place], size) for place, size in enumerate(each) for own in values]
+    parts = [_with_padding(own[place], size) for place, size in enumerate(each) for own in values]
     return [torch.cat(parts)] * world
 
 

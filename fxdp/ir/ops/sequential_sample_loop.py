@@ -23,7 +23,7 @@ from fxdp.errors import InputError
 from fxdp.ir.ops.library import library, opaque
 from fxdp.torch_compat import autograd_inside
 
-Tensors: TypeAlias = Sequence[Tensor]
+_Tensors: TypeAlias = Sequence[Tensor]
 
 NAMES: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": inf, "nan": nan}
 """The names that the code of an iteration may use."""
@@ -47,7 +47,7 @@ def _described(result: str) -> tuple[torch.dtype, list[int]]:
     return getattr(torch, name), [int(size) for size in sizes.split(",") if size]
 
 
-def _iterations(rows: Tensors, shared: Tensors, code: str, result: str) -> Tensor:
+def _iterations(rows: _Tensors, shared: _Tensors, code: str, result: str) -> Tensor:
     """Return the stacked results of all iterations; empty without samples."""
     dtype, sizes = _described(result)
     made = rows[0].new_empty([len(rows[0]), *sizes], dtype=dtype)
@@ -64,7 +64,7 @@ def _iterations(rows: Tensors, shared: Tensors, code: str, result: str) -> Tenso
 
 
 def _iterations_backward(
-    grad: Tensor, rows: Tensors, shared: Tensors, code: str, wanted: Sequence[bool]
+    grad: Tensor, rows: _Tensors, shared: _Tensors, code: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
     """Return the wanted gradients; each iteration runs again and is differentiated by torch."""
     iteration, count = _iteration(code), len(rows)

@@ -52,12 +52,12 @@ def _starts(
     if not isinstance(stages, int):
         return _named(forward, stages)
     try:
-        return list(balance(costs(graph, forward, phases), _crossing(forward), stages))
+        return list(balance(_costs(graph, forward, phases), _crossing(forward), stages))
     except StageError as error:
         raise StageError(f"fxdp.Pipeline(stages={stages}): {error}") from error
 
 
-def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
+def _costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
     """Return the cost of each forward node, including the backward nodes that follow to the same stage."""
     found = [node_cost(node) for node in forward] or [0.0]
     for node, home in _homes(graph, forward, phases).items():

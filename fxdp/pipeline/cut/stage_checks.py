@@ -13,10 +13,10 @@ from torch import fx
 
 from fxdp.ir.graph.metadata import meta
 
-Fault = tuple[fx.Node, str]
+_Fault = tuple[fx.Node, str]
 
 
-def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
+def _own_nodes_have_stages(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every op that reads a stage's value belongs to a stage (STAGED)."""
     for node in graph.nodes:
         if node.op != "call_function" or meta(node).stage is not None:
@@ -27,21 +27,21 @@ def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
                 break
 
 
-def forward_goes_on(graph: fx.Graph) -> Iterator[Fault]:
+def _forward_goes_on(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no forward op reads a value of a later stage (STAGED)."""
     for node, source, here, there in _edges(graph):
         if not meta(node).backward and not meta(source).backward and there > here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the forward only goes on"
 
 
-def backward_comes_back(graph: fx.Graph) -> Iterator[Fault]:
+def _backward_comes_back(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no backward op reads a gradient of an earlier stage (STAGED)."""
     for node, source, here, there in _edges(graph):
         if meta(node).backward and meta(source).backward and there < here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the backward only comes back"
 
 
-def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
+def _steps_end_last(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that no micro-batch reads a value computed after the last micro-batch (STAGED)."""
     for node in graph.nodes:
         if node.op != "call_function" or meta(node).once:
@@ -63,5 +63,5 @@ def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
                 yield node, source, here, there
 
 
-STAGE_CHECKS = (own_nodes_have_stages, forward_goes_on, backward_comes_back, steps_end_last)
+STAGE_CHECKS = (_own_nodes_have_stages, _forward_goes_on, _backward_comes_back, _steps_end_last)
 """All checks, in the order in which faults are reported."""

@@ -23,7 +23,7 @@ def _in_this_folder() -> Mapping[str, Callable[[int, int, int], Schedule]]:
     return MappingProxyType({m.NAME: getattr(m, file) for file, m in modules if hasattr(m, "NAME")})
 
 
-SCHEDULES = _in_this_folder()
+_SCHEDULES = _in_this_folder()
 """Schedule functions by name; arguments: stages, ranks, micro-batches. Stage `s` is on rank `s % ranks`."""
 
 
@@ -39,7 +39,7 @@ def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
     check_name(name)
     if name.endswith(".csv"):
         return _from_file(name, stages, ranks, microbatches)
-    return SCHEDULES[name](stages, ranks, microbatches)
+    return _SCHEDULES[name](stages, ranks, microbatches)
 
 
 def check_name(name: str) -> None:
@@ -49,10 +49,10 @@ def check_name(name: str) -> None:
     ------
     ScheduleError : names the nearest schedule, or all.
     """
-    if name.endswith(".csv") or name in SCHEDULES:
+    if name.endswith(".csv") or name in _SCHEDULES:
         return
-    near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
-    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
+    near = difflib.get_close_matches(name.lower(), _SCHEDULES, n=1)
+    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(_SCHEDULES)}, or a file *.csv"
     raise ScheduleError(f"no schedule `{name}`: {meant}")
 
 

@@ -1,6 +1,6 @@
 """Make a schedule by simulation: in each tick every rank takes at most one action that is ready.
 
-A schedule's preference is a `Choice`: a function from the progress so far (`Board`) to the rank's next
+A schedule's preference is a `_Choice`: a function from the progress so far (`Board`) to the rank's next
 action, or to None to wait. Each stage takes micro-batches in order, so three counters per stage describe all
 progress. Every action takes one tick, regardless of kind. The result is an order for each rank, not a
 timetable.
@@ -53,7 +53,7 @@ class Board:
         (self.backwards if done is None else done)[action.stage] += 1
 
 
-Choice: TypeAlias = Callable[[int, Board], Action | None]
+_Choice: TypeAlias = Callable[[int, Board], Action | None]
 """`choice(rank, board)` returns the rank's action in this tick, which must be ready, or None."""
 
 
@@ -68,7 +68,7 @@ def _round_robin(stages: int, ranks: int) -> tuple[int, ...]:
 
 
 def play(
-    name: str, stages: int, ranks: int, microbatches: int, choice: Choice, *, splits: bool = False
+    name: str, stages: int, ranks: int, microbatches: int, choice: _Choice, *, splits: bool = False
 ) -> Schedule:
     """Return the schedule that results from all ranks' choices; with `splits` backwards are I and W.
 

@@ -82,7 +82,7 @@ class Timeline:
         return tuple(interval for interval in self.intervals if interval.rank == rank)
 
 
-def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
+def _needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
     """Return the actions that must be finished before an action can start.
 
     `backwards[stage, microbatch]` is the action that computes the stage's input gradient: B or I.
@@ -107,7 +107,7 @@ def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
         for rank, row in enumerate(ranks):
             while heads[rank] < len(row):
                 action = row[heads[rank]]
-                needed = needs(action, backwards)
+                needed = _needs(action, backwards)
                 if any(n not in done for n in needed):
                     break
                 before = [last[rank], *((done[n].finish, done[n].depth) for n in needed)]
@@ -129,7 +129,7 @@ def _refuse_stuck(
     waits = networkx.DiGraph()
     for rank, row in enumerate(ranks):
         if heads[rank] < len(row):
-            missing = next(n for n in needs(row[heads[rank]], backwards) if n not in done)
+            missing = next(n for n in _needs(row[heads[rank]], backwards) if n not in done)
             waits.add_edge(rank, home[missing], missing=missing)
     if not waits:
         return

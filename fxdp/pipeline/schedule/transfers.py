@@ -70,10 +70,10 @@ class Transfer:
 
 
 Event: TypeAlias = Action | Transfer
-Programs: TypeAlias = tuple[tuple[Event, ...], ...]
+_Programs: TypeAlias = tuple[tuple[Event, ...], ...]
 
 
-def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = None) -> Programs:
+def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = None) -> _Programs:
     """Return each rank's actions and transfers in order; edges within one rank need no transfer.
 
     Raises

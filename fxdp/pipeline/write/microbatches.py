@@ -26,14 +26,14 @@ class MicrobatchSizes:
         """
         if microbatches > 1 and full["B"] == 0:
             raise InputError("microbatches > 1 need at least one sample in the global batch")
-        bounds = microbatch_bounds(full["b"], microbatches)
+        bounds = _microbatch_bounds(full["b"], microbatches)
         found: dict[int | None, Mapping[str, int]] = {None: full}
         for index, (start, size) in enumerate(bounds):
             found[index] = {**full, "b": size, "offset": full["offset"] + start}
         return cls(found, tuple(bounds))
 
 
-def microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
+def _microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
     """Return start and size of each micro-batch: equal sizes, rounded up, so the last ones may be smaller.
 
     7 in 4: 2, 2, 2, 1; 2 in 4: 1, 1, 0, 0.

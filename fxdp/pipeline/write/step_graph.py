@@ -26,7 +26,7 @@ _WINDOW = 2
 
 ValueType = tuple[list[int], torch.dtype]
 """Shape and dtype of a value on a rank."""
-Origin = tuple[int, int]
+_Origin = tuple[int, int]
 """Stage and micro-batch of the forward that computed a value."""
 
 
@@ -84,7 +84,7 @@ class StepGraph:
     """Number of the last transfer; each transfer takes the next number, equally on all ranks."""
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
-    _in_flight: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
+    _in_flight: dict[int, list[tuple[fx.Node, _Origin | None]]] = field(default_factory=dict)
     _events: Events = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class StepGraph:
             return [shard_rows(int(first), self.sharding[0][0]), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
-    def send(self, message: Message, value: fx.Node, peer: int, origin: Origin | None = None) -> None:
+    def send(self, message: Message, value: fx.Node, peer: int, origin: _Origin | None = None) -> None:
         """Start a send, and record the send for the plan.
 
         Before that, wait for all earlier sends to that rank except the last few.
@@ -174,7 +174,7 @@ class StepGraph:
         values = message.values or (row,)
         self.sent.append(Sent(row, self.rank, peer, size, message.backward, message.tag, values))
 
-    def settle(self, origin: Origin) -> None:
+    def settle(self, origin: _Origin) -> None:
         """Wait for the sends of a forward, before the backward: by then all receivers have the values."""
         for in_flight in self._in_flight.values():
             for item in [i for i in in_flight if i[1] == origin]:

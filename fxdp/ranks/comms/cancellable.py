@@ -11,15 +11,15 @@ from typing import TypeVar
 _LOOK_S = 0.5
 _CAUSE_S = 1.0  # to learn the cause of an error inside torch, which seldom names the rank at fault
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def made_while_looking(make: Callable[[], T], look: Callable[[], None]) -> T:
+def made_while_looking(make: Callable[[], _T], look: Callable[[], None]) -> _T:
     """Return `make()`, run in a new thread; meanwhile call `look()`, and raise any error from there.
 
     An abandoned thread ends with torch's timeout or with the process.
     """
-    made: Future[T] = Future()
+    made: Future[_T] = Future()
 
     def run() -> None:
         try:

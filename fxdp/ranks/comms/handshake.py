@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import MeshError
 
-VERSION = 2
+_VERSION = 2
 """Version of all data between ranks: to be increased with any change of a frame."""
 
 _MAGIC = b"fxdp"
@@ -27,12 +27,12 @@ _WELCOME = struct.Struct("<4sBI")  # version, the answering rank
 
 def hello(token: bytes, rank: int, plane: int) -> bytes:
     """Return the caller's message."""
-    return _HELLO.pack(_MAGIC, VERSION, token, rank, plane)
+    return _HELLO.pack(_MAGIC, _VERSION, token, rank, plane)
 
 
 def welcome(rank: int) -> bytes:
     """Return the listener's answer."""
-    return _WELCOME.pack(_MAGIC, VERSION, rank)
+    return _WELCOME.pack(_MAGIC, _VERSION, rank)
 
 
 class StrangerError(Exception):
@@ -99,8 +99,8 @@ def _check_version(version: int, rank: int) -> None:
     ------
     MeshError : the rank runs a different version of fxdp.
     """
-    if version != VERSION:
+    if version != _VERSION:
         raise MeshError(
-            f"rank {rank} speaks version {version} of fxdp's protocol, this rank version {VERSION}; expected "
-            "the same release of fxdp on all ranks: install it anew where it is older"
+            f"rank {rank} speaks version {version} of fxdp's protocol, this rank version {_VERSION}; "
+            "expected the same release of fxdp on all ranks: install it anew where it is older"
         )

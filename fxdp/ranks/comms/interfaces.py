@@ -23,12 +23,12 @@ def own_address(master: str | None, several_hosts: bool = True) -> str:
     machine could reach that address. Then the result is the interface to all remaining networks.
     """
     found = next(filter(None, map(_way_to, resolved(master or socket.gethostname(), _PORT))), None)
-    if found is None or not is_loopback(found):
+    if found is None or not _is_loopback(found):
         return found or "127.0.0.1"
     if not several_hosts or master is None or _names_loopback(master):
         return found
     outward = [_way_to(target) for far in _FAR for target in resolved(far, _PORT)]
-    return next((a for a in (*outward, *interfaces()) if a and not is_loopback(a)), found)
+    return next((a for a in (*outward, *interfaces()) if a and not _is_loopback(a)), found)
 
 
 def interfaces() -> dict[str, str]:
@@ -43,10 +43,10 @@ def interfaces() -> dict[str, str]:
             digits, _, _, scope, _, name = line.split()
             if scope == _GLOBAL:
                 found[str(ipaddress.IPv6Address(bytes.fromhex(digits)))] = name
-    return {address: name for address, name in found.items() if not is_loopback(address)}
+    return {address: name for address, name in found.items() if not _is_loopback(address)}
 
 
-def is_loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     """Return whether only this machine itself is reached by this address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
@@ -54,7 +54,7 @@ def is_loopback(address: str) -> bool:
 def knows_itself_as_loopback() -> bool:
     """Return whether this machine's own name resolves to loopback: gloo would listen there."""
     addresses = [target[4][0] for target in resolved(socket.gethostname(), _PORT)]
-    return not addresses or is_loopback(addresses[0])
+    return not addresses or _is_loopback(addresses[0])
 
 
 def resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[str, int]]]:
@@ -77,6 +77,6 @@ def _names_loopback(master: str) -> bool:
     if master == "localhost":
         return True
     try:
-        return is_loopback(master)
+        return _is_loopback(master)
     except ValueError:  # a name
         return False

@@ -17,10 +17,10 @@ _NAMES = ("model name", "CPU part", "cpu")
 
 def are_alike(control: Channel, backend: str) -> bool:
     """Return whether all ranks of a mesh compute bitwise equal results; all ranks call this together."""
-    return len(set(control.exchange(processor(backend).encode()))) == 1
+    return len(set(control.exchange(_processor(backend).encode()))) == 1
 
 
-def processor(backend: str) -> str:
+def _processor(backend: str) -> str:
     """Return a description of this rank's processor and torch, different where the last bits may differ."""
     own = [version("torch"), torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()), _name()]
     if backend == "nccl":

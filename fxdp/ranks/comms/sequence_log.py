@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TypeAlias
 
-Place: TypeAlias = "tuple[CodeType, int]"
+_Place: TypeAlias = "tuple[CodeType, int]"
 """A line of the user's code."""
 
 SAME_ORDER = "expected all ranks to make the same calls and to run their backwards in the same order"
@@ -43,7 +43,7 @@ class SequenceLog:
         self.now = self.order = self.began = self.backwards = 0
         self._names: list[str] = []
         self._last: deque[int] = deque(maxlen=_KEPT)
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, _Place] = {}
 
     def add_module(self, name: str) -> int:
         """Return the number of a new module; all ranks call this before the module's first call."""
@@ -121,7 +121,7 @@ def _at(sequence_log: Sequence[int], at: int) -> int:
     return sequence_log[index] if 0 < index < len(sequence_log) else 0
 
 
-def _user_place() -> Place:
+def _user_place() -> _Place:
     """Return the innermost line outside fxdp and torch."""
     frame = user_frame(sys._getframe(2))
     return frame.f_code, frame.f_lineno

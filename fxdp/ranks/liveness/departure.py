@@ -30,7 +30,7 @@ class DepartureKind(enum.IntEnum):
     OUT_OF_STEP = 5
 
 
-KILLED = "ended without an error message (killed? out of memory? machine lost?)"
+_KILLED = "ended without an error message (killed? out of memory? machine lost?)"
 UNHEARD = "does not answer any more: its machine, or the network to it, is lost"
 
 
@@ -54,7 +54,7 @@ class Departure:
                 "number of steps on all ranks (or see that rank's own output for an error outside fxdp). "
                 f"A rank without samples passes a batch of none: x[:0]; {ALONE}"
             )
-        return f"rank {name} {self.text or KILLED}"
+        return f"rank {name} {self.text or _KILLED}"
 
     def __str__(self) -> str:
         return self.words(self.rank)

@@ -146,7 +146,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             raise failure from error
         if live.departure is not None:
             error.add_note(f"(at about the same time, {comms.control.words(live.departure)})")
-        live.fail(describe(error))
+        live.fail(_describe(error))
 
 
 def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
@@ -206,7 +206,7 @@ def refuse(process_mesh: ProcessMesh, error: Exception) -> None:
     """Refuse this call on all ranks, which wait for this rank in `Agreement.exchange` next."""
     if process_mesh.comms is not None and process_mesh.comms.liveness.departure is None:
         _add_place(process_mesh.comms, error, "in")
-        process_mesh.comms.control.refuse(describe(error))
+        process_mesh.comms.control.refuse(_describe(error))
         with contextlib.suppress(AttributeError):
             setattr(error, _REFUSED, True)
 
@@ -227,7 +227,7 @@ def report_errors() -> Iterator[None]:
         raise
 
 
-def describe(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Return an error as text for another rank: type, message, and the innermost frames."""
     message = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
@@ -241,12 +241,12 @@ def broadcast_all(error: BaseException) -> None:
     for comms in speaking_comms():
         if comms.liveness.departure is None:  # meshes that failed earlier do not know where this rank is now
             _add_place(comms, error, "after")
-        comms.liveness.fail(describe(error))
+        comms.liveness.fail(_describe(error))
     if isinstance(error, RankFailedError) or getattr(error, _TOLD, False):
         return
     with contextlib.suppress(AttributeError):
         setattr(error, _TOLD, True)
-    broadcast_everywhere(describe(error))
+    broadcast_everywhere(_describe(error))
 
 
 def _explain(error: BaseException) -> None:

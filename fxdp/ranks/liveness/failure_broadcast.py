@@ -21,7 +21,7 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.liveness.departure import TEXT_LIMIT, Departure, DepartureKind, harmless
 from fxdp.torch_compat import world_group
 
-EVERYWHERE = "fxdp"
+_EVERYWHERE = "fxdp"
 """Key prefix for a process that ends; different prefixes belong to meshes that are being opened."""
 _TELL_S = 2.0
 _LONGEST = 8 * TEXT_LIMIT  # most bytes of an entry
@@ -38,7 +38,7 @@ class KeyValueStore(Protocol):
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...  # noqa: D102
 
 
-def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
+def _tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
     """Record in the store that global rank `rank` has failed."""
     number = store.add(f"{name}/failures", 1)
     store.set(f"{name}/failure/{number}", json.dumps([rank, text[:TEXT_LIMIT]]))
@@ -48,15 +48,15 @@ def broadcast_everywhere(text: str) -> None:
     """Record that this process ends, for all ranks that wait in start-up."""
     world = world_group()
     if world is not None and world.size() > 1:
-        _broadcast_briefly(world.get_group_store(), EVERYWHERE, world.rank(), text)
+        _broadcast_briefly(world.get_group_store(), _EVERYWHERE, world.rank(), text)
 
 
 def _broadcast_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
-    """Call `tell` with a timeout of two seconds, as another thread may block the store."""
+    """Call `_tell` with a timeout of two seconds, as another thread may block the store."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):
-            tell(store, name, rank, text)
+            _tell(store, name, rank, text)
 
     thread = threading.Thread(target=run, name="fxdp-notice", daemon=True)
     thread.start()
@@ -78,7 +78,7 @@ class FailureBroadcast:
         self._store = store
         self._name = name
         self._places = {global_rank: place for place, global_rank in enumerate(ranks) if place != rank}
-        self._read = {EVERYWHERE: 0, name: 0}
+        self._read = {_EVERYWHERE: 0, name: 0}
         self._come_back(ranks[rank])
 
     def look(self) -> None:
@@ -101,11 +101,11 @@ class FailureBroadcast:
 
     def _come_back(self, rank: int) -> None:
         """Mark earlier failures of this rank as past: the process has caught the reported error."""
-        if told := self._store.add(f"{EVERYWHERE}/failures", 0):
-            self._store.set(f"{EVERYWHERE}/back/{rank}", str(told))
+        if told := self._store.add(f"{_EVERYWHERE}/failures", 0):
+            self._store.set(f"{_EVERYWHERE}/back/{rank}", str(told))
 
     def _is_back(self, rank: int, number: int) -> bool:
-        key = f"{EVERYWHERE}/back/{rank}"
+        key = f"{_EVERYWHERE}/back/{rank}"
         return self._store.check([key]) and int(self._store.get(key)) >= number
 
     def _news(self, name: str) -> list[Departure]:
@@ -113,7 +113,7 @@ class FailureBroadcast:
         while self._store.check([f"{name}/failure/{self._read[name] + 1}"]):
             self._read[name] += 1
             rank, departure = self._parsed(self._store.get(f"{name}/failure/{self._read[name]}"))
-            if departure is not None and not (name == EVERYWHERE and self._is_back(rank, self._read[name])):
+            if departure is not None and not (name == _EVERYWHERE and self._is_back(rank, self._read[name])):
                 found.append(departure)
         return found
 

@@ -24,7 +24,7 @@ _SAME, _TABLE, _LIST = range(3)
 _WORD = 8
 _ROW_BYTES = 4096  # longer values are text, or rows not worth a table
 _MASK = (1 << 64) - 1
-Columns = Sequence[Any]
+_Columns = Sequence[Any]
 """For each column an integer, or an array with one integer per rank."""
 _WIDTHS = ((0, 1), (1, 1 << 8), (2, 1 << 16), (4, 1 << 32), (8, 1 << 64))
 
@@ -39,7 +39,7 @@ class RankParts(Sequence[bytes]):
     """
 
     def __init__(
-        self, count: int, same: bytes | None, columns: Columns | None = None, several: Sequence[bytes] = ()
+        self, count: int, same: bytes | None, columns: _Columns | None = None, several: Sequence[bytes] = ()
     ) -> None:
         self._count = count
         self._same = same
@@ -154,7 +154,7 @@ def _written(column: Any) -> bytes:
     return _COLUMN.pack(width, least) + bytes(above)
 
 
-def _read_columns(body: memoryview, count: int, size: int) -> Columns:
+def _read_columns(body: memoryview, count: int, size: int) -> _Columns:
     if size % _WORD or not 0 < size <= _ROW_BYTES:  # before anything is allocated
         raise ValueError(f"rows of {size} bytes")
     found: list[Any] = []

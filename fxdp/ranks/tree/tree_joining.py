@@ -78,14 +78,14 @@ def _assign_neighbors(
     rows: dict[int, list[int]] = {}
     for rank in range(size):
         rows.setdefault(addresses.rows[rank], []).append(rank)
-    entries = neighbours(addresses.of, [range(size)], list(rows.values()), tree_above)
+    entries = _neighbours(addresses.of, [range(size)], list(rows.values()), tree_above)
     texts = [json.dumps(entries[rank], separators=(",", ":")) for rank in range(size)]
     writes: Any = store  # missing from torch's types
     writes.multi_set([f"{prefix}/place/{rank}" for rank in range(1, size)], texts[1:])
     return texts[0]
 
 
-def neighbours(
+def _neighbours(
     address: Callable[[int], tuple[str, int]],
     full: Sequence[Sequence[int]],
     rows: Sequence[Sequence[int]],

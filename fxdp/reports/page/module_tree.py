@@ -19,7 +19,7 @@ from fxdp.reports.plan_data.details import Details
 
 
 @dataclass
-class Branch:
+class _Branch:
     """A module with its submodules, or several equal modules in a row.
 
     Attributes
@@ -35,14 +35,14 @@ class Branch:
     parameters: int = 0
     traffic: int = 0
     times: int = 1
-    children: dict[str, Branch] = field(default_factory=dict)
+    children: dict[str, _Branch] = field(default_factory=dict)
 
-    def at(self, path: str) -> Iterable[Branch]:
+    def at(self, path: str) -> Iterable[_Branch]:
         """Yield this branch and each branch on the way to a module's path; create missing branches."""
         branch = self
         yield branch
         for name in path.split(".") if path else ():
-            branch = branch.children.setdefault(name, Branch(name))
+            branch = branch.children.setdefault(name, _Branch(name))
             yield branch
 
     def shares(self) -> list[tuple[str, float]]:
@@ -55,9 +55,9 @@ class Branch:
         return self.parameters, tuple((name, child.shape()) for name, child in self.children.items())
 
 
-def module_tree(details: Details) -> Branch:
+def module_tree(details: Details) -> _Branch:
     """Build the tree of a plan's modules, with equal layers folded."""
-    root = Branch(details.model or "the model")
+    root = _Branch(details.model or "the model")
     for row in details.explanations:
         kind = symbol_of(row.placement)
         for branch in root.at(row.location.module):
@@ -79,10 +79,10 @@ def _module(need: Need) -> str:
     )
 
 
-def _folded(branch: Branch) -> Branch:
+def _folded(branch: _Branch) -> _Branch:
     """Fold consecutive numbered children with equal shape into one child."""
     children = [_folded(child) for child in branch.children.values()]
-    found: dict[str, Branch] = {}
+    found: dict[str, _Branch] = {}
     for _, run in itertools.groupby(children, _alike):
         alike = list(run)
         merged = alike[0] if len(alike) == 1 else _merged(alike, f"{alike[0].name} to {alike[-1].name}")
@@ -91,11 +91,11 @@ def _folded(branch: Branch) -> Branch:
     return branch
 
 
-def _alike(branch: Branch) -> object:
+def _alike(branch: _Branch) -> object:
     return branch.shape() if branch.name.isdecimal() else branch.name
 
 
-def _merged(alike: list[Branch], name: str) -> Branch:
+def _merged(alike: list[_Branch], name: str) -> _Branch:
     """Merge branches of one shape and add up the counts."""
     children = {
         child: _merged([one.children[child] for one in alike if child in one.children], child)
@@ -105,4 +105,4 @@ def _merged(alike: list[Branch], name: str) -> Branch:
     for one in alike:
         values.update(one.values)
     parameters, traffic = sum(one.parameters for one in alike), sum(one.traffic for one in alike)
-    return Branch(name, values, parameters, traffic, sum(one.times for one in alike), children)
+    return _Branch(name, values, parameters, traffic, sum(one.times for one in alike), children)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fxdp
-from fxdp.ir.graph.dtensor_specs import data_mesh, set_specs, spec_of
+from fxdp.ir.graph.dtensor_specs import _set_specs, _spec_of, data_mesh
 from fxdp.ir.graph.signature import Input, Output, Parameter
 from fxdp.ir.types.mesh import mesh_of
 from fxdp.ir.types.placements import P, R, S
@@ -31,7 +31,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-d
 def test_placements_stand_on_every_axis(mesh: DeviceMesh) -> None:
     g = Sketch()
     for at, expected in ((R, Replicate()), (P, Partial()), (S(1), Shard(1))):
-        spec = spec_of(g.call(aten.ones.default, type="f32[4, B]", at=at), mesh, {"B": 6})
+        spec = _spec_of(g.call(aten.ones.default, type="f32[4, B]", at=at), mesh, {"B": 6})
         assert spec.placements == (expected, expected)
         assert spec.tensor_meta == (torch.Size([4, 6]), (6, 1), torch.float32)
         assert spec.mesh == mesh
@@ -40,15 +40,15 @@ def test_placements_stand_on_every_axis(mesh: DeviceMesh) -> None:
 def test_an_outer_factor_is_a_strided_shard(mesh: DeviceMesh) -> None:
     g = Sketch()
     node = g.call(aten.ones.default, type="f32[B*6]", at=S(0, 3))
-    strided = spec_of(node, mesh, {"B": 6}).placements[0]
+    strided = _spec_of(node, mesh, {"B": 6}).placements[0]
     assert type(strided).__name__ == "_StridedShard"
     assert (strided.dim, strided.split_factor) == (0, 3)
 
 
 def test_sizes_are_those_given_and_others_the_batch(mesh: DeviceMesh) -> None:
     node = Sketch().call(aten.ones.default, type="f32[B, s0]", at=S(0))
-    assert spec_of(node, mesh, {"B": 5}).shape == (5, 5)
-    assert spec_of(node, mesh, {"B": 5, "s0": 9}).shape == (5, 9)
+    assert _spec_of(node, mesh, {"B": 5}).shape == (5, 5)
+    assert _spec_of(node, mesh, {"B": 5, "s0": 9}).shape == (5, 9)
 
 
 def test_each_tensor_node_gets_its_spec(mesh: DeviceMesh) -> None:
@@ -60,12 +60,12 @@ def test_each_tensor_node_gets_its_spec(mesh: DeviceMesh) -> None:
     first = g.call(operator.getitem, best, 0, type="f32[B]", at=S(0))
     unplaced = g.call(aten.relu.default, x, type="f32[B, 2]")
     gm = g.returns({Output(0): first})
-    set_specs(gm.graph, mesh, {"B": 6})
+    _set_specs(gm.graph, mesh, {"B": 6})
     assert [n.name for n in gm.graph.nodes if "spec" in n.meta] == ["x", "w", "max_dim", "getitem"]
     assert [s.placements[1] for s in best.meta["spec"]] == [Shard(0), Shard(0)]
     assert w.meta["spec"].is_replicated()
-    assert spec_of(size, mesh, {"B": 6}) is None
-    assert spec_of(unplaced, mesh, {"B": 6}) is None
+    assert _spec_of(size, mesh, {"B": 6}) is None
+    assert _spec_of(unplaced, mesh, {"B": 6}) is None
 
 
 def test_the_users_mesh_is_taken_where_it_has_the_data_axes(mesh: DeviceMesh) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops.parts import join_parts, take_part
-from fxdp.module.call_sizes import row_numbers
+from fxdp.module.call_sizes import _row_numbers
 from tests.rank_pool import RankPool
 
 CASES = [((7, 2), 0, 1), ((2, 14, 3), 1, 1), ((2, 28), 1, 2), ((42, 2), 0, 3)]
@@ -18,15 +18,15 @@ CASES = [((7, 2), 0, 1), ((2, 14, 3), 1, 1), ((2, 28), 1, 2), ((42, 2), 0, 3)]
 @pytest.mark.parametrize(("shape", "dim", "outer"), CASES)
 def test_front_and_back_are_inverse(shape: tuple[int, ...], dim: int, outer: int) -> None:
     full = torch.arange(torch.Size(shape).numel()).view(shape)
-    rows = collectives.front(full, dim, outer, shape[dim] // (7 * outer))
+    rows = collectives._front(full, dim, outer, shape[dim] // (7 * outer))
     assert rows.shape[0] == 7
     assert rows.is_contiguous()
-    assert torch.equal(collectives.back(rows, dim), full)
+    assert torch.equal(collectives._back(rows, dim), full)
 
 
 def test_row_numbers_skip_the_padding() -> None:
-    assert row_numbers((2, 0, 1)).tolist() == [0, 1, 4]
-    assert row_numbers((3,)).tolist() == [0, 1, 2]
+    assert _row_numbers((2, 0, 1)).tolist() == [0, 1, 4]
+    assert _row_numbers((3,)).tolist() == [0, 1, 2]
 
 
 def test_shard_and_partial() -> None:
@@ -47,7 +47,7 @@ def _exchange(
     full = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
     inner = shape[dim] // (batch * outer)
     uneven = len(set(sizes)) > 1
-    largest, rows = (max(sizes), row_numbers(tuple(sizes))) if uneven else (None, None)
+    largest, rows = (max(sizes), _row_numbers(tuple(sizes))) if uneven else (None, None)
     part = take_part(full, dim, outer, batch, sum(sizes[:rank]), sizes[rank])
     pending = collectives.start_all_gather(part, dim, outer, inner, world, largest, name)
     gathered = collectives.finish_all_gather(pending, dim, rows)

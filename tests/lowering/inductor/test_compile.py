@@ -14,7 +14,7 @@ from fxdp.compiler.emit import FULL, WantedPart, lower_part
 from fxdp.lowering.inductor import compile as inductor
 from fxdp.lowering.inductor.start import Start
 from fxdp.module.compiled import CompiledModule
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 from tests.fallbacks import no_fallback
 
@@ -134,7 +134,7 @@ def test_a_backward_takes_all_sizes_of_which_its_numbers_are_made(monkeypatch: p
     monkeypatch.setattr(inductor, "compile_with_inductor", lambda *_, **__: (None, []))
     model = _Normed().double()
     x = torch.randn(5, 3, 4, dtype=torch.float64)
-    local, _ = local_program(model, (x,), {}, {"dp": 2}, Options())
+    local, _ = _local_program(model, (x,), {}, {"dp": 2}, Options())
     sizes = {"B": 8, "b": 5, "offset": 0, "b_max": 5}
     wanted = WantedPart(FULL, local.partition.parts[0], sizes, (5, 3), 0)
     lowered = lower_part(wanted, local, model, generic=True, compiled=True, start=Start())

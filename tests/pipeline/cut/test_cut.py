@@ -10,7 +10,7 @@ from fxdp.cli.demo.model import GPT, GPTConfig
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut.cost import node_cost
-from fxdp.pipeline.cut.cut import costs
+from fxdp.pipeline.cut.cut import _costs
 from fxdp.pipeline.cut.phases import recall_phases
 from tests.pipeline.cut.cuts import program, staged
 
@@ -64,7 +64,7 @@ def test_what_is_balanced_is_what_the_stages_do(stages: int) -> None:
     own = [n for n in graph.nodes if phases.is_own(n)]
     forward = [n for n in own if n not in phases.backward]
     chosen = [0.0] * stages
-    for node, cost in zip(forward, costs(graph, forward, phases), strict=True):
+    for node, cost in zip(forward, _costs(graph, forward, phases), strict=True):
         chosen[meta(node).stage or 0] += cost
     done = [0.0] * stages
     for node in own:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.compiler.executable import gathered_keys
+from fxdp.compiler.executable import _gathered_keys
 from fxdp.ir.graph.graph_text import graph_text
 from fxdp.passes import BucketParameters, SchedulePrefetch
 from fxdp.pipeline.cut.split import split_gathers
@@ -60,7 +60,7 @@ mesh(dp=2)
 
 def test_what_parts_give_is_known_by_parameter_and_dtype() -> None:
     partition = split_gathers(_scheduled(first=True))
-    found = gathered_keys(partition, [0], 0)
+    found = _gathered_keys(partition, [0], 0)
     (gather,) = partition.gathers
     assert gather is not None
     assert tuple(found.own) == gather.gives

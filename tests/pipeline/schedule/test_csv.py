@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
-from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.catalogue import _SCHEDULES, make
 from fxdp.pipeline.schedule.csv import parse, write
 
 
 def test_every_schedule_survives_being_written() -> None:
-    for name in SCHEDULES:
+    for name in _SCHEDULES:
         made = make(name, 6, 3, 4)
         assert parse(write(made), name) == made
 

@@ -9,11 +9,11 @@ import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
 from fxdp.pipeline.schedule.action import Action, Kind
-from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.catalogue import _SCHEDULES, make
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs
-from fxdp.pipeline.schedule.transfers import Edge, End, Event, Programs, Transfer, programs
+from fxdp.pipeline.schedule.transfers import Edge, End, Event, Transfer, _Programs, programs
 
 
 def random_edges(stages: int, seed: object) -> list[Edge]:
@@ -39,14 +39,14 @@ def cases(name: str, microbatches: Iterable[int]) -> Iterator[tuple[Schedule, li
                 yield make(name, stages, ranks, m), edges
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", _SCHEDULES)
 def test_every_schedule_with_any_skips_is_proven(name: str) -> None:
     """Stages 2 to 8, any number of ranks; micro-batches up to one more than stages, and twice as many."""
     for schedule, edges in cases(name, (*range(1, 10), 16)):
         check(programs(schedule, edges))
 
 
-def naive(schedule: Schedule, edges: list[Edge]) -> Programs:
+def naive(schedule: Schedule, edges: list[Edge]) -> _Programs:
     """Receive right before use, send right after: what one writes first."""
     home = schedule.placement
     rows: list[tuple[Event, ...]] = []
@@ -107,7 +107,7 @@ def test_the_circle_is_shown() -> None:
 def test_a_circle_of_three_through_a_skip() -> None:
     skip, x, y = Edge("skip", 0, 2), Edge("x", 0, 1), Edge("y", 1, 2)
     f = [Action(stage, Kind.FORWARD, 0) for stage in range(3)]
-    ranks: Programs = (
+    ranks: _Programs = (
         (f[0], Transfer(End.SEND, 2, skip, 0), Transfer(End.SEND, 1, x, 0)),
         (Transfer(End.RECV, 0, x, 0), f[1], Transfer(End.SEND, 2, y, 0)),
         (Transfer(End.RECV, 1, y, 0), Transfer(End.RECV, 0, skip, 0), f[2]),
@@ -142,7 +142,7 @@ def test_every_swap_of_two_neighbouring_transfers_is_judged() -> None:
     assert refused > 5
 
 
-def ends(ranks: Programs) -> bool:
+def ends(ranks: _Programs) -> bool:
     """Whether blocking rendezvous comes to an end: a second opinion, by repeated search."""
     left = [[event for event in row if isinstance(event, Transfer)] for row in ranks]
     while any(left):
@@ -211,7 +211,7 @@ def test_transfers_without_other_end_or_out_of_place() -> None:
     x = Edge("x", 0, 1)
     send, recv = Transfer(End.SEND, 1, x, 0), Transfer(End.RECV, 0, x, 0)
     first, second = Action(0, Kind.FORWARD, 0), Action(1, Kind.FORWARD, 0)
-    bad: list[tuple[Programs, str]] = [
+    bad: list[tuple[_Programs, str]] = [
         (((first, send), (second,)), "rank 0 has `send x mb0 to 1`, but rank 1 has no other end of it"),
         (((first, send, send), (recv, second)), "rank 0 has `send x mb0 to 1` 2 times"),
         (

@@ -8,7 +8,7 @@ import pytest
 
 from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action, backward, forward
-from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.catalogue import _SCHEDULES, make
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs
 from fxdp.reports.schedule_text import timetable
@@ -102,7 +102,7 @@ def test_what_stages_hold() -> None:
 
 
 def test_evaluation_runs_forwards_only() -> None:
-    for name in SCHEDULES:
+    for name in _SCHEDULES:
         evaluation = make(name, 6, 3, 4).forward_only()
         assert not evaluation.trains
         assert {a for row in evaluation.ranks for a in row} == {
@@ -112,7 +112,7 @@ def test_evaluation_runs_forwards_only() -> None:
 
 
 def test_the_order_agrees_with_every_rank_and_the_data() -> None:
-    for name in SCHEDULES:
+    for name in _SCHEDULES:
         schedule = make(name, 5, 3, 4)
         for costs in (
             None,
@@ -144,7 +144,7 @@ def test_unknown_names_and_sizes() -> None:
         ScheduleError, match=r"there are gpipe, interleaved, 1f1b, zero-bubble, or a file \*.csv"
     ):
         make("?", 2, 2, 2)
-    for name in SCHEDULES:
+    for name in _SCHEDULES:
         with pytest.raises(ScheduleError, match="2 stages cannot be laid out over 3 ranks"):
             make(name, 2, 3, 2)
         with pytest.raises(ScheduleError, match="0 micro-batches"):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms import accepting, handshake
 from fxdp.ranks.comms.rendezvous import connect_all
-from fxdp.ranks.liveness.failure_broadcast import EVERYWHERE, FailureBroadcast, tell
+from fxdp.ranks.liveness.failure_broadcast import _EVERYWHERE, FailureBroadcast, _tell
 from tests.limits import HANG_S, scaled
 
 _HOST = "127.0.0.1"
@@ -126,7 +126,7 @@ def test_a_caller_that_is_not_welcomed_calls_again(two: _Ranks) -> None:
 def test_another_version_of_fxdp_is_named(two: _Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     first = two.start(0)
     address = two.address(0)
-    monkeypatch.setattr(handshake, "VERSION", 7)
+    monkeypatch.setattr(handshake, "_VERSION", 7)
     hello = handshake.hello(two.token(), 1, 0)
     monkeypatch.undo()
     with _strangers(address, [hello]), pytest.raises(MeshError, match="rank 1 speaks version 7 of fxdp's"):
@@ -146,9 +146,9 @@ def test_all_that_are_missing_are_named() -> None:
 def test_what_a_rank_says_before_it_ends_reaches_those_that_wait(two: _Ranks, rank: int) -> None:
     waiting = two.start(rank)
     time.sleep(0.1)
-    tell(two.store, EVERYWHERE, 5, "ValueError: of another mesh")
-    tell(two.store, EVERYWHERE, rank, "ValueError: an older one of this rank")
-    tell(two.store, EVERYWHERE, 1 - rank, "ValueError: no \x1b[31mdata")
+    _tell(two.store, _EVERYWHERE, 5, "ValueError: of another mesh")
+    _tell(two.store, _EVERYWHERE, rank, "ValueError: an older one of this rank")
+    _tell(two.store, _EVERYWHERE, 1 - rank, "ValueError: no \x1b[31mdata")
     with pytest.raises(RankFailedError, match=rf"rank {1 - rank} failed: ValueError: no \\x1b\[31mdata"):
         waiting.result(HANG_S)
 

@@ -17,7 +17,7 @@ import fxdp.ranks.liveness.liveness
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.liveness.failure import convert, describe, guard, report_errors
+from fxdp.ranks.liveness.failure import _describe, convert, guard, report_errors
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
 from tests.limits import HANG_S, SOON_S, scaled
@@ -293,7 +293,7 @@ def test_describe_has_message_and_frames() -> None:
     try:
         _fail(None, "raises outside")  # type: ignore[arg-type]
     except ValueError as error:
-        text = describe(error)
+        text = _describe(error)
     assert text.startswith("ValueError: the reason\n")
     assert "in _fail" in text
 

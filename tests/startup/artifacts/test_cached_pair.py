@@ -21,7 +21,7 @@ from fxdp.errors import StateError
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.inductor.compile import lower_inductor
 from fxdp.lowering.inductor.start import Start
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 from fxdp.startup.artifacts import cached_pair as module
 from tests.rank_pool import RankPool
@@ -80,7 +80,7 @@ def _never(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_a_backward_that_does_not_fit_the_kept_forward_is_refused() -> None:
-    pair = lower_eager(local_program(_Net(), (torch.ones(4, 3).double(),), {}, {"dp": 1}, Options())[0].gm)
+    pair = lower_eager(_local_program(_Net(), (torch.ones(4, 3).double(),), {}, {"dp": 1}, Options())[0].gm)
     assert module._same(pair, module._digest(pair)) is pair
     with pytest.raises(StateError, match="does not fit its forward, which was kept on disk; set FXDP_CACHE"):
         module._same(pair, "another")
@@ -103,7 +103,7 @@ def test_what_changes_code_makes_another_entry(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "key_of", key_of)
 
     def lower(model: nn.Module, size: int = 4, *, mesh: int = 1, generic: bool = False) -> None:
-        local, _ = local_program(model, (torch.ones(4, 3).double(),), {}, {"dp": mesh}, Options())
+        local, _ = _local_program(model, (torch.ones(4, 3).double(),), {}, {"dp": mesh}, Options())
         sizes = {"B": size * mesh, "b": size, "offset": 0, "b_max": size}
         wanted = WantedPart(FULL, local.partition.parts[0], sizes, (size,) * mesh, 0)
         with pytest.raises(_StopError), mock.patch.object(Entries, "within", return_value=unopened):

@@ -15,7 +15,7 @@ from fxdp.compiler.emit import FULL, WantedPart, lower_part
 from fxdp.ir.graph.metadata import Location, copy_meta
 from fxdp.lowering.inductor import compile as compiling
 from fxdp.lowering.inductor.start import Start
-from fxdp.module.dry_run import local_program
+from fxdp.module.dry_run import _local_program
 from fxdp.options import Options
 from fxdp.startup.regions import compile_by_region as module
 from fxdp.startup.regions.compiled_regions import regions
@@ -46,7 +46,7 @@ def _plans(
     monkeypatch.setenv("FXDP_CACHE", "0")
     options = Options(strategy=strategy, communication={"bucket_cap_mb": bucket_mb})
     with captured_once(KNOWN.setdefault((__name__, str(model)), {})):
-        local, _ = local_program(model, sentences(2), {}, mesh, options)
+        local, _ = _local_program(model, sentences(2), {}, mesh, options)
     ranks = local.mesh.size
     sizes = {"B": 2 * ranks, "b": 2, "offset": 0, "b_max": 2}
     wanted = WantedPart(FULL, local.partition.parts[0], sizes, (2,) * ranks, 0)
