@@ -151,15 +151,13 @@ class _Opening:
             self.store, self.name, self.rank, planes, self._host(), timeout_s,
             self.look, self.settings.lost_s, above,
         )  # fmt: skip
-        joint = connect_tree(*given) if len(self.ranks) > above else None
-        to_all, to_row = connect_all(*given) if joint is None else joint.connections
+        trees = len(self.ranks) > above
+        found = connect_tree(*given) if trees else [(joined, None) for joined in connect_all(*given)]
+        (to_all, place), (to_row, row_place) = found
         in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
-        if joint is None:
-            return Control(self.rank, to_all, timeout_s), Messages(own, in_row, timeout_s)
-        control = TreeControl(self.rank, joint.places[0], to_all, timeout_s)
-        if joint.places[1] is None:
-            return control, Messages(own, in_row, timeout_s)
-        return control, TreeMessages(own, joint.places[1], in_row, timeout_s)
+        control = partial(TreeControl, self.rank, place) if place else partial(Control, self.rank)
+        messages = partial(TreeMessages, own, row_place) if row_place else partial(Messages, own)
+        return control(to_all, timeout_s), messages(in_row, timeout_s)
 
     def _among(self) -> list[int]:
         """Return the indices in the mesh of this row's ranks."""

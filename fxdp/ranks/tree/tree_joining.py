@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fxdp.errors import RankFailedError
@@ -24,21 +23,6 @@ _FEW = 8
 _SAYS_S = 3.0  # for rank 0's report on missing ranks
 
 
-@dataclass(frozen=True)
-class _TreeJoint:
-    """The connections and places of one rank in the trees.
-
-    Attributes
-    ----------
-    connections : for the entire mesh and for this rank's row, by rank of the mesh.
-    places : in the tree of the entire mesh, and in the row's tree, by index in the row; None where a row is
-        small enough to be connected all to all.
-    """
-
-    connections: Sequence[dict[int, socket.socket]]
-    places: tuple[TreePlace, TreePlace | None]
-
-
 def connect_tree(
     store: KeyValueStore,
     prefix: str,
@@ -49,8 +33,12 @@ def connect_tree(
     look: Callable[[], None],
     lost_s: float,
     tree_above: int,
-) -> _TreeJoint:
-    """Connect this rank to all neighbors; for parameters and errors see `rendezvous.connect_all`."""
+) -> list[tuple[dict[int, socket.socket], TreePlace | None]]:
+    """Connect this rank to all neighbors; for parameters and errors see `rendezvous.connect_all`.
+
+    Return the connections by rank of the mesh, and the place in the tree by index: of the entire mesh, then
+    of this rank's row. The place is None if a row is small enough to be connected all to all.
+    """
     size, row = len(planes[0]), planes[1]
     addresses = Addresses(store, prefix, timeout_s, size, tree_above)
     with listening(host, ARITY) as listener:
@@ -68,7 +56,7 @@ def connect_tree(
         calls, answers, places = _read(own)
         addresses.know({other: where for (_, other), where in calls.items()})
         found = met(Rendezvousing(addresses, rank, calls, answers, look), listener, lost_s)
-    return _TreeJoint([*found, {}, {}][:2], places)
+    return list(zip([*found, {}, {}], places, strict=False))
 
 
 def _assign_neighbors(
