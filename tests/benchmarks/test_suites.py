@@ -22,7 +22,7 @@ RUN = {
 }
 """The text of each file that can be run, by its module."""
 SCRIPTS = {name: text for name, text in RUN.items() if not name.endswith("_rank")}
-COMMAND = re.compile(r"python -m (benchmarks[.\w]+)")
+COMMAND = re.compile(r"(?:python|--nproc-per-node \d+) -m (benchmarks[.\w]+)")
 STARTED = re.compile(r'"-m", "(benchmarks[.\w]+)"')
 MOST_BYTES = 50_000
 
