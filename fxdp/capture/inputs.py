@@ -248,5 +248,6 @@ def _several_rows(sizes: Iterable[int]) -> str:
     return (
         ". Where each sample has as many rows as it likes (bags with offsets, boxes, a graph's edges) the "
         "batch is ragged, and no rank's part of it has a size: pad each sample to one length, with a mask "
-        "for what counts (nn.EmbeddingBag takes indices [batch, length] without offsets, and a padding_idx)"
+        "for what counts (nn.EmbeddingBag takes indices [batch, length] without offsets, and a padding_idx); "
+        "or describe it by fxdp.Rows in batch_dims=, with fallback='eager', which runs it op by op"
     )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import fxdp
 from fxdp import Rows
@@ -61,3 +62,20 @@ def test_without_fallback_it_is_refused() -> None:
     compiled = fxdp.compile(_Graph().double(), batch_dims=DIMS)
     with pytest.raises(fxdp.InputError, match=r"fxdp\.Rows.*fallback='eager'"):
         compiled(*_parts()[0])
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = nn.GRU(3, 2)
+
+    def forward(self, batch: PackedSequence) -> Tensor:
+        return self.rnn(batch)[1][0]
+
+
+def test_packed_sequences_need_no_description() -> None:
+    packed = pack_sequence([torch.ones(2, 3), torch.zeros(4, 3)], enforce_sorted=False)
+    model = _Recurrent()
+    compiled = fxdp.compile(model, fallback="eager")
+    torch.testing.assert_close(compiled(packed), model(packed))

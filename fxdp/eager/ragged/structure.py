@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import LEFT_OUT, RowsPerSample
@@ -92,6 +92,8 @@ class Opened:
             return self._open_sequence(value, path, prefix)
         leaves, spec = pytree.tree_flatten(value)
         if (len(leaves) == 1 and leaves[0] is value) or not leaves:
+            if _has_tensors(value):
+                return self._open_object(value, path, prefix)
             return self._entry(value, path, None)
         makes = [self._open(leaf, f"{path}[{i}]", prefix) for i, leaf in enumerate(leaves)]
         return lambda values: pytree.tree_unflatten([make(values) for make in makes], spec)
@@ -140,6 +142,22 @@ class Opened:
 
         return make
 
+    def _open_object(self, value: Any, path: str, prefix: Any) -> Make:
+        self.is_ragged = True  # torch's pytree takes it for a leaf
+        makes = {
+            name: self._open(one, f"{path}.{name}", prefix)
+            for name, one in vars(value).items()
+            if isinstance(one, (Tensor, Mapping, list, tuple))
+        }
+
+        def make(values: Mapping[str, Any]) -> Any:
+            made = copy.copy(value)
+            for name, one in makes.items():
+                object.__setattr__(made, name, one(values))  # also of a frozen dataclass
+            return made
+
+        return make
+
     def _entry(self, value: Any, path: str, rows: Rows | Largest | None) -> Make:
         made = Entry(path, value, rows)
         if made.is_vacant or isinstance(value, GlobalTensor):
@@ -159,8 +177,15 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif (found := fields_of(value)) is not None:
         yield from (one for _, one, _ in found.values if isinstance(one, Tensor))
     else:
-        leaves = pytree.tree_leaves(value)
+        leaves = [*vars(value).values()] if _has_tensors(value) else pytree.tree_leaves(value)
         yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _has_tensors(value: Any) -> bool:
+    """Return whether an object of a class that nobody knows has tensors among its attributes."""
+    if isinstance(value, (nn.Module, type)) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(one, Tensor) for one in vars(value).values())
 
 
 def _is_one_value(value: Any, rows: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,6 +222,27 @@ def test_lists_of_images_and_boxes() -> None:
     parts: list[Any] = [detected(0, [2, 0]), ([], []), detected(2, [1])]
     full = sum((p[0] for p in parts), []), sum((p[1] for p in parts), [])  # noqa: RUF017
     error_of(detection_task, full, parts)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A batch of a class of one's own."""
+
+    x: Tensor
+    more: dict[str, Tensor]
+    name: str = "train"
+
+
+def test_objects_with_tensors() -> None:
+    def run(batch: Samples) -> dict[str, Any]:
+        return {"count": len(batch.x), "mean": (batch.x * batch.more["weight"]).mean(), "name": batch.name}
+
+    x, weight = torch.randn(5, dtype=DOUBLE), torch.rand(5, dtype=DOUBLE)
+    parts = [
+        Samples(one, {"weight": w})
+        for one, w in zip(x.split([2, 0, 3]), weight.split([2, 0, 3]), strict=True)
+    ]
+    error_of(run, Samples(x, {"weight": weight}), parts)
 
 
 def test_what_is_not_recognised_stays() -> None:
