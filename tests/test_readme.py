@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fxdp.cli.demo.unedited import SCRIPT
 from fxdp.torch_compat import releases
 from tests.rank_pool import RankPool
 
@@ -34,7 +35,13 @@ def test_both_commands_set_up_by_themselves() -> None:
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
 
 
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+_CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+UNEDITED, EXAMPLE = _CODE.findall(README)
+
+
+def test_the_unedited_script_is_that_of_the_demo() -> None:
+    """Which `tests/cli/demo` runs on one device and on ranks."""
+    assert UNEDITED == _CODE.findall((ROOT / "docs" / "run.md").read_text())[0] == SCRIPT
 
 
 def _run(program: Path) -> None:

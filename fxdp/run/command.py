@@ -17,6 +17,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.usage = "fxdp run [--nproc N] [--logs FOLDER] (script.py | -m module) [arguments]"
     parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
     parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
+    parser.add_argument("--parts", type=_parts, default=(), help=argparse.SUPPRESS)  # for tests of splits
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="the script, or the module's name with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -35,19 +36,28 @@ def run(asked: argparse.Namespace) -> int:
     if not asked.is_module:
         find_script(asked.script)
     launch = Settings.from_environment().launch
+    nproc = len(asked.parts) or asked.nproc
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
-    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, logs)
+    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, logs, asked.parts)
     if launch is None:
-        nproc = _number(asked.nproc)
+        nproc = _number(nproc)
         sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")
         code = start_ranks(nproc, logs)
         if code is not None:
             return code
         launch = Settings.from_environment().launch
         assert launch is not None
-    elif asked.nproc not in (None, launch.world_size):
-        raise InputError(f"--nproc {asked.nproc}, but torchrun has started {launch.world_size} processes")
+    elif nproc not in (None, launch.world_size):
+        raise InputError(f"--nproc {nproc}, but torchrun has started {launch.world_size} processes")
     be_rank(launch, options)
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    """Return the ranks' shares of each batch, as in `3,1`."""
+    found = tuple(map(int, text.split(",")))
+    if min(found) < 0 or not sum(found):
+        raise ValueError(text)
+    return found
 
 
 def _number(asked: int | None) -> int:

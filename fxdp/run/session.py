@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from fxdp.eager.batch_axis import BatchAxis
@@ -19,12 +20,14 @@ class RunOptions:
     script, arguments : the script's path, or a module's name, and its command line.
     is_module : whether `script` is the name of a module, as with `python -m`.
     logs : the folder for the output of ranks above 0.
+    parts : the ranks' shares of each batch, as `(3, 1)`; equal ones if empty.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     logs: Path = Path()
+    parts: tuple[int, ...] = ()
 
 
 @dataclass
@@ -56,5 +59,8 @@ class Session:
 
     def axis(self, total: int) -> BatchAxis:
         """Return the batch axis of `total` samples: the first ranks have one more if they do not divide."""
-        world = self.ranks.world
-        return self.ranks.axis([total // world + (rank < total % world) for rank in range(world)])
+        world, parts = self.ranks.world, self.options.parts
+        if not parts:
+            return self.ranks.axis([total // world + (rank < total % world) for rank in range(world)])
+        ends = [total * share // sum(parts) for share in accumulate(parts, initial=0)]
+        return self.ranks.axis([end - start for start, end in pairwise(ends)])

@@ -93,6 +93,11 @@ def world_size_asked() -> int:
     return integer(os.environ, "WORLD_SIZE", 1, 1, MOST_RANKS)
 
 
+def without_gpus() -> dict[str, str]:
+    """Return the environment for a process that sees no GPU."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
 def hide_launch() -> None:
     """Take torchrun's variables from the environment."""
     for name in [name for name in os.environ if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,5 @@ def test_a_gan_whose_data_set_draws() -> None:
 def test_trainer_of_transformers() -> None:
     pytest.importorskip("transformers")
     one, ranks = on_one_device(SCRIPTS / "trainer.py"), on_ranks(2, SCRIPTS / "trainer.py")
-    assert one.code == 0, one.err
-    assert (ranks.code, ranks.out) == (0, one.out), ranks.err
-
-
-def test_the_script_of_the_page(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    page = (SCRIPTS.parents[2] / "docs" / "run.md").read_text()
-    script.write_text(
-        re.findall(r"```python\n(.*?)```", page, re.S)[0].replace("model.pt", f"{tmp_path}/model.pt")
-    )
-    one, ranks = on_one_device(script), on_ranks(2, script)
     assert one.code == 0, one.err
     assert (ranks.code, ranks.out) == (0, one.out), ranks.err

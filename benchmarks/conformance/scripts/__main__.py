@@ -1,11 +1,12 @@
 """Each script by `python script.py` and, unedited, by `fxdp run`: every number that it prints, side by side.
 
-    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3]
+    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3,1 3]
 
-A run without names of scripts writes `benchmarks/conformance/scripts.md`. A number is one device's if the
-two differ by at most 1e-9, relative; what stands between the numbers must be equal, too. Ranks get as equal
-parts of each batch as its size allows: most sizes divide by neither 2 nor 3, and of a last batch of one or
-two samples some of three ranks have none.
+`--ranks 3` shares each batch among three ranks as equally as its size allows, `3,1` gives the first of two
+ranks three quarters. The results are written into `benchmarks/conformance/scripts.md`, where those of other
+scripts and other ranks stay. A number is one device's if the two differ by at most 1e-9, relative; what
+stands between the numbers must be equal, too. Most batch sizes divide by neither 2 nor 3, and of a last batch
+of one or two samples some of three ranks have none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +55,9 @@ def kind(name: str) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
-def run(name: str, ranks: int = 0) -> Run:
-    """Run a script in an empty folder; `ranks` 0: by itself."""
-    by = ["-m", "fxdp", "run", "--nproc", str(ranks)] if ranks else []
+def run(name: str, ranks: str = "") -> Run:
+    """Run a script in an empty folder, on a number of ranks or by their shares; without: by itself."""
+    by = ["-m", "fxdp", "run", "--parts" if "," in ranks else "--nproc", ranks] if ranks else []
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, *by, str(FOLDER / f"{name}.py")]
@@ -117,60 +119,84 @@ def verdict(one: Run, many: Run) -> tuple[str, str]:
     return "wrong", f"{error:.0e}: {where}"
 
 
-def row(name: str, ranks: Sequence[int]) -> list[str]:
+Row = dict[str, str]
+"""The cells of a script by their column."""
+
+
+def row(name: str, ranks: Sequence[str]) -> Row:
     """Run a script, and return its row of the table."""
     one = run(name)
+    cells = {"script": name, "kind": kind(name), "edits": "0"}
     if one.code != 0:
-        return [name, kind(name), "fails on one device", told(one.errors)]
-    cells, seconds, details = [], [f"{one.seconds:.0f}"], ""
-    for number in ranks:
-        many = run(name, number)
-        word, why = verdict(one, many)
-        cells.append(word)
+        return cells | {"details": f"fails on one device: {told(one.errors)}"}
+    seconds = []
+    for asked in ranks:
+        many = run(name, asked)
+        cells[_column(asked)], why = verdict(one, many)
         seconds.append(f"{many.seconds:.0f}")
-        details = details or why
-    return [name, kind(name), "0", *cells, " / ".join(seconds), details.replace("|", "/")[:300]]
+        cells["details"] = cells.get("details") or why.replace("|", "/")[:300]
+    return cells | {"seconds": " / ".join(seconds)}
+
+
+def _column(ranks: str) -> str:
+    parts = ranks.split(",")
+    return f"{len(parts)} ranks, {':'.join(parts)}" if len(parts) > 1 else f"{ranks} ranks"
 
 
 def main() -> None:
-    """Run the scripts, print each row, and write the table if all were run."""
+    """Run the scripts, print each row, and write it into the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance.scripts")
     parser.add_argument("scripts", nargs="*", help="names; all if none is given")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3])
-    parser.add_argument("--output", type=Path, help="where the table goes; else only all scripts' is written")
+    parser.add_argument("--ranks", nargs="+", default=["2", "3,1", "3"])
+    parser.add_argument("--output", type=Path, default=FOLDER.parent / "scripts.md", help="the table's file")
     asked = parser.parse_args()
-    heads = ["script", "kind", "edits", *(f"{n} ranks" for n in asked.ranks), "seconds", "which words"]
-    table = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    counts: dict[str, int] = {}
     for name in asked.scripts or names():
         found = row(name, asked.ranks)
-        table.append(f"| {' | '.join(found)} |")
-        print(table[-1], flush=True)
-        words = set(found[3:-2]) - {"exact"} if len(found) == len(heads) else {found[2]}
-        word = next((w for w in ("wrong", "hangs", "refused") if w in words), min(words, default="exact"))
-        counts[word] = counts.get(word, 0) + 1
-    total = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-    print(total)
-    output = asked.output or (None if asked.scripts else FOLDER.parent / "scripts.md")
-    if output is not None:
-        output.write_text(_page(table, total, asked.ranks))
+        print(found, flush=True)
+        text = asked.output.read_text() if asked.output.exists() else ""
+        rows = {known["script"]: known for known in rows_of(text)}
+        rows[name] = rows.get(name, {}) | found
+        asked.output.write_text(page([rows[key] for key in sorted(rows)]))
 
 
-def _page(table: Sequence[str], total: str, ranks: Sequence[int]) -> str:
-    ran = ", ".join(map(str, ranks))
-    text = f"""# Training scripts by `fxdp run`
+def rows_of(text: str) -> list[Row]:
+    """Return the rows of a page's table."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    lines = [[cell.strip(" |") for cell in line] for line in lines]
+    return [dict(zip(lines[0], line, strict=False)) for line in lines[1:]]
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the page of a table."""
+    ranks = sorted({column for cells in rows for column in cells if "ranks" in column})
+    heads = ["script", "kind", "edits", *ranks, "seconds", "details"]
+    table = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    table += [f"| {' | '.join(cells.get(head, '') for head in heads)} |" for cells in rows]
+    return _HEAD.format(torch=torch.__version__, counts=_counts(rows, ranks)) + "\n".join(table) + "\n"
+
+
+def _counts(rows: Sequence[Row], ranks: Sequence[str]) -> str:
+    """Return how many scripts are exact, wrong, refused, hang, on each number of ranks that was tried."""
+    texts = []
+    for column in ranks:
+        words = Counter(cells[column] for cells in rows if cells.get(column))
+        texts.append(f"{column}: {', '.join(f'{number} {word}' for word, number in words.items())}")
+    return "; ".join(texts)
+
+
+_HEAD = """\
+# Training scripts by `fxdp run`
 
 `python -m benchmarks.conformance.scripts`: each script by `python script.py`, and by
-`fxdp run --nproc N script.py` on {ran} ranks; torch {torch.__version__}, CPU, float64. Exact: every
-printed number (losses, norms of
-gradients, metrics, rates, norms of parameters) differs by at most 1e-9, relative. Most batch sizes divide by
-neither 2 nor 3; last batches of one or two samples leave ranks without any. Seconds: one device / each number
-of ranks, start and compilation included.
+`fxdp run --nproc N script.py`, without an edit; torch {torch}, CPU, float64. Exact: every printed number
+(losses, norms of gradients, metrics, rates, norms of parameters) differs by at most 1e-9, relative. `3:1`
+gives the first rank three quarters of each batch; elsewhere parts are as equal as a batch's size allows: most
+divide by neither 2 nor 3, and last batches of one or two samples leave ranks without any. An empty cell was
+not tried. Seconds are of the runs that were made last, start included, on two cores that others used, too.
 
-**{total}.**
+**{counts}.**
 
 """
-    return text + "\n".join(table) + "\n"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from fxdp.cli.demo.data import Corpus, TextBatch
 from fxdp.cli.demo.options import DemoOptions
 from fxdp.cli.demo.show import announce, count_ranks, summarize, watched
 from fxdp.cli.demo.training import LENGTH, Curve, TrainingStep, call, make_model, train
+from fxdp.cli.demo.unedited import run_unedited
 from fxdp.errors import MeshError
 from fxdp.settings import Settings
 from fxdp.settings.launch import Launch
@@ -47,6 +48,8 @@ def run_demo(options: DemoOptions) -> int:
     if launched is None and options.ranks != 1:
         ranks = options.ranks or 2
         _check_device(options, ranks)
+        if not run_unedited(Console(), ranks):
+            return 1
         return int(max(fxdp.launch(run_demo, options, nproc=ranks)))
     rank, ranks, local = (0, 1, 0) if launched is None else _place(options, launched)
     _check_device(options, local + 1)

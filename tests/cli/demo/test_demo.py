@@ -43,4 +43,7 @@ def test_the_losses_of_two_ranks_are_those_of_one_device(
     """Which the command starts by itself."""
     out = tmp_path / "curves.png"
     assert _small(_options("dp=2", out, "--batch", "3", "--dtype", "float64")) == 0
-    _check(capfd.readouterr().out, out, reduces=True)
+    shown = capfd.readouterr().out
+    assert "    epoch 1: loss" in shown
+    assert "  the same lines" in shown
+    _check(shown, out, reduces=True)
