@@ -24,10 +24,11 @@ class BatchAxis:
     total, local, offset : the global batch size, this rank's, and the number of samples on earlier ranks.
     largest : the largest part, to which gathered parts are padded; None if all parts are equal.
     values : the values of the symbols `B`, `b` and `offset`.
+    line : where a batch of these sizes was first made.
     """
 
-    def __init__(self, ranks: DataRanks, sizes: tuple[int, ...]) -> None:
-        self.ranks, self.sizes, self.total = ranks, sizes, sum(sizes)
+    def __init__(self, ranks: DataRanks, sizes: tuple[int, ...], line: str) -> None:
+        self.ranks, self.sizes, self.total, self.line = ranks, sizes, sum(sizes), line
         self.local, self.offset = sizes[ranks.rank], sum(sizes[: ranks.rank])
         self.largest = None if len(set(sizes)) == 1 else max(sizes)
         self.values = {B.name: self.total, LOCAL.name: self.local, OFFSET.name: self.offset}

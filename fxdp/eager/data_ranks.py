@@ -14,15 +14,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.message_report import user_line
+from fxdp.eager.plain_values import PlainValues, Schedule, unequal
 from fxdp.errors import AgreementError, InputError, MeshError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.comms import Comms
 from fxdp.ranks.comms.sequence_log import SAME_ORDER
 from fxdp.ranks.hooks import install_hook
-from fxdp.ranks.liveness.failure import guard
+from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.ranks.same_order import check_order
 
 if TYPE_CHECKING:
     from fxdp.eager.tensor import GlobalTensor
@@ -42,6 +44,8 @@ class DataRanks:
     generators_differ : whether the ranks' random generators had different states at the last batch.
     entered : parameters with their global values by `id`, until a backward ends or the next batch enters.
     entries : numbers of the parameters' entries, equal on all ranks.
+    plain : what was noted on plain tensors, for the next message; `compares` says whether entries are noted.
+    told : lines at which batches of other parts were told to meet.
     held : small sums that wait for one that is needed, to be reduced in one message; None: none waits.
     """
 
@@ -51,14 +55,17 @@ class DataRanks:
         self.rank, self.world, self.group = mesh.rank, mesh.size, mesh.group()
         self._agreement = Agreement(process_mesh)
         self._axes: dict[tuple[int, ...], BatchAxis] = {}
-        self.unit = BatchAxis(self, (1,) * self.world)
+        self.unit = BatchAxis(self, (1,) * self.world, user_line())
         self._messages, self._number = 0, 0
         self.generators_differ = False
         self.entered: dict[int, tuple[Tensor, Any]] = {}
         self.entries = itertools.count()
+        self.plain, self.compares, self._schedule = PlainValues(mesh.alike), False, Schedule()
+        self.told: set[str] = set()
         self.held: list[GlobalTensor] | None = None
         if process_mesh.comms is not None:
             self._number = process_mesh.comms.sequence_log.add_module(_NAME)
+            self.let_go_of_parameters()
 
     def axis(self, sizes: Sequence[int]) -> BatchAxis:
         """Return the axis with these sizes of the ranks' parts."""
@@ -67,7 +74,7 @@ class DataRanks:
         if found is None:
             if len(self._axes) >= _AXES:
                 del self._axes[next(iter(self._axes))]
-            found = self._axes[key] = BatchAxis(self, key)
+            found = self._axes[key] = BatchAxis(self, key, user_line())
         return found
 
     def counted(self, size: int) -> BatchAxis:
@@ -91,6 +98,11 @@ class DataRanks:
         """Return all ranks' values of Python, in rank order; a collective call."""
         return gather_objects(self.process_mesh, value)
 
+    def let_go_of_parameters(self) -> None:
+        """Forget the parameters' global values, as a step ends."""
+        self.entered.clear()
+        self.compares = self.process_mesh.comms is not None and self._schedule.due()
+
     def message(self, what: str) -> AbstractContextManager[None]:
         """Return the context of one message: errors reach all ranks, and ranks must be at the same message.
 
@@ -111,9 +123,47 @@ class DataRanks:
         self._messages += 1
         comms.sequence_log.begin_call(self._number, self._messages)
         own = f"{what} at {user_line()}"
-        key = comms.sequence_log.order, zlib.crc32(own.encode())
-        if any(row != key for row in self.exchange(key)):
-            self._refuse_apart(comms, own)
+        self._met(comms, own, own, ())
+
+    def enter(self, what: str, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return all ranks' integers where a batch enters, at any line; a collective call.
+
+        Raises
+        ------
+        AgreementError : ranks are at something else, or have passed other plain tensors before.
+        """
+        comms = self.process_mesh.comms
+        if comms is None:
+            return self.exchange(values)
+        return self._met(comms, what, f"{what} at {user_line()}", values)
+
+    def _met(self, comms: Comms, key: str, own: str, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Exchange integers between ranks that are at the same `key`; `own` says where this rank is."""
+        head = zlib.crc32(key.encode()), comms.sequence_log.order, self.plain.digest
+        rows = self.exchange((*head, *values))
+        notes = self.plain.taken()
+        if any(row[:3] != head for row in rows):
+            if any(row[0] != head[0] or len(row) != len(rows[0]) for row in rows):
+                self._refuse_apart(comms, own)
+            if any(row[1] != head[1] for row in rows):
+                check_order(self.process_mesh)
+            self._compare(notes)
+        return [row[3:] for row in rows]
+
+    def _compare(self, notes: Sequence[tuple[str, int]]) -> None:
+        """Compare what the ranks have noted on plain tensors; a collective call."""
+        found = unequal([
+            [(str(text), int(value)) for text, value in of_rank]
+            for of_rank in self.gather(notes)
+        ])  # fmt: skip
+        if found is None:
+            return
+        use, places = found
+        raise everywhere(AgreementError(
+            f"{use} that has other values on ranks {places} than on rank 0; expected equal ones, as one "
+            "device has one value: call torch.manual_seed with one number on all ranks, or pass each "
+            "rank's part of a batch through fxdp.global_batch"
+        ))  # fmt: skip
 
     def _refuse_apart(self, comms: Comms, own: str) -> NoReturn:
         words = gather_objects(self.process_mesh, own)

@@ -55,7 +55,7 @@ class _Pending:
 
     def end(self) -> None:
         """Reduce what is left, and let go of the parameters' global values."""
-        self.ranks.entered.clear()
+        self.ranks.let_go_of_parameters()
         self.reduce()
 
     def _reduced(self, bucket: list[_Term]) -> Iterator[Tensor]:

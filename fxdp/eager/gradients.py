@@ -149,6 +149,8 @@ def _entered_tensor(value: Tensor, axis: BatchAxis) -> Any:
         made = found[1]
         if made._version == 0 and made._local.data_ptr() == value.data_ptr():  # as `p.data = ...` changes it
             return made
+    if axis.ranks.compares:
+        axis.ranks.plain.note("an op", (value,))
     made = replicated(value, axis)
     if value.is_leaf and type(made) is GlobalTensor:  # not a tensor of a transform of torch.func
         entered[id(value)] = value, made

@@ -22,7 +22,6 @@ from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, guard, refusing
-from fxdp.ranks.same_order import check_order
 
 _log = logging.getLogger("fxdp")
 _RAGGED = -1
@@ -80,7 +79,8 @@ class GlobalLoader:
             if ranks is None:
                 ranks = data_ranks(self._mesh, "cpu") if batch is None else _ranks_of(batch, self._mesh)
             with guard(ranks.process_mesh):
-                going = ranks.exchange((int(batch is not None), int(batch is not None or last is not None)))
+                has_any = batch is not None or last is not None
+                going = ranks.enter("the next batch", (batch is not None, has_any))
             if not any(row[0] for row in going):
                 return
             if not all(row[1] for row in going):
@@ -149,7 +149,7 @@ def _made_global(
                 leaves, structure = pytree.tree_flatten(tree)
                 size, digest = _batch_size(leaves, dims), _digest(leaves, dims)
         sizes = _agreed(ranks, size, digest)
-        ranks.entered.clear()
+        ranks.let_go_of_parameters()
         if sizes is None:
             return enter(opened, ranks, keeps_graph=keeps_graph)
     axis, given = ranks.axis(sizes), iter(dims)
@@ -184,12 +184,8 @@ def _batch_size(leaves: list[Any], dims: list[int | None]) -> int:
 
 def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int] | None:
     """Exchange this rank's batch size, and compare the rest with all ranks; None if a rank's is ragged."""
-    comms = ranks.process_mesh.comms
-    order = 0 if comms is None else comms.sequence_log.order
     generators = torch_generators(ranks.process_mesh.mesh.device_type)
-    rows = ranks.exchange((size, digest, order, generators))
-    if any(row[2] != order for row in rows):
-        check_order(ranks.process_mesh)
+    rows = ranks.enter("a batch", (size, digest, generators))
     is_ragged = any(row[0] == _RAGGED for row in rows)
     differing = [rank for rank, row in enumerate(rows) if row[1] != rows[0][1]]
     if differing and not is_ragged:
@@ -197,7 +193,7 @@ def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int] | None:
             f"global_batch: ranks {differing} pass other tensors than rank 0 (number, dtypes, batch dims or "
             "the sizes of further dims); expected equal ones on all ranks, the number of samples aside"
         ))  # fmt: skip
-    apart = any(row[3] != rows[0][3] for row in rows)
+    apart = any(row[2] != rows[0][2] for row in rows)
     if apart and not ranks.generators_differ:
         _log.warning(
             "the ranks' random generators have different states where a batch enters: plain random tensors "

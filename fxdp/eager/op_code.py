@@ -14,6 +14,7 @@ def run(args, kwargs):                          def run(args, kwargs):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
@@ -25,8 +26,9 @@ from torch import Tensor
 from fxdp.eager import redistribute
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.decomposed import decomposed
-from fxdp.eager.message_report import COUNTS
+from fxdp.eager.message_report import COUNTS, user_line
 from fxdp.eager.op_plan import OpPlan, PlannedResult
+from fxdp.eager.plain_values import OVERWRITING, Schedule
 from fxdp.eager.sums import made, summed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import memory_of, note_view
@@ -38,6 +40,8 @@ from fxdp.rules.localize import MinusOffset
 from fxdp.rules.registry import Operand
 from fxdp.torch_compat import aten, kernel
 
+_log = logging.getLogger("fxdp")
+_TOLD = 1024  # lines that are told about
 Run = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 """Runs one kind of call on `(args, kwargs)`."""
 _UNCHANGED = frozenset({aten.detach.default, aten.alias.default})
@@ -99,6 +103,7 @@ class _Code:
             if tensor._spec.axis.ranks is not self.axis.ranks:
                 raise _two_meshes(self.name, tensor._spec.axis, self.axis)
             self.lines.append(f"t{i} = {path}._local")
+        self._compare(found)
         haves = [t._spec.placement if isinstance(t, GlobalTensor) else R for _, t in found]
         sums = [i for i, have in enumerate(haves) if have == P and plan.wants[i] == R]
         if sums and self.axis.ranks.world > 1:  # after each part is read, as other operands may be held sums
@@ -109,10 +114,20 @@ class _Code:
         for i, ((_, tensor), have, want, type_, foreign) in enumerate(pairs):
             if foreign:
                 spec = tensor._spec  # type: ignore[attr-defined]
+                _tell_of_two_batches(self.name, spec.axis, self.axis)
                 self._redistribute(f"t{i}", spec.type, have, R, spec.axis)
                 have = R
             if have != want and i not in sums:
                 self._redistribute(f"t{i}", type_, have, want, self.axis)
+
+    def _compare(self, found: Sequence[tuple[str, Tensor]]) -> None:
+        """Compare the first plain operands with those of the other ranks."""
+        plain = [i for i, (_, t) in enumerate(found) if not isinstance(t, GlobalTensor) and t.numel()]
+        overwrites = self.plan.op._schema.name in OVERWRITING  # operand 0 may be memory without values
+        read = [i for i in plain if i or not overwrites]
+        if read and self.axis.ranks.process_mesh.comms is not None:
+            self.values |= {"schedule": Schedule(), "note": self.axis.ranks.plain.note}
+            self.lines.append(f"if schedule.due(): note(name, ({''.join(f't{i}, ' for i in read)}))")
 
     def call(self) -> None:
         """Run the op on the local parts."""
@@ -238,6 +253,19 @@ def _same_generators(axis: BatchAxis) -> None:
 
 def _two_meshes(name: str, one: BatchAxis, other: BatchAxis) -> InputError:
     return InputError(
-        f"{name} has global tensors of two meshes, {one.ranks.mesh} and {other.ranks.mesh}; "
-        "expected one mesh: take .full() of one of them"
+        f"{user_line()}: {name} has global tensors of two meshes, {one.ranks.mesh} (of {one.line}) and "
+        f"{other.ranks.mesh} (of {other.line}); expected one mesh: take .full() of one of them"
     )
+
+
+def _tell_of_two_batches(name: str, one: BatchAxis, other: BatchAxis) -> None:
+    """Warn once a line that batches of one size meet, whose samples are on other ranks."""
+    line, told = user_line(), other.ranks.told
+    if one.total == other.total and line not in told and len(told) < _TOLD:
+        told.add(line)
+        _log.warning(
+            "%s: %s has two batches of %d samples with other parts: %s (of %s) and %s (of %s). They meet in "
+            "rank order, as on one device, and one is gathered at each call; if the samples belong together, "
+            "pass both through one fxdp.global_batch",
+            line, name, one.total, one.sizes, one.line, other.sizes, other.line,
+        )  # fmt: skip

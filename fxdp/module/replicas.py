@@ -25,7 +25,7 @@ from fxdp.errors import AgreementError
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.model_tensors import is_sharded, local_of
 from fxdp.ir.graph.signature import Buffer, Parameter
-from fxdp.ir.network.raw_bytes import as_bytes, plain
+from fxdp.ir.network.checksums import checksums, mixed
 from fxdp.ir.tensor_difference import difference
 from fxdp.module.call import Call
 from fxdp.module.input_agreement import check_inputs_agree
@@ -36,8 +36,6 @@ from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")
 
-_BLOCK = 4096  # words that are summed into one: the sum runs at the speed of memory
-_MIX, _MASK = 0x5851F42D4C957F2D, (1 << 62) - 1
 _SELDOM = 20  # calls between checks on request: some loops read the state dict at each step
 _SCALE = 1 << 40  # a relative difference as an integer
 _TINY = 1e-300  # smaller than any value: a value that is not zero on one rank alone is not rounding
@@ -90,11 +88,11 @@ class Replicas:
         tensors = self._tensors()
         own = _checksums([*tensors.values()])
         pairs = list(zip(call.tensors, call.batch_dims, strict=True))
-        shared = _mixed(_checksums([t for t, dim in pairs if dim is None]))
+        shared = mixed(_checksums([t for t, dim in pairs if dim is None]))
         # samples that the ranks of a pipeline share
         cut = self._process_mesh.mesh.pipeline.size > 1
-        samples = _mixed(_checksums([t for t, dim in pairs if dim is not None and cut]))
-        rows = self._agreement.exchange((_mixed(own), shared, samples))
+        samples = mixed(_checksums([t for t, dim in pairs if dim is not None and cut]))
+        rows = self._agreement.exchange((mixed(own), shared, samples))
         if len({row[0] for row in rows}) > 1:
             self._examine(tensors, self._agreement.exchange(own), before)
         places = self._process_mesh.mesh.pipeline.data_ranks or range(len(rows))
@@ -159,35 +157,7 @@ class Replicas:
 
 
 def _checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """Return 64 bits for each tensor that unequal values hardly share; one transfer for all tensors."""
-    if not tensors:
-        return []
-    with torch.no_grad():
-        return [int(n) for n in torch.stack([_checksum(local_of(t)) for t in tensors]).tolist()]
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    """Return a sum of 64-bit words, by blocks with different weights; the sum wraps around."""
-    data = as_bytes(plain(tensor.detach()))
-    # words need an aligned start
-    if data.numel() % 8 or data.storage_offset() % 8:
-        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
-    words = data.view(torch.int64)
-    blocks = len(words) // _BLOCK
-    total = words[blocks * _BLOCK :].sum()
-    if blocks:
-        sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
-        # odd weights lose no bit; even weights would shift the highest bits out
-        total = total + (sums * torch.arange(3, 3 + 2 * blocks, 2, device=sums.device)).sum()
-    return total
-
-
-def _mixed(sums: Sequence[int]) -> int:
-    """Combine several numbers into one number below 2**62."""
-    mixed = 0
-    for value in sums:
-        mixed = (mixed * _MIX + value) & _MASK
-    return mixed
+    return checksums([local_of(t) for t in tensors])
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -120,3 +120,4 @@ def _alone() -> Any:
 def test_tensors_of_two_meshes_are_refused(ranks: RankPool) -> None:
     for words in ranks.run(2, _two_meshes):
         assert "global tensors of two meshes" in words
+        assert words.count("test_tensor.py:") == 3

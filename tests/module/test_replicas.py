@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.module.replicas import _checksums
 from tests.captures import captured_once
 from tests.rank_pool import RankPool
 
@@ -201,21 +200,3 @@ def test_ranks_of_a_pipeline_that_pass_other_values_later(said: list[dict[str, A
         assert "rank 1 of the mesh passes other samples than rank 0" in samples
         assert "scale of the inputs has no batch dim, but its values differ" in scale
         assert equal == "no error"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (300, 301)])
-def test_another_element_is_another_checksum(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = torch.zeros(shape, dtype=dtype)
-    (before,) = _checksums([tensor])
-    assert _checksums([tensor.clone()]) == [before]
-    if tensor.numel():
-        tensor.view(-1)[-1] = 1
-        assert _checksums([tensor]) != [before]
-
-
-def test_views_of_a_buffer_have_checksums() -> None:
-    flat = torch.arange(20.0)
-    assert _checksums([flat[1:6], flat[2:].view(9, 2).t()]) == _checksums(
-        [flat[1:6].clone(), flat[2:].view(9, 2).t().contiguous()]
-    )

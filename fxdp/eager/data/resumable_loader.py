@@ -148,7 +148,7 @@ class ResumableLoader:
             with draws():
                 data = next(iterator, None)
             with guard(ranks.process_mesh):
-                going = [row[0] for row in ranks.exchange((int(data is not None),))]
+                going = [row[0] for row in ranks.enter("the next batch", (data is not None,))]
             if not all(going):
                 break
             tensors = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
