@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.equal_operands import Comparisons, PlainValues, unequal
 from fxdp.eager.message_report import user_line
-from fxdp.eager.plain_values import PlainValues, Schedule, unequal
 from fxdp.errors import AgreementError, InputError, MeshError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.agreement import Agreement, gather_objects
@@ -60,7 +60,7 @@ class DataRanks:
         self.generators_differ = False
         self.entered: dict[int, tuple[Tensor, Any]] = {}
         self.entries = itertools.count()
-        self.plain, self.compares, self._schedule = PlainValues(mesh.alike), False, Schedule()
+        self.plain, self.compares, self._schedule = PlainValues(mesh.alike), False, Comparisons()
         self.told: set[str] = set()
         self.held: list[GlobalTensor] | None = None
         if process_mesh.comms is not None:

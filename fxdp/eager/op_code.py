@@ -26,9 +26,9 @@ from torch import Tensor
 from fxdp.eager import redistribute
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.decomposed import decomposed
+from fxdp.eager.equal_operands import OVERWRITING, Comparisons
 from fxdp.eager.message_report import COUNTS, user_line
 from fxdp.eager.op_plan import OpPlan, PlannedResult
-from fxdp.eager.plain_values import OVERWRITING, Schedule
 from fxdp.eager.sums import made, summed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import memory_of, note_view
@@ -126,7 +126,7 @@ class _Code:
         overwrites = self.plan.op._schema.name in OVERWRITING  # operand 0 may be memory without values
         read = [i for i in plain if i or not overwrites]
         if read and self.axis.ranks.process_mesh.comms is not None:
-            self.values |= {"schedule": Schedule(), "note": self.axis.ranks.plain.note}
+            self.values |= {"schedule": Comparisons(), "note": self.axis.ranks.plain.note}
             self.lines.append(f"if schedule.due(): note(name, ({''.join(f't{i}, ' for i in read)}))")
 
     def call(self) -> None:

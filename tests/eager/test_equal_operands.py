@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 import fxdp
-from fxdp.eager.plain_values import Schedule, unequal
+from fxdp.eager.equal_operands import Comparisons, unequal
 from tests.rank_pool import RankPool
 
 
 def test_uses_are_compared_seldom_in_the_end() -> None:
-    schedule = Schedule()
+    schedule = Comparisons()
     due = [call for call in range(1, 100) if schedule.due()]
     assert due == [1, 2, 3, 4, 9, 10, 11, 12, 21, 22, 23, 24, 41, 42, 43, 44, 77, 78, 79, 80]
 
@@ -68,11 +68,11 @@ def test_what_is_not_equal_is_told_by_line(ranks: RankPool) -> None:
     for found in ranks.run(2, _bad_input):
         for name, shape in {"noise": "(4, 3)", "parameter": "(2, 3)", "order": "(20,)"}.items():
             assert f"a plain tensor of shape {shape} that has other values on ranks [1]" in found[name], found
-            assert "test_plain_values.py:" in found[name]
+            assert "test_equal_operands.py:" in found[name]
         assert (found["equal"], found["plain"], found["overwritten"]) == ("24.0", "True", "24.0")
         assert found.get("alone", "3.0") == "3.0"
         assert "0.0" in found["two batches"]
-        assert found["two batches"].count("test_plain_values.py:") == 3
+        assert found["two batches"].count("test_equal_operands.py:") == 3
         assert "(1, 3)" in found["two batches"]
         assert "rank 0 is at a batch at" in found["end"]
         assert "rank 1 is at all_gather of [B, 3] for full() at" in found["end"]

@@ -30,7 +30,7 @@ OVERWRITING = frozenset(
 """Ops that may overwrite all of their first operand, whose values ranks need not share: `torch.empty`."""
 
 
-class Schedule:
+class Comparisons:
     """When one kind of use is compared: four times in a row, then four after 4, 8, 16, ... others each."""
 
     __slots__ = ("_compared", "_left")
