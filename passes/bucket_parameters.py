@@ -15,7 +15,7 @@ from fxdp.ir import redistributions
 from fxdp.ir.graph.graphs import reachable, results_of
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import Cause, Metadata, meta, tensor_operands, tensor_type
-from fxdp.ir.graph.packing import elements
+from fxdp.ir.graph.packing import elements, placed_call
 from fxdp.ir.graph.parameter_buckets import (
     causes_of,
     gathers_cause,
@@ -212,11 +212,10 @@ class _Writer:
         like: Metadata | None = None,
     ) -> fx.Node:  # fmt: skip
         """Add a node with the placement of `known`, at the location and in the phase of `like`."""
-        node, like = self._graph.call_function(target, args), like or known
-        made = meta(node)
-        made.type, made.placement = type_, known.placement
-        made.location, made.backward = like.location, like.backward
-        made.operands, made.reason = reads * len(tensor_operands(node)), _RULE
+        like = like or known
+        placement: Any = known.placement
+        node = placed_call(self._graph, target, args, type_, placement, backward=like.backward, reason=_RULE)
+        meta(node).location, meta(node).operands = like.location, reads * len(tensor_operands(node))
         return node
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from math import prod
-from typing import Any
 
 from torch import fx
 
@@ -20,7 +20,7 @@ from fxdp.ir.graph.packing import placed_call
 from fxdp.ir.graph.parameter_buckets import causes_of
 from fxdp.ir.network.link_cost import few_runs
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.placements import R, Shard
 from fxdp.ir.types.sizes import B
 from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten
@@ -79,6 +79,7 @@ class _Bucketing:
 
     def __init__(self, graph: fx.Graph, batch: int, mesh: Mesh) -> None:
         self.graph = graph
+        self._add = partial(placed_call, graph, backward=True, reason=SUFFICIENT_FACTORS)
         self.batch = batch
         self.link = mesh.link
         self.position = {n: i for i, n in enumerate(graph.nodes)}
@@ -164,14 +165,6 @@ class _Bucketing:
             back = [order.index(i) for i in range(len(shape))]
             found = self._add(aten.permute.default, (found, back), known, R)
         return found
-
-    def _add(
-        self, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType, placement: Placement,
-        operands: tuple[Placement | None, ...] | None = None,
-    ) -> fx.Node:  # fmt: skip
-        return placed_call(
-            self.graph, target, args, type_, placement, operands, backward=True, reason=SUFFICIENT_FACTORS
-        )
 
 
 def _cause(causes: Sequence[Cause]) -> Cause:

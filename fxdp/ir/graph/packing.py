@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -77,14 +78,9 @@ class Packing:
         """Insert the sum of values without elements, which needs no communication."""
         return self._add(aten.zeros_like.default, (value,), tensor_type(value), R, (None,))
 
-    def _add(
-        self, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType, placement: Placement,
-        operands: tuple[Placement | None, ...] | None = None,
-    ) -> fx.Node:  # fmt: skip
-        """Insert a node; by default the operands have the placement of the result."""
-        return placed_call(
-            self.graph, target, args, type_, placement, operands, backward=self.backward, reason=self.rule
-        )
+    @cached_property
+    def _add(self) -> Callable[..., fx.Node]:
+        return partial(placed_call, self.graph, backward=self.backward, reason=self.rule)
 
 
 def placed_call(
