@@ -82,7 +82,7 @@ class BuiltModule(Inspected):
         _log.warning(
             "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
             "load_state_dict() without assign=True do",
-            self._guards.tensor_changes(),
+            self._guards.tensors.words(),
         )
         self._build_anew()
 

@@ -108,13 +108,13 @@ class CompiledModule(BuiltModule):
                 comms.sequence_log.begin_call(self._number, last.number)
             if self._watch is not None and self._watch.remove_when_done():
                 self._watch = None
-            if not self._guards.tensors_unchanged():
+            if not self._guards.tensors.unchanged():
                 self._renew()
             if self._fallback.is_ragged(args, kwargs):
                 return self._run_ragged(args, kwargs)
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
-            if (cache_entry := self._programs.find(call.kind, call.dims, batches)) is None:
+            if (cache_entry := self._programs.kinds.entry(call.kind, call.dims, batches)) is None:
                 try:
                     self._fallback.check(call.kind)
                     call, cache_entry = self._make(call, batches)
@@ -212,7 +212,7 @@ class CompiledModule(BuiltModule):
             call, _ = self._read(*call.inputs.given)
         while True:
             try:
-                found = self._programs.find(call.kind, call.dims, batches)
+                found = self._programs.kinds.entry(call.kind, call.dims, batches)
                 cache_entry = found or self._programs.make(call, batches)
                 break
             except SpecializationError as error:

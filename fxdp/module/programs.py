@@ -84,22 +84,17 @@ class Programs:
             check_options(options)
         self._owners = Owners()
         self._streams = Streams.of(device_of(module, self._mesh)) if self._cut else Streams()
-        self._kinds = Kinds()
+        self.kinds = Kinds()
+        """The kinds of calls made so far, with their captures and entries."""
         self.compiled = 0
         """The number of programs compiled so far."""
         self._outlines: LRU[ProgramKey, GraphFingerprint] = LRU(_OUTLINES)
         self._expected: GraphFingerprint | None = None
         self._row_numbers = RowNumbers()
 
-    def find(
-        self, key: ProgramKey, dims: tuple[tuple[int, ...], ...], batches: tuple[int, ...]
-    ) -> CacheEntry | None:
-        """Return the entry for calls of a key and these sizes; None if nothing is compiled for them."""
-        return self._kinds.entry(key, dims, batches)
-
     def alike(self, key: ProgramKey) -> tuple[ProgramKey, ...]:
         """Return the keys that differ from a new key in Python values alone; none for a known key."""
-        return () if self._kinds.find(key) else self._kinds.alike(key)
+        return () if self.kinds.find(key) else self.kinds.alike(key)
 
     def expect(self, kind: ProgramKey | None, numbers: Mapping[str, float]) -> None:
         """Require that captures with numbers as inputs equal, at these numbers, the one of an earlier key."""
@@ -110,7 +105,7 @@ class Programs:
     def make(self, call: Call, batches: tuple[int, ...]) -> CacheEntry:
         """Compile for a call that came for the first time; a collective call."""
         sizes = CallSizes.of(call, batches, self._mesh.rank)
-        kind = self._kinds.find(call.kind)
+        kind = self.kinds.find(call.kind)
         first = kind is None
         if kind is None:
             check_inputs_agree(self._process_mesh, call)
@@ -119,7 +114,7 @@ class Programs:
         captured = self._captured_for(kind, sizes, partial(self._capture, call), dynamic=dynamic)
         cache_entry = self._serve(captured, sizes, generic=not first)
         if first:
-            self._kinds.add(call.kind, kind)
+            self.kinds.add(call.kind, kind)
         kind.calls[sizes.key] = cache_entry
         return cache_entry
 
@@ -129,7 +124,7 @@ class Programs:
     ) -> CacheEntry:
         """Return the entry for the branches that a call takes, compiled if need be; a collective call."""
         sizes = CallSizes.of(call, batches, self._mesh.rank)
-        kind = self._kinds.find(call.kind)
+        kind = self.kinds.find(call.kind)
         assert kind is not None
         known = kind.branches.get(sizes.key) or [cache_entry]
         alike = [way for way in known if other.is_of(way.program.captured)]

@@ -242,7 +242,7 @@ def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         x = torch.randn(4, length, D)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
     assert compiled._programs.compiled == 2
-    (kind,) = compiled._programs._kinds
+    (kind,) = compiled._programs.kinds
     assert len(kind.calls) == 3
 
 

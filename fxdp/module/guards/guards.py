@@ -84,7 +84,7 @@ class Guards:
         self._module, self._device_type, self._generation = module, device_type, generation
         self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
         self._full_batch_draws = full_batch_draws
-        self._tensors = TensorGuards(module, loss_fn)
+        self.tensors = TensorGuards(module, loss_fn)
         self._attributes = AttributeGuards(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
         self._training = Reading(partial(map, attrgetter("training"), tuple(module.modules())))
         self._trainable = Reading(partial(map, attrgetter("requires_grad"), tuple(module.parameters())))
@@ -101,14 +101,6 @@ class Guards:
         """
         if is_surrounded():
             refuse_surroundings(self._module)
-
-    def tensors_unchanged(self) -> bool:
-        """Return whether the guards on registries, shards and memory hold."""
-        return self._tensors.unchanged()
-
-    def tensor_changes(self) -> str:
-        """Return the beginning of a sentence that names replaced, added and converted tensors."""
-        return self._tensors.words()
 
     def state(self) -> GuardedState:
         """Return the guarded modes and modules; the same object while all guards hold."""

@@ -117,7 +117,7 @@ def test_what_needs_another_program_is_another_state_until_it_is_undone(name: st
         assert changed != before
         assert guards.state() is changed
     assert guards.state() == before
-    assert guards.tensors_unchanged()
+    assert guards.tensors.unchanged()
 
 
 def test_a_hook_in_the_place_of_another_is_a_change() -> None:
@@ -157,11 +157,11 @@ REPLACED: dict[str, tuple[Callable[[Net], Any], str]] = {
 @pytest.mark.parametrize("name", REPLACED)
 def test_replaced_tensors_and_modules_are_named(name: str) -> None:
     guards, (change, named) = _guards(net := Net()), REPLACED[name]
-    assert guards.tensors_unchanged()
+    assert guards.tensors.unchanged()
     change(net)
-    assert not guards.tensors_unchanged()
-    assert named in guards._tensors.changes()
-    assert guards.tensor_changes().endswith("replaced, added or converted")
+    assert not guards.tensors.unchanged()
+    assert named in guards.tensors.changes()
+    assert guards.tensors.words().endswith("replaced, added or converted")
 
 
 def test_values_that_move_or_change_in_place_are_no_change() -> None:
@@ -170,10 +170,10 @@ def test_values_that_move_or_change_in_place_are_no_change() -> None:
     with torch.no_grad():
         net.last.weight.mul_(2)
         net.scale.zero_()  # type: ignore[operator]
-    assert guards.tensors_unchanged()
+    assert guards.tensors.unchanged()
     net.last.weight.data = net.last.weight.detach().clone()
-    assert guards.tensors_unchanged()
-    assert guards.tensors_unchanged()
+    assert guards.tensors.unchanged()
+    assert guards.tensors.unchanged()
     assert guards.state() is state
 
 
@@ -187,7 +187,7 @@ def test_a_plan_of_a_fake_model_asks_for_no_addresses(recwarn: pytest.WarningsRe
 def test_other_strides_are_a_change() -> None:
     guards = _guards(net := Net())
     net.last.weight.data = net.last.weight.detach().t().contiguous().t()
-    assert not guards.tensors_unchanged()
+    assert not guards.tensors.unchanged()
 
 
 def test_strides_of_inputs_count_for_one_devices_random_numbers() -> None:
