@@ -158,14 +158,14 @@ class CompiledModule(BuiltModule):
         finally:
             self._fallback.in_parts = False
 
-    def _fall_back(self, call: ProgramKey, batches: tuple[int, ...], error: FallsBackError) -> None:
+    def _fall_back(self, key: ProgramKey, batches: tuple[int, ...], error: FallsBackError) -> None:
         """Note that capture refuses calls of a kind, which then run op by op.
 
         Raises
         ------
         FallsBackError : the call was made with the parts of global tensors.
         """
-        self._fallback.add(call, error)
+        self._fallback.add(key, error)
         last = self._last_call
         last.cache_entry, last.refused, last.batch = None, str(error), sum(batches)
         if self._fallback.in_parts:
