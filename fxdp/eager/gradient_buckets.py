@@ -132,5 +132,7 @@ def _buckets(terms: list[_Term]) -> Iterator[list[_Term]]:
 def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
     if leaf.grad is None:
         leaf.grad = torch.empty_like(leaf).copy_(gradient)  # in the parameter's memory order, of its own
+    elif leaf.grad.layout is not torch.strided:
+        leaf.grad = gradient + leaf.grad  # a sparse gradient and a dense one make a dense one
     else:
         leaf.grad += gradient

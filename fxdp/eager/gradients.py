@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.gradient_buckets import keep_term, reduce_pending
+from fxdp.eager.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
@@ -41,6 +42,8 @@ def call_above_autograd(
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
     if func in _CHANGED:
         return _CHANGED[func](args, kwargs or {})
+    if kwargs and is_sparse_lookup(func, args, kwargs):
+        return sparse_lookup(func, args, kwargs)
     if torch.is_grad_enabled() and func not in _NO_OPERANDS and (kwargs or _has_plain(args)):
         with without_torch_function():
             kwargs = kwargs or {}
