@@ -17,6 +17,7 @@ from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.graph.draws import drawn_seed, graph_draws
+from fxdp.ir.graph.gradient_rows import sparse_gradients
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import meta, tensor_type
 from fxdp.ir.graph.model_tensors import signature_values
@@ -139,6 +140,9 @@ class CompiledVariants:
             bound.settled = comms.transport.settle
         behind = outputs_behind(program.causes.graph)
         specs = [meta(n).spec for n in forward_inputs(gm.graph)]
+        tables = sparse_gradients(program.captured.gm.graph)
+        sizes = ((i, self._module.get_parameter(s.name).shape) for i, s in enumerate(specs) if s in tables)
+        bound.sparse = tuple(sizes)
         places = [(place, behind[spec]) for place, spec in enumerate(specs) if spec in behind]
         bound.apart = tuple(place for place, spec in enumerate(specs) if spec not in behind)
         bound.undefined_gradients = UndefinedGradients(bound.tangents, places)

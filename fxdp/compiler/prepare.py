@@ -9,6 +9,7 @@ from torch import fx
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.ragged import check_bags
+from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
@@ -98,7 +99,7 @@ def prepare(
     Raises
     ------
     PlacementError : with `strict=True`, an op without a rule, which would run replicated.
-    MeshError : see `check_options`, `check_sharding` and `_check_writes`.
+    MeshError : see `check_options`, `check_sharding`, `_check_writes` and `check_sparse_gradients`.
     StageError : no loss in the graph, no stages as named, or a model that cannot run in micro-batches.
     """
     cut = is_cut(mesh, options) if cut is None else cut
@@ -106,6 +107,7 @@ def prepare(
     mesh = mesh if cut else replace(mesh, post_forward_size=post_forward_size(mesh, options))
     mesh = replace(mesh, link=options.link or mesh.link)
     _check_writes(captured, options, cut=cut)
+    check_sparse_gradients(captured.gm.graph, captured.origin, options.strategy, cut=cut)
     if cut:
         check_options(options)
         _check_reductions(captured, options)

@@ -86,7 +86,7 @@ def run_eager(
         with patched(one_device()), without_autocast():
             torch.autograd.backward([outputs[i] for i in tangents], list(tangents.values()))
     named = twin.named_parameters()
-    values |= {Gradient(Parameter(n)): p.grad for n, p in named if p.grad is not None}
+    values |= {Gradient(Parameter(n)): p.grad.to_dense() for n, p in named if p.grad is not None}
     values |= {Gradient(Input(i)): t.grad for i, t in enumerate(tensors) if t.grad is not None}
     values |= _written_into(twin)
     values |= {Mutation(Input(i)): t.detach() for i, t in enumerate(tensors)}

@@ -12,9 +12,11 @@ from fxdp.capture.batch_dims import by_sample
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs, read_inputs
 from fxdp.ir.graph.draws import graph_draws, kept_random_state, reseed
+from fxdp.ir.graph.gradient_rows import sparse_gradients
 from fxdp.ir.graph.graphs import results_of
 from fxdp.ir.graph.metadata import Location, meta
 from fxdp.ir.graph.signature import Gradient, Input, InputSpec, Mutation, OutputSpec
+from fxdp.ir.ops.sparse_rows import sparse_gradient
 from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
@@ -119,9 +121,17 @@ class Subject:
     ) -> dict[OutputSpec, Tensor]:
         """Return results comparable with eager: the ranks', or the captured graph's if ranks draw apart."""
         if not self.draws_apart(len(runner.sizes)):
-            return found
+            return self._without_rows(found)
         with without_autocast():
-            return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(specs)
+            reference = Reference(self.reference.gm, sum(runner.sizes), runner.symbols)
+            return self._without_rows(reference.run(specs))
+
+    def _without_rows(self, found: dict[OutputSpec, Tensor]) -> dict[OutputSpec, Tensor]:
+        """Return the results with dense gradients instead of the rows of sparse ones."""
+        for of in sparse_gradients(self.reference.gm.graph):
+            size = self.module.get_parameter(of.name).shape
+            found[Gradient(of)] = sparse_gradient(found[Gradient(of)], size).to_dense()
+        return found
 
     def _by_spec(self) -> dict[OutputSpec, float]:
         pairs = results_of(self.local.graph)

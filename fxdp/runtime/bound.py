@@ -20,6 +20,7 @@ from fxdp.ir.graph.graphs import results_of
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.model_tensors import full_value, shard_like
 from fxdp.ir.graph.signature import Input, InputSpec, Mutation
+from fxdp.ir.ops.sparse_rows import sparse_gradient
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.runtime.once_differentiable import once_differentiable
@@ -66,6 +67,8 @@ class BoundProgram:
     """Pairs of position and index of the inputs that the program writes."""
     sharded: tuple[tuple[int, DTensor], ...] = ()
     """Sharded parameters by position: autograd sees the `DTensor`, the program reads the local shard."""
+    sparse: tuple[tuple[int, torch.Size], ...] = ()
+    """Parameters with a sparse gradient, which the program returns as rows: position and size."""
     guarded: Callable[[int], AbstractContextManager[None]] = lambda call: nullcontext()
     """Context for each backward of a call: an error on this rank reaches all ranks, and vice versa."""
     moment: Callable[[], int] = int
@@ -190,6 +193,9 @@ class BoundProgram:
             results = list(backward.run(inputs))
             if self.settled is not None:
                 self.settled()
+        for position, size in self.sparse:
+            if results[position] is not None:
+                results[position] = sparse_gradient(results[position], size)
         if positions := absent():
             leaves = dict(self.sharded)
             for position in positions:

@@ -26,7 +26,7 @@ class _OnlyOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+        return gradient.view_as(gradient) if gradient.layout is torch.strided else gradient.clone()
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> NoReturn:

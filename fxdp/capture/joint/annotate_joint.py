@@ -15,6 +15,7 @@ from fxdp.capture.export.rewrites import strip_effects
 from fxdp.capture.export.skip_marks import label_of
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.raw_joint import RawJoint
+from fxdp.capture.joint.sparse_lookups import rows_of_gradient, sparse_tables
 from fxdp.capture.joint.written_parameters import (
     check_written,
     drop_gradients_of_writes,
@@ -176,6 +177,7 @@ class _Converter:
         results: list[fx.Node] = []
         specs: list[OutputSpec] = []
         values: Any = node.args[0]
+        tables = {self.specs.named(Parameter, target) for target in sparse_tables(self.raw.exported.gm)}
         for value, descriptor in zip(values, node.meta["desc"], strict=True):
             spec = self.specs.of_output(descriptor)
             if not isinstance(value, fx.Node) or spec is None:
@@ -183,6 +185,8 @@ class _Converter:
             copy = self.copies[value]
             if isinstance(spec, Output) and spec.index in self.raw.cloned:
                 copy = _without_clone(copy)
+            if isinstance(spec, Gradient) and spec.of in tables:
+                copy = rows_of_gradient(self.graph, copy, self.sizes.type)
             results.append(copy)
             specs.append(spec)
         order = sorted(range(len(specs)), key=lambda i: self.specs.result_rank(specs[i]))
@@ -201,9 +205,9 @@ class SignatureSpecs:
     def of_input(self, descriptor: Any) -> InputSpec:
         """Return the spec of a placeholder."""
         if isinstance(descriptor, torch_compat.ParamAOTInput):
-            return self._named(Parameter, descriptor.target)
+            return self.named(Parameter, descriptor.target)
         if isinstance(descriptor, torch_compat.BufferAOTInput):
-            return self._named(Buffer, descriptor.target)
+            return self.named(Buffer, descriptor.target)
         if isinstance(descriptor, torch_compat.PlainAOTInput):
             return Input(descriptor.idx, self._paths[descriptor.idx])
         if isinstance(descriptor, torch_compat.TangentAOTInput):
@@ -242,7 +246,7 @@ class SignatureSpecs:
         assert isinstance(spec, (Mutation, Gradient))
         return (1 if isinstance(spec, Mutation) else 2), *self.rank(spec.of)
 
-    def _named(self, kind: Callable[[str], InputSpec], target: str) -> InputSpec:
+    def named(self, kind: Callable[[str], InputSpec], target: str) -> InputSpec:
         """Return the spec of a parameter or buffer; parameters of a loss function are constants."""
         path = module_path(target)
         return kind(self._names[path]) if path in self._names else Constant(path)

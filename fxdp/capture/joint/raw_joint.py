@@ -16,6 +16,7 @@ from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.needless_writes import give_new_values
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
+from fxdp.capture.joint.sparse_lookups import read_densely
 from fxdp.wings import seam
 
 
@@ -106,6 +107,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     """
     part_layers(exported.gm)
     give_new_values(exported.gm)
+    read_densely(exported.gm)
     if not exported.symbolic:
         rejoin(exported.gm)
     fakes = exported.fakes

@@ -93,7 +93,8 @@ def embedding_bag(
 ) -> Tensor:
     """Compute bags of equal length, one row of `input` each, by `embedding` and a reduction over each bag."""
     plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
-    other = max_norm is not None or scale_grad_by_freq or sparse  # torch's frequencies are its own
+    # torch's frequencies are its own, and it has no sparse gradient of a maximum
+    other = max_norm is not None or scale_grad_by_freq or (sparse and mode == "max")
     weighted = per_sample_weights is not None
     if not plain or other or mode not in _REDUCE or (weighted and mode != "sum"):
         return _eager_embedding_bag(
@@ -101,7 +102,7 @@ def embedding_bag(
             per_sample_weights, include_last_offset, padding_idx,
         )  # fmt: skip
     pad = None if padding_idx is None else padding_idx % weight.shape[0]
-    rows = F.embedding(input, weight, pad)
+    rows = F.embedding(input, weight, pad, sparse=sparse)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if pad is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
+from fxdp.ir.ops.sparse_rows import SPARSE_ROWS
 from fxdp.ir.types.placements import P, R
 from fxdp.ir.types.sizes import hint, product
 from fxdp.ir.types.value_types import TensorType
@@ -46,6 +47,13 @@ def _embedding_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(grad, rows + "Z"), (indices, rows)], ["_Z"])
     if no_larger(op.output, grad.type):
         yield from linear(op, [grad])
+
+
+@rule("embedding", SPARSE_ROWS)
+def _sparse_rows(op: Op) -> Iterator[Alternative]:
+    """Yield shards for the rows of a sparse gradient, each with its index beside."""
+    rows, indices = op.operands
+    yield from by_labels(op, [(rows, "n_"), (indices, "n")], ["n_"])
 
 
 @rule("embedding", *existing("_embedding_bag", "_embedding_bag_forward_only"), kind="gathered")

@@ -186,6 +186,7 @@ SAMPLES: dict[str, Maker] = {
     "repeat_interleave.Tensor": lambda g: call(T("B", dtype=I64, fill=_all)),
     "embedding": lambda g: call(g.t("5c"), g.ints(g.dims(1, 3), 5), g.one([-1, 1])),
     "embedding_dense_backward": _embedding_backward,
+    "fxdp.sparse_rows": lambda g: call(T("B", 3), T("B", dtype=I64, low=0, high=5), 5, g.one([-1, 1])),
     "embedding_renorm": lambda g: call(g.t("5c"), g.ints("N", 5), 0.5, 2.0),
     "gather": _gather,
     "scatter.src": _scatter(),
