@@ -22,7 +22,7 @@ from fxdp.settings.launch import world_size_asked
 from fxdp.torch_compat import Patch, around, end_lone_group
 
 _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "bin/deepspeed")
 
 
 def group_patches() -> Iterator[Patch]:
@@ -44,8 +44,8 @@ def refuse_launcher(command: Any, environment: Mapping[str, str] | None) -> None
     """
     ranks = (environment or {}).get("WORLD_SIZE", "1")
     words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
-    named = [os.path.basename(os.fsdecode(word)) for word in words[:4]]
-    launcher = next((word for word in named if word.split(" ")[0] in _LAUNCHERS), "")
+    text = " ".join(os.fsdecode(word) for word in words[:4])  # python -m torch.distributed.run
+    launcher = next((os.path.basename(word) for word in text.split()[:4] if word.endswith(_LAUNCHERS)), "")
     if launcher or ranks not in ("", "1"):
         what = launcher or f"a process with WORLD_SIZE={ranks}"
         raise _several(f"{script_line()} starts {what}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from fxdp.errors import RankFailedError
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.generators import share
@@ -51,7 +52,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
             code = _exit_code(error)
         except BaseException as error:
             add_remedy(error)
-            if launch.rank:
+            if launch.rank and not isinstance(error, RankFailedError):
                 time.sleep(_RANK_0_FIRST_S)
             _show(error, hook if sys.excepthook is chained else sys.excepthook)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1

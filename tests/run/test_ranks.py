@@ -19,7 +19,7 @@ def _script(folder: Path, text: str) -> Path:
     return script
 
 
-def test_a_file_is_new_on_each_rank_and_written_once(tmp_path: Path) -> None:
+def test_a_file_is_new_on_each_rank_and_written_once_until_the_disk_is_full(tmp_path: Path) -> None:
     script = _script(tmp_path, """
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "file.txt")
         time.sleep(rank)  # rank 0 has written it meanwhile
@@ -27,12 +27,18 @@ def test_a_file_is_new_on_each_rank_and_written_once(tmp_path: Path) -> None:
         for text in ("a", "b"):
             with open(path, "a") as file:
                 file.write(text)
-        print(open(path).read(), os.access(path, os.W_OK))
+        print(open(path).read(), os.access(path, os.W_OK), flush=True)
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5, 5))
+        with open(path, "ab", buffering=0) as file:
+            file.write(b"cdefg")
+            file.write(b"hij")
         """)  # fmt: skip
     ended = on_ranks(2, script, options=("--logs", str(tmp_path / "logs")))
-    assert (ended.code, ended.out) == (0, "False False False\nab True\n"), ended.err
-    assert (tmp_path / "logs" / "rank1.txt").read_text() == ended.out
-    assert (tmp_path / "file.txt").read_text() == "ab"
+    assert (ended.code, ended.out) == (1, "False False False\nab True\n"), ended.err
+    assert "OSError: [Errno 27] File too large\n" in ended.err
+    assert (tmp_path / "logs" / "rank1.txt").read_text().startswith(ended.out)
+    assert (tmp_path / "file.txt").read_text() == "abcde"
     assert [found.name for found in (tmp_path / "logs").iterdir()] == ["rank1.txt"]
 
 

@@ -102,7 +102,7 @@ def refused():
         lambda: torch.multiprocessing.spawn(own_ranks, (2,), nprocs=2),
         lambda: dist.init_process_group("gloo", world_size=4, rank=0),
         lambda: subprocess.Popen(["true"], env={"WORLD_SIZE": "2"}),
-        lambda: subprocess.run(["torchrun", "train.py"]),
+        lambda: subprocess.run("torchrun --nproc-per-node 2 a/train.py", shell=True),
         lambda: fully_shard(nn.Linear(2, 2)),
         lambda: os.popen("cat", "w"),
     ):
