@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.ragged_rows import Rows
 from fxdp.errors import InputError
 
 
@@ -78,7 +79,10 @@ def spread_prefix(
 
 
 _spread = partial(
-    spread_prefix, name="batch_dims", kinds=(int, RowsPerSample), words="an int, fxdp.RowsPerSample(...)"
+    spread_prefix,
+    name="batch_dims",
+    kinds=(int, RowsPerSample, Rows),
+    words="an int, fxdp.RowsPerSample(...)",
 )
 
 
@@ -126,6 +130,11 @@ def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
         return None
     if given is LEFT_OUT:
         return 0
+    if isinstance(given, Rows):
+        raise InputError(
+            f"batch_dims{path} is {given}, but a ragged batch cannot be compiled yet; expected an int or "
+            "None, or fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
+        )
     wanted: int = given.dim if isinstance(given, RowsPerSample) else given
     if not -leaf.dim() <= wanted < leaf.dim():
         raise InputError(

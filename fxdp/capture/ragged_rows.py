@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -53,9 +53,7 @@ class Rows:
         """Raise if the description contradicts itself."""
         given = [name for name in _POINTERS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InputError(
-                f"Rows({self.axis!r}): {' and '.join(given)} are given; expected one of them"
-            )
+            raise InputError(f"Rows({self.axis!r}): {' and '.join(given)} are given; expected one of them")
         if self.dim is not None and (not isinstance(self.dim, int) or isinstance(self.dim, bool)):
             raise InputError(f"Rows({self.axis!r}): dim is {self.dim!r}; expected an int, or None for a list")
         if given and (self.dim is None or (given != ["into"] and self.dim != 0)):
@@ -66,6 +64,15 @@ class Rows:
         for name in (self.axis, *(one for field in given for one in self._names(field))):
             if not isinstance(name, str) or not name:
                 raise InputError(f"Rows: {name!r} is no name of an axis; expected text, as 'nodes'")
+
+    def __repr__(self) -> str:
+        """Return the description as it was written, without what it leaves out."""
+        told = (
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)[1:]
+            if getattr(self, f.name) != f.default
+        )
+        return f"Rows({', '.join([repr(self.axis), *told])})"
 
     @property
     def meaning(self) -> str | None:

@@ -21,7 +21,7 @@ from fxdp.module.call_exchange import CallExchanged
 from fxdp.module.fallback import RAGGED, Fallback, FallsBackError
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule
-from fxdp.module.global_calls import call_on_parts, holds_global
+from fxdp.module.global_calls import call_on_parts, has_several_sizes, holds_global
 from fxdp.module.guards.surroundings import refuse_transforms
 from fxdp.module.model_checks import check_model, home_of, no_values
 from fxdp.module.strategies import WantsShardingError, begins_sharded
@@ -148,6 +148,11 @@ class CompiledModule(BuiltModule):
     def _called_globally(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs of a call with global tensors, as global tensors."""
         last, options = self._last_call, self._options
+        if self._fallback.is_ragged(args, kwargs) or (options.fallback and has_several_sizes(args, kwargs)):
+            with guard(self._process_mesh):
+                if not self._started:
+                    self._start()
+            return self._fallback.run(self._process_mesh, args, kwargs)
         self._fallback.in_parts = True
         try:
             return call_on_parts(

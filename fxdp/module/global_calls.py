@@ -32,7 +32,21 @@ def holds_global(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     eager = sys.modules.get("fxdp.eager.tensor")
     if eager is None:
         return False
-    return any(isinstance(leaf, eager.GlobalTensor) for leaf in pytree.tree_leaves((args, kwargs)))
+    leaves = pytree.tree_leaves((args, kwargs))
+    if any(isinstance(leaf, eager.GlobalTensor) for leaf in leaves):
+        return True
+    from fxdp.eager.ragged.structure import is_global
+
+    objects = (leaf for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, Tensor))
+    return any(map(is_global, objects))
+
+
+def has_several_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call's global tensors are sharded along axes of different sizes: it is ragged."""
+    from fxdp.eager.tensor import GlobalTensor
+
+    leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, GlobalTensor))
+    return len({leaf._spec.axis.total for leaf in leaves if leaf._spec.layout.is_sharded}) > 1
 
 
 def call_on_parts(

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import LEFT_OUT, RowsPerSample
 from fxdp.capture.ragged_rows import Rows, has_rows
-from fxdp.eager.ragged.kinds import fields_of, rows_by_key, rows_of_lists
+from fxdp.eager.ragged.kinds import fields_of, is_recognised, rows_by_key, rows_of_lists
 from fxdp.eager.ragged.kinds.object_fields import Largest
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
@@ -58,6 +58,10 @@ class Opened:
         """Paths that `batch_dims` names and this rank has not."""
         self.is_ragged = has_rows(batch_dims)
         self._make = self._open(tree, "", LEFT_OUT if batch_dims is None else batch_dims)
+        entries = self.entries.values()
+        if any(isinstance(entry.value, GlobalTensor) for entry in entries):
+            for entry in entries:  # the batch has entered before: its numbers are global, too
+                entry.rows = entry.rows if isinstance(entry.value, Tensor) else None
 
     def make(self, values: Mapping[str, Any]) -> Any:
         """Return the batch with these values, by path; entries that are not named keep theirs."""
@@ -72,6 +76,8 @@ class Opened:
     def _open(self, value: Any, path: str, prefix: Any, default: Any = None) -> Make:
         given = default if prefix is LEFT_OUT else prefix
         is_told = prefix is None or isinstance(given, (Rows, Largest))
+        if not is_told and not isinstance(value, Tensor) and is_recognised(value) and is_global(value):
+            return self._entry(value, path, None)
         found = None if is_told else fields_of(value)
         if found is not None:
             self.is_ragged = True
@@ -179,6 +185,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     else:
         leaves = [*vars(value).values()] if _has_tensors(value) else pytree.tree_leaves(value)
         yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def is_global(value: Any) -> bool:
+    """Return whether a value, or an object or container, has global tensors: it has entered before."""
+    if isinstance(value, Tensor):
+        return isinstance(value, GlobalTensor)
+    if isinstance(value, Mapping):
+        return any(map(is_global, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(is_global, value))
+    if is_recognised(value):
+        return any(map(is_global, value.stores))
+    return _has_tensors(value) and any(map(is_global, vars(value).values()))
 
 
 def _has_tensors(value: Any) -> bool:
