@@ -31,7 +31,7 @@ from fxdp.errors import CaptureError
 _log = logging.getLogger("fxdp")
 
 
-class UnevenTracesError(StaticMismatchError):
+class _UnevenTracesError(StaticMismatchError):
     """Static traces of two batch sizes have other numbers of operations, as loops over samples make them."""
 
     def __init__(self, batches: Sequence[int], traces: Sequence[Exported]) -> None:
@@ -133,12 +133,12 @@ def _static(attempt: CaptureAttempt) -> Made:
     tracer = attempt.tracer
     first = list(tracer.static_exports(tracer.batches[:2]))
     if len({len(one.gm.graph.nodes) for one in first}) > 1:
-        raise UnevenTracesError(tracer.batches[:2], first)
+        raise _UnevenTracesError(tracer.batches[:2], first)
     return _fitted(attempt, first)
 
 
 def _merged_loops(attempt: CaptureAttempt) -> Made:
-    assert isinstance(attempt.error, UnevenTracesError)
+    assert isinstance(attempt.error, _UnevenTracesError)
     return _fitted(attempt, attempt.error.traces, loops=True)
 
 
@@ -176,7 +176,7 @@ def _is_closed(attempt: CaptureAttempt) -> bool:
 
 def _is_uneven(attempt: CaptureAttempt) -> bool:
     """Whether static traces differ in length."""
-    return isinstance(attempt.error, UnevenTracesError)
+    return isinstance(attempt.error, _UnevenTracesError)
 
 
 def _may_be_hinted(attempt: CaptureAttempt) -> bool:

@@ -43,7 +43,7 @@ class Objects:
             return "absent", ""
         if isinstance(value, _PLAIN):
             return kind.__name__, spelled(value)
-        if isinstance(value, Frozen):
+        if isinstance(value, _Frozen):
             return value.kind, tuple(map(self.token, value.items))
         if kind in _CONTAINERS:
             return kind.__name__, tuple(map(self.token, _items(value)))
@@ -62,7 +62,7 @@ def equal(a: Any, b: Any) -> bool:
     """Return whether eager code could not tell `a` from `b`; torch.export replaces containers by copies."""
     if a is b or type(a) is not type(b):
         return a is b
-    if isinstance(a, Frozen):
+    if isinstance(a, _Frozen):
         return a.kind == b.kind and len(a.items) == len(b.items) and all(map(equal, a.items, b.items))
     if type(a) in _CONTAINERS:
         return len(a) == len(b) and all(map(equal, _items(a), _items(b)))
@@ -79,7 +79,7 @@ def _items(container: Any) -> list[Any]:
     )
 
 
-class Frozen:
+class _Frozen:
     """Contents of a container or array at one moment."""
 
     __slots__ = ("items", "kind")
@@ -94,7 +94,7 @@ class Frozen:
 
 def frozen(value: Any) -> Any:
     """Return the current contents of a container or array; any other value is returned unchanged."""
-    return Frozen(value) if is_container(value) else value
+    return _Frozen(value) if is_container(value) else value
 
 
 def is_container(value: Any) -> bool:

@@ -18,7 +18,7 @@ from fxdp.ir.graph.graphs import attribute_of
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat.dynamo import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
-Place = tuple[str, int]
+_Place = tuple[str, int]
 """The name of an input, and one of the input's dims."""
 
 
@@ -28,7 +28,7 @@ class TracedSizes:
     def __init__(self, nodes: Sequence[fx.Node], frame: TracedFrame) -> None:
         self._frame = frame
         self.symbols = {node for node in nodes if _is_size(node)}
-        self.places: dict[sympy.Symbol, Place] = {}
+        self.places: dict[sympy.Symbol, _Place] = {}
         self.batch: set[sympy.Symbol] = set()
         """The symbols of batch sizes."""
 
@@ -55,7 +55,7 @@ class TracedSizes:
                         if wanted:
                             self.batch.add(expr)
 
-    def place(self, node: fx.Node) -> Place:
+    def place(self, node: fx.Node) -> _Place:
         """Return the place from which a size among the graph's inputs is read."""
         expr = self.of(node.meta["example_value"])
         if expr not in self.places:

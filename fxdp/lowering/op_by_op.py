@@ -25,7 +25,7 @@ def op_by_op(gm: fx.GraphModule) -> Boxed:
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     pack_sums(graph)
-    split_at_once(graph)
+    _split_at_once(graph)
     call_plainly(graph)
     return boxed_code(graph_module(gm, graph, type(gm).__name__))
 
@@ -56,7 +56,7 @@ def pack_sums(graph: fx.Graph, wanted: Callable[[fx.Node], bool] = lambda packed
     return found
 
 
-def split_at_once(graph: fx.Graph) -> None:
+def _split_at_once(graph: fx.Graph) -> None:
     """Split a value, such as a bucket of gradients, by one call: a sixth of the time of one slice per part.
 
     before: `%a = slice(%sums, 0, 0, 4)`, `%b = slice(%sums, 0, 4, 6)`

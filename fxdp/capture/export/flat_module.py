@@ -199,7 +199,6 @@ def _check_loss(loss: Any, loss_fn: Callable[..., Any]) -> None:
         got = repr(loss)
     location = location_of_function(loss_fn)
     raise CaptureError(
-        f"loss_fn{'' if location is None else f' at {location}'} must return a scalar floating-point "
-        "tensor, but it "
-        f"returned {got}. Reduce it, for instance with .mean() or .sum()"
+        f"loss_fn{'' if location is None else f' at {location}'} must return a scalar floating-point tensor, "
+        f"but it returned {got}. Reduce it, for instance with .mean() or .sum()"
     )

@@ -98,17 +98,17 @@ def _size(source: Any, dim: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-Term: TypeAlias = "tuple[fx.Node, int]"
+_Term: TypeAlias = "tuple[fx.Node, int]"
 """A value that a sum adds, with its sign."""
-Way: TypeAlias = "tuple[list[tuple[Group, int]], Any]"
+_Way: TypeAlias = "tuple[list[tuple[Group, int]], Any]"
 """Groups of one value per iteration, each with a sign; and the value before the loop's sums, if any."""
 
 
-def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[Way], list[fx.Node]]:
+def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[_Way], list[fx.Node]]:
     """Return possible decompositions of a chain of sums into `each` values per iteration; and the sums."""
     terms, sums, start = _terms(node, iterations * each)
     missing = iterations * each - len(terms)
-    found: list[tuple[list[Term], Any]] = []
+    found: list[tuple[list[_Term], Any]] = []
     if not missing:  # with a full chain the first iteration's own value may be a sum, too
         found = [(terms, start), ([(sums[-1], 1), *terms[1:]], None)]
     elif missing == 1 and isinstance(start, fx.Node):
@@ -121,9 +121,9 @@ def ways_of(node: fx.Node, iterations: int, each: int) -> tuple[list[Way], list[
     return branches, sums
 
 
-def _terms(node: fx.Node, most: int) -> tuple[list[Term], list[fx.Node], Any]:
+def _terms(node: fx.Node, most: int) -> tuple[list[_Term], list[fx.Node], Any]:
     """Walk a chain of sums back from the last node; return terms in order, sums, and the initial value."""
-    terms: list[Term] = []
+    terms: list[_Term] = []
     sums: list[fx.Node] = []
     left: Any = node
     while len(terms) < most and _takes(left, fx.Node) and (left is node or len(left.users) == 1):

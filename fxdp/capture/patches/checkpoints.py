@@ -93,10 +93,9 @@ class _Recorder:
             return run(norm, x)
         if len(self._open) > 1:
             raise CaptureError(
-                f"at {location_of_call()}: a BatchNorm in training is in a checkpoint inside of another "
-                "one: one "
-                "device moves its running statistics each time it runs, which depends on what is computed "
-                "again. Take one of the two checkpoints away"
+                f"at {location_of_call()}: a BatchNorm in training is in a checkpoint inside of another one: "
+                "one device moves its running statistics each time it runs, which depends on what is "
+                "computed again. Take one of the two checkpoints away"
             )
         (region,) = self._open
         # the batch's own statistics stay inside of the kernel; they follow from the update of the running
@@ -127,9 +126,8 @@ class _Recorder:
         if written:
             raise CaptureError(
                 f"at {location_of_call()}: a function under torch.utils.checkpoint writes "
-                f"{', '.join(written)}: "
-                "one device writes it again when its backward runs the function anew. Write buffers outside "
-                "of the checkpoint"
+                f"{', '.join(written)}: one device writes it again when its backward runs the function anew. "
+                "Write buffers outside of the checkpoint"
             )
 
 

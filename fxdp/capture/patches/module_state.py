@@ -149,7 +149,7 @@ _LARGEST = 64
 """Largest number of elements of a buffer that is treated as a number."""
 
 
-class WrittenError(Exception):
+class _WrittenError(Exception):
     """The forward writes a buffer that was treated as a number."""
 
 
@@ -198,7 +198,7 @@ def as_numbers(module: nn.Module, numbers: Mapping[str, Number]) -> Iterator[Non
             yield
             for name, buffers, key, _, made, version in swapped:
                 if buffers[key] is not made or made._version != version:
-                    raise WrittenError(name)
+                    raise _WrittenError(name)
         finally:
             for _, buffers, key, value, _, _ in swapped:
                 buffers[key] = value

@@ -93,8 +93,7 @@ def seeding_error(how: str, location: Location) -> CaptureError:
     """Return the error for a forward that seeds torch's generators and draws random numbers."""
     return CaptureError(
         f"at {location}: the model calls {how} and draws random numbers, and a graph cannot seed: it would "
-        "draw "
-        f"others at each step. {_REMEDY}"
+        f"draw others at each step. {_REMEDY}"
     )
 
 

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.joint.fit import fit_int
 from fxdp.ir.graph.metadata import Location
 
-Place: TypeAlias = "tuple[str, int]"
+_Place: TypeAlias = "tuple[str, int]"
 """A file, and a line."""
 
 
@@ -32,7 +32,7 @@ Place: TypeAlias = "tuple[str, int]"
 class HintedNumber:
     """Result of one read of integers: a number, or lists of numbers."""
 
-    place: Place
+    place: _Place
     value: Any
 
 
@@ -50,7 +50,7 @@ def decided_by_size(runs: Mapping[int, Sequence[HintedNumber]]) -> dict[int, tup
     return {batch: tuple(read for read in reads if read.place in kept) for batch, reads in runs.items()}
 
 
-def _is_decided(runs: Mapping[int, Sequence[HintedNumber]], place: Place) -> bool:
+def _is_decided(runs: Mapping[int, Sequence[HintedNumber]], place: _Place) -> bool:
     rows = [[read.value for read in reads if read.place == place] for reads in runs.values()]
     leaves = [pytree.tree_leaves(row) for row in rows]
     if len({len(integers) for integers in leaves}) > 1:
@@ -69,7 +69,7 @@ class UnbackedHints:
     """Hints for the code of one trace: the results of reads in a run, in order for each line."""
 
     def __init__(self, reads: Sequence[HintedNumber] = ()) -> None:
-        self._left: dict[Place, deque[Any]] = {}
+        self._left: dict[_Place, deque[Any]] = {}
         for read in reads:
             self._left.setdefault(read.place, deque()).append(read.value)
         self._right: dict[Location, list[Tensor]] = {}

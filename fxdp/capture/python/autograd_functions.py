@@ -150,9 +150,8 @@ def _checked(hook: Callable[[Tensor], Any], location: Location) -> Callable[[Ten
             return replaced
         raise CaptureError(
             f"at {location}: a hook on a gradient returns nothing. What else it does would happen once, "
-            "while "
-            "the model is captured, and not at each step. Let it return a new gradient, or return the tensor "
-            "from the model and take its gradient outside"
+            "while the model is captured, and not at each step. Let it return a new gradient, or return the "
+            "tensor from the model and take its gradient outside"
         )
 
     return checked

@@ -48,8 +48,7 @@ def _grad(
     if is_grads_batched:
         raise CaptureError(
             f"at {location}: torch.autograd.grad with is_grads_batched=True is not supported inside the "
-            "captured "
-            "code. Call it for each row of grad_outputs, or use torch.func.jvp"
+            "captured code. Call it for each row of grad_outputs, or use torch.func.jvp"
         )
     of, wrt = _listed(outputs), _listed(inputs)
     weights = [None] * len(of) if grad_outputs is None else _listed(grad_outputs)
@@ -88,8 +87,7 @@ class _Derivative:
         if any(g is None for g in found):
             raise CaptureError(
                 f"at {self.location}: torch.autograd.grad gives None for an input that the outputs do not "
-                "depend "
-                "on. Pass materialize_grads=True, which gives zeros, or leave that input out"
+                "depend on. Pass materialize_grads=True, which gives zeros, or leave that input out"
             )
         return list(found)
 

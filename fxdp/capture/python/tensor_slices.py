@@ -76,8 +76,7 @@ class TensorSlices(TorchFunctionMode):
             if made._version != version:
                 raise CaptureError(
                     f"at {location}: a slice whose bounds are tensors is written in place. Assign to the "
-                    "slice "
-                    "instead: x[start:end] = x[start:end] + 1"
+                    "slice instead: x[start:end] = x[start:end] + 1"
                 )
 
     def _rows_of(self, of: Tensor, key: slice) -> Tensor:

@@ -17,15 +17,15 @@ from typing import Any, TypeAlias
 
 from fxdp.ir.graph.metadata import Location
 
-Line: TypeAlias = "tuple[str, int]"
+_Line: TypeAlias = "tuple[str, int]"
 
 
 class Decisions:
     """The lines at which the code decided; at the line `turned` the first decision is inverted."""
 
-    def __init__(self, turned: Line | None = None) -> None:
+    def __init__(self, turned: _Line | None = None) -> None:
         self._turned = turned
-        self.lines: dict[Line, None] = {}
+        self.lines: dict[_Line, None] = {}
 
     def watched(self, value: Any) -> Any:
         """Return a recording number for a number; in a list or dict, replace the numbers in place."""
@@ -50,7 +50,7 @@ class Decisions:
         return not answer if is_first and line == self._turned else answer
 
 
-def location_of(line: Line) -> Location:
+def location_of(line: _Line) -> Location:
     """Return the location of a line, with the source text."""
     return Location(*line, linecache.getline(*line).strip())
 

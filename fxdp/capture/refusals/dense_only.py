@@ -49,15 +49,15 @@ class DenseOnly(TorchFunctionMode):
         if name.startswith(_MAKERS):
             raise _refusal(f"{name} makes", name)
         for given in args:
-            if isinstance(given, Tensor) and (kind := kind_of(given)):
+            if isinstance(given, Tensor) and (kind := _kind_of(given)):
                 raise _refusal(f"{name} is given", kind)
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and (kind := kind_of(made)):
+        if isinstance(made, Tensor) and (kind := _kind_of(made)):
             raise _refusal(f"{name} makes", kind)
         return made
 
 
-def kind_of(value: Tensor) -> str:
+def _kind_of(value: Tensor) -> str:
     """Return the layout of a tensor that is not dense; empty if the tensor is dense."""
     with unheard():  # without passing through the modes of a trace
         if value.is_nested:
@@ -75,7 +75,7 @@ def check_dense(node: fx.Node, location: Location) -> None:
     CaptureError : the node's value is sparse.
     """
     value = node.meta.get("val")
-    if isinstance(value, Tensor) and (kind := kind_of(value)):
+    if isinstance(value, Tensor) and (kind := _kind_of(value)):
         what = f"a tensor of layout {kind}, shape {list(value.shape)}"
         raise CaptureError(f"{location.where}: {what}; {why_dense(kind)}")
 

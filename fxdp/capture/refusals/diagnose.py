@@ -144,8 +144,7 @@ def capture_error(
     if only_at is not None:
         return CaptureError(
             f"{location.where}: the model runs at a batch of {only_at.given}, but not of "
-            f"{only_at.given - 1}: "
-            f"{type(error).__name__}: {_first_line(error)}. {only_at.remedy}"
+            f"{only_at.given - 1}: {type(error).__name__}: {_first_line(error)}. {only_at.remedy}"
         )
     return CaptureError(
         f"{location.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
@@ -158,8 +157,7 @@ def eager_error(error: BaseException) -> CaptureError:
     """Return the error to raise for a model that also fails eagerly on these inputs."""
     return CaptureError(
         f"{location_of_exception(error).where}: the model itself fails on these inputs: "
-        f"{type(error).__name__}: "
-        f"{_first_line(error)}"
+        f"{type(error).__name__}: {_first_line(error)}"
     )
 
 

@@ -71,8 +71,7 @@ def strided_draws(found: Captured, copies: dict[str, str], shown: str) -> InputE
     location = next(meta(node).location for node in found.gm.graph.nodes if node_draws(node))
     return InputError(
         f'{location}: rng="single-device" draws for contiguous inputs, as one device lays its numbers down '
-        "in "
-        f"the order of memory, but these inputs lie otherwise: {shown}. Pass {', '.join(copies.values())}"
+        f"in the order of memory, but these inputs lie otherwise: {shown}. Pass {', '.join(copies.values())}"
     )
 
 

@@ -44,8 +44,7 @@ def check_unwritten(graph: fx.Graph) -> None:
                 raise CaptureError(
                     f"at {meta(reader).location}: reads memory that nothing has written since "
                     f"{meta(node).location} made it: its values are chance, others on every rank and at "
-                    "every "
-                    "call. Make it with torch.zeros, or write all of it first"
+                    "every call. Make it with torch.zeros, or write all of it first"
                 )
 
 

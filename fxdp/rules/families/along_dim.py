@@ -26,7 +26,7 @@ def _named(op: Op, name: str = "dim") -> frozenset[int]:
     aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default,
     aten._logcumsumexp.default, aten.sort.default, aten.sort.stable, aten.topk.default, aten.glu.default,
 )  # fmt: skip
-def along(op: Op) -> Iterator[Alternative]:
+def _along(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dim`, for one operand."""
     yield from together(op, _named(op))
 
@@ -92,7 +92,7 @@ def roll(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", aten.renorm.default)
-def renorm(op: Op) -> Iterator[Alternative]:
+def _renorm(op: Op) -> Iterator[Alternative]:
     """Yield shards of `dim` only: the norm of each slice is bounded, so slices must be full."""
     (named,) = _named(op)
     for shard in offered(op.operands):

@@ -15,7 +15,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 
 
 @rule("counting", aten.histc.default, kind="contracted")
-def histogram(op: Op) -> Iterator[Alternative]:
+def _histogram(op: Op) -> Iterator[Alternative]:
     """Yield shards for a histogram with `min < max`, for which the counts of any split add up."""
     (x,) = op.operands
     if op.arg("min") < op.arg("max"):
@@ -51,7 +51,7 @@ runs_replicated("search_of_one", "counting", *_OF_ONE)
 
 
 @rule("counting", aten.searchsorted.Tensor)
-def searchsorted(op: Op) -> Iterator[Alternative]:
+def _searchsorted(op: Op) -> Iterator[Alternative]:
     """Yield shards for each value's place in one full sequence, or in its own row."""
     sequence, x = op.arg("sorted_sequence"), op.arg("self")
     names = letters(x.ndim)

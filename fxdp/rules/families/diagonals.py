@@ -55,7 +55,7 @@ def diagonal(op: Op) -> Iterator[Alternative]:
 
 
 @rule("diagonal", aten.diagonal_backward.default, aten.diag_embed.default)
-def embedded(op: Op) -> Iterator[Alternative]:
+def _embedded(op: Op) -> Iterator[Alternative]:
     """Yield shards for zeros with the operand's last dim on a diagonal."""
     (x,) = op.operands
     shape = op.output.shape

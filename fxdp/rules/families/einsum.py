@@ -39,7 +39,7 @@ _BIASED: dict[str, tuple[str, str, str]] = {
     kind="contracted",
 )  # fmt: skip
 @rule("einsum", aten.ger.default, aten.outer.default)
-def product_of_two(op: Op) -> Iterator[Alternative]:
+def _product_of_two(op: Op) -> Iterator[Alternative]:
     """Yield shards for `a @ b`: rows, columns, batches (sharded) or the contracted dim (partial)."""
     left, right, result = _EQUATIONS[op.target._schema.name.removeprefix("aten::")]
     a, b = op.operands
@@ -54,7 +54,7 @@ def product_of_two(op: Op) -> Iterator[Alternative]:
     kind="contracted",
 )  # fmt: skip
 @rule("einsum", aten.addr.default)
-def biased_product(op: Op) -> Iterator[Alternative]:
+def _biased_product(op: Op) -> Iterator[Alternative]:
     """Yield shards for `beta * bias + alpha * a @ b`, like the product.
 
     Beside a partial product, the bias must be partial.
@@ -107,7 +107,7 @@ def trilinear(op: Op) -> Iterator[Alternative]:
 
 
 @rule("einsum", aten._cdist_forward.default)
-def distances(op: Op) -> Iterator[Alternative]:
+def _distances(op: Op) -> Iterator[Alternative]:
     """Yield shards of batches and rows for pairwise distances, which are no plain sum over the feature dim.
 
     For `p == 2` torch chooses between two formulas by the row counts, unless `compute_mode` selects one. Rows

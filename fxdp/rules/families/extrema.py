@@ -28,7 +28,7 @@ from fxdp.rules.builder import MAX, MIN, SUM, DecompositionBuilder
 from fxdp.rules.dims import keeps_dims, offered, wrap
 from fxdp.rules.registry import Alternative, Op
 
-LARGEST = frozenset(
+_LARGEST = frozenset(
     {aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default, aten.any.default,
      aten.any.dim, aten.any.dims}
 )  # fmt: skip
@@ -39,7 +39,7 @@ _NONE = torch.iinfo(torch.int64).max
 
 def extremum_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
     """Yield partial results over sharded dims for `amax`, `amin`, `max()`, `min()`, `any`, `all`."""
-    largest = op.target in LARGEST
+    largest = op.target in _LARGEST
     logical = op.target.overloadpacket in (aten.any, aten.all)
     arguments = (("dim", tuple(sorted(reduced))), ("keepdim", keeps_dims(op)))
     rewrite = None if logical else Rewrite(target=amax if largest else amin, arguments=arguments)
@@ -61,7 +61,7 @@ def place_of_extremum(op: Op) -> Iterator[Alternative]:
 
 def _place(op: Op, shard: Shard) -> Alternative:
     builder, (operand,) = DecompositionBuilder(op), op.operands
-    largest = op.target in LARGEST
+    largest = op.target in _LARGEST
     x = builder.operand(operand, shard)
     # The lowest position of the extremum takes two reductions: before the global extremum is known, no rank
     # knows whether its own position counts.

@@ -23,7 +23,7 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
     aten.new_full.default, aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default,
     aten.new_empty_strided.default,
 )  # fmt: skip
-def filled(op: Op) -> Iterator[Alternative]:
+def _filled(op: Op) -> Iterator[Alternative]:
     """Yield any shard for a constant of an explicit size; an operand, if any, is not read."""
     unread = {o.index: None for o in op.operands}
     if op.operands:

@@ -20,7 +20,7 @@ from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 
 @rule("gathering", aten.gather.default)
-def gather(op: Op) -> Iterator[Alternative]:
+def _gather(op: Op) -> Iterator[Alternative]:
     """Yield shards and partial values for `self[.., index, ..]` along `dim`, element by element."""
     source, index = op.operands
     if source.ndim == 0 or index.ndim == 0:
@@ -33,7 +33,7 @@ def gather(op: Op) -> Iterator[Alternative]:
 
 @rule("gathering", aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
 @rule("gathering", aten.scatter_reduce.two, aten.scatter_add.default, kind="contracted")
-def scatter(op: Op) -> Iterator[Alternative]:
+def _scatter(op: Op) -> Iterator[Alternative]:
     """Yield shards for writes at positions along `dim`; additions are partial over sharded positions."""
     target, index, *sources = op.operands
     if any(o.ndim == 0 for o in op.operands):
@@ -84,7 +84,7 @@ def _index_write(op: Op) -> Iterator[Alternative]:
 
 
 @rule("gathering", aten.take.default)
-def take(op: Op) -> Iterator[Alternative]:
+def _take(op: Op) -> Iterator[Alternative]:
     """Yield shards of the positions of elements in the flattened operand, which must be full (or partial)."""
     source, index = op.operands
     names = letters(index.ndim)
@@ -93,7 +93,7 @@ def take(op: Op) -> Iterator[Alternative]:
 
 
 @rule("gathering", aten.put.default, kind="contracted")
-def put(op: Op) -> Iterator[Alternative]:
+def _put(op: Op) -> Iterator[Alternative]:
     """Yield shards of positions at which `put` *adds* to the flattened operand, with partial result."""
     target, index, source = op.operands
     if op.arg("accumulate") and index.ndim == source.ndim:

@@ -130,7 +130,7 @@ def _constant_padding(op: Op) -> Iterator[Alternative]:
 
 
 @rule("resampling", aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
-def pixel_shuffle(op: Op) -> Iterator[Alternative]:
+def _pixel_shuffle(op: Op) -> Iterator[Alternative]:
     """Yield shards of the dims before `[C, H, W]`, for rearranging channels and pixels."""
     (x,) = op.operands
     names = letters(x.ndim - 3) + "..."
@@ -141,7 +141,7 @@ def pixel_shuffle(op: Op) -> Iterator[Alternative]:
 
 
 @rule("resampling", aten.channel_shuffle.default, aten.native_channel_shuffle.default)
-def channel_shuffle(op: Op) -> Iterator[Alternative]:
+def _channel_shuffle(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for permuting channels of `[N, C, ...]`."""
     (x,) = op.operands
     yield from by_labels(op, [(x, "n...")], "n...")

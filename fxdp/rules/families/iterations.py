@@ -21,7 +21,7 @@ def iterations(op: Op) -> Iterator[Alternative]:
 
 
 @rule("iterations", LOOP_BACKWARD_OP, kind="contracted")
-def iterations_backward(op: Op) -> Iterator[Alternative]:
+def _iterations_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples: the gradients of rows are sharded, of shared values partial."""
     rows, shared = op.arg("rows"), op.arg("shared")
     results = compress(["n..."] * len(rows) + ["..."] * len(shared), op.arg("wanted"))

@@ -45,7 +45,7 @@ def _blocks_merged(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]
 
 
 @rule("join", *existing("block_diag", "_chunk_cat"), kind="gathered")
-def interleaved(op: Op) -> Iterator[Alternative]:
+def _interleaved(op: Op) -> Iterator[Alternative]:
     """Yield partial values only: the places of blocks depend on the sizes of all previous blocks."""
     yield from linear(op, op.operands)
 

@@ -70,7 +70,7 @@ def _cross_product(op: Op) -> Iterator[Alternative]:
 
 
 @rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
-def transform(op: Op) -> Iterator[Alternative]:
+def _transform(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dim`, for real or complex transforms over `dim`."""
     (x,) = op.operands
     names = letters(x.ndim, full={d % x.ndim for d in op.arg("dim")})

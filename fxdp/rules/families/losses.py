@@ -133,7 +133,7 @@ def ctc_loss(op: Op) -> Iterator[Alternative]:
 
 
 @rule("losses", CTC_BACKWARD_OP)
-def ctc_loss_backward(op: Op) -> Iterator[Alternative]:
+def _ctc_loss_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for the gradient of `[T, N, C]`."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, [(op.arg("grad"), "n"), *_sequences(op)], ["_n_"])

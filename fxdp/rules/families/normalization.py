@@ -23,7 +23,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)
-def layer_norm(op: Op) -> Iterator[Alternative]:
+def _layer_norm(op: Op) -> Iterator[Alternative]:
     """Yield shards of the dims before the normalized ones, equal for output, mean and rstd."""
     x = op.arg("input")
     labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
@@ -45,7 +45,7 @@ def _layer_norm_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("normalization", aten.native_group_norm.default)
-def group_norm(op: Op) -> Iterator[Alternative]:
+def _group_norm(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples; the argument `N` is local."""
     # the kernel uses N, C and HxW, not the operand's shape
     yield from by_labels(op, [(op.arg("input"), "n...")], "n...", rewrite=Rewrite(local=("N",)))
@@ -93,7 +93,7 @@ def _batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
 
 
 @rule("normalization", MOMENTS_OP, kind="contracted")
-def moments(op: Op) -> Iterator[Alternative]:
+def _moments(op: Op) -> Iterator[Alternative]:
     """Yield shards of kept dims, which move back by one, and partial moments over sharded reduced dims.
 
     To combine the moments of their elements, ranks exchange `3 * kept` values once.
@@ -109,7 +109,7 @@ def moments(op: Op) -> Iterator[Alternative]:
 
 
 @rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, full=False)
-def standardize(op: Op) -> Iterator[Alternative]:
+def _standardize(op: Op) -> Iterator[Alternative]:
     """Yield any shard, with local statistics, but no full values: their statistics would differ."""
     x = op.operands[-1]
     shards = [s for o in op.operands for s in o.shards] or [Shard(dim) for dim in x.batch_dims]
@@ -121,7 +121,7 @@ def standardize(op: Op) -> Iterator[Alternative]:
     "normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default,
     kind="gathered",
 )  # fmt: skip
-def weight_norm(op: Op) -> Iterator[Alternative]:
+def _weight_norm(op: Op) -> Iterator[Alternative]:
     """Yield partial gradients only: `g * v / |v|` of weights, which are full; the backward is linear."""
     if op.target is aten._weight_norm_interface_backward.default:
         yield from linear(op, op.operands[:1])

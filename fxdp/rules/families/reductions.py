@@ -64,7 +64,7 @@ def _sum_of_parts(op: Op) -> Iterator[Alternative]:
     aten.norm.ScalarOpt_dtype, *existing("_aminmax"),
     kind="gathered",
 )  # fmt: skip
-def full_reduction(op: Op) -> Iterator[Alternative]:
+def _full_reduction(op: Op) -> Iterator[Alternative]:
     """Yield shards of kept dims, for reductions that need all elements of the reduced dims at once."""
     yield from _over_full_dims(op)
 
@@ -75,21 +75,21 @@ def full_reduction(op: Op) -> Iterator[Alternative]:
     aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
     kind="contracted",
 )  # fmt: skip
-def extremum(op: Op) -> Iterator[Alternative]:
+def _extremum(op: Op) -> Iterator[Alternative]:
     """Yield shards for the largest or smallest element."""
     yield from _over_full_dims(op)
     yield from extremum_in_parts(op, _reduced(op))
 
 
 @rule("reduction", aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
-def extremum_with_position(op: Op) -> Iterator[Alternative]:
+def _extremum_with_position(op: Op) -> Iterator[Alternative]:
     """Yield shards for the largest or smallest element, and the position of its first occurrence."""
     yield from _over_full_dims(op)
     yield from place_of_extremum(op)
 
 
 @rule("reduction", aten.linalg_vector_norm.default)
-def vector_norm(op: Op) -> Iterator[Alternative]:
+def _vector_norm(op: Op) -> Iterator[Alternative]:
     """Yield shards for a norm of order `ord`."""
     yield from _over_full_dims(op)
     yield from in_parts(op, _reduced(op), norm_in_parts)

@@ -24,7 +24,7 @@ _BOUNDS = Rewrite(local=("start", "end"))
 
 
 @rule("slice", aten.slice.Tensor, *existing("slice_copy.Tensor"))
-def cut(op: Op) -> Iterator[Alternative]:
+def _cut(op: Op) -> Iterator[Alternative]:
     """Yield shards for `x[start:end:step]` on one dim."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
@@ -57,7 +57,7 @@ def _cut_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("slice", aten.slice_scatter.default)
-def put_back(op: Op) -> Iterator[Alternative]:
+def _put_back(op: Op) -> Iterator[Alternative]:
     """Yield shards for a value with one slice replaced."""
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)

@@ -25,7 +25,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))
-def regroup(op: Op) -> Iterator[Alternative]:
+def _regroup(op: Op) -> Iterator[Alternative]:
     """Yield shards for merged and split dims; the batch factor is found by its prefix."""
     (x,) = op.operands
     yield from linear(op, [x])
@@ -54,7 +54,7 @@ def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> 
 @rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
 def reshape_copy(op: Op) -> Iterator[Alternative]:
     """Yield shards for reshapes that copy; some take strides of the full value, so `reshape` runs instead."""
-    for alternative in regroup(op):
+    for alternative in _regroup(op):
         shape = local_shape(op.output, alternative.outputs[0])
         rewrite = Rewrite(target=aten.reshape.default, arguments=(("shape", shape),))
         yield replace(alternative, rewrite=rewrite)

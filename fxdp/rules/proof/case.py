@@ -38,7 +38,7 @@ _PROBES = (2, 3, 5, 7)  # batch sizes for fitting the output shapes, which are a
 _LocalCall = tuple[OpOverload, list[Any], pytree.TreeSpec]
 """The call of a rank: the op, the leaves of its arguments as localized by an alternative, and their tree."""
 
-Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
+_Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Case:
     kwargs: dict[str, Any] = field(default_factory=dict)
     splits: Sequence[tuple[int, ...]] = SPLITS
     random: bool = False  # results are random numbers: compare shapes only
-    law: Law | None = None  # additional check of each rank's (args, kwargs, results)
+    law: _Law | None = None  # additional check of each rank's (args, kwargs, results)
     placeholder_for: Callable[..., Any] | None = None  # computes the result of an op without a CPU kernel
 
     def __post_init__(self) -> None:

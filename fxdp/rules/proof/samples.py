@@ -17,7 +17,7 @@ from fxdp.ir.types.placements import Dim, Partial, Placement, Shard
 from fxdp.ir.types.sizes import B, number, rank_sizes
 from fxdp.ir.types.value_types import TensorType
 
-TOLERANCE = 1e-9
+_TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
 
 
@@ -138,7 +138,7 @@ def _assert_equal(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
     if got.dtype == want.dtype and got.equal(want):
         return
     torch.testing.assert_close(
-        got, want, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True, msg=lambda text: f"{name}: {text}"
+        got, want, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
 
 

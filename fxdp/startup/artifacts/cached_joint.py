@@ -45,10 +45,10 @@ _SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
 """Entries of a node's `meta` that become metadata of the joint graph, in addition to the value."""
 
 
-Make: TypeAlias = Callable[[Exported, JointOptions], Captured]
+_Make: TypeAlias = Callable[[Exported, JointOptions], Captured]
 
 
-def cached_joint(own: Make, exported: Exported, options: JointOptions) -> Captured:
+def cached_joint(own: _Make, exported: Exported, options: JointOptions) -> Captured:
     """Extend `symbolic_joint`: load the joint graph from disk where an earlier run has made it."""
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes if is_on("cached_joint") else 0)
@@ -56,7 +56,7 @@ def cached_joint(own: Make, exported: Exported, options: JointOptions) -> Captur
     return own(exported, options) if key is None else cached_in(own, entries, key, exported, options)
 
 
-def cached_in(own: Make, entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
+def cached_in(own: _Make, entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
     """Load the joint graph of this key from these entries, else make and keep it."""
     constants = _constants(exported.gm)
     kept = entries.find(key)

@@ -41,11 +41,11 @@ from fxdp.startup.artifacts.compiled_code import code_environment
 from fxdp.startup.regions.region_code import half_bytes, half_of_bytes
 from fxdp.torch_compat import graph_module, is_on
 
-Lower: TypeAlias = Callable[..., ForwardBackward]
+_Lower: TypeAlias = Callable[..., ForwardBackward]
 
 
 def lower_cached(
-    own: Lower, gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device,
+    own: _Lower, gm: fx.GraphModule, values: Mapping[InputSpec, Any], shapes: Shapes, device: torch.device,
     start: Start, options: LoweringOptions,
 ) -> ForwardBackward:  # fmt: skip
     """Extend `lower_inductor`: load the pair from disk where an earlier run has compiled it."""

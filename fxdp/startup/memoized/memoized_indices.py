@@ -27,7 +27,7 @@ def memoized_indices() -> Iterator[None]:
 
     def made(plain: Callable[..., sympy.Expr]) -> Callable[..., sympy.Expr]:
         def simplified(index: sympy.Expr, var: sympy.Expr, vec_length: int) -> sympy.Expr:
-            return index if is_linear(index) else plain(index, var, vec_length)
+            return index if _is_linear(index) else plain(index, var, vec_length)
 
         return simplified
 
@@ -43,7 +43,7 @@ def index_arithmetic() -> ModuleType:
     return sizevars if hasattr(sizevars, _NAME) else cpp  # before torch 2.13
 
 
-def is_linear(index: sympy.Expr) -> bool:
+def _is_linear(index: sympy.Expr) -> bool:
     """Return whether an index is a sum of symbols, integers, and products of one symbol and one integer."""
     return all(
         term.is_Symbol

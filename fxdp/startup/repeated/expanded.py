@@ -20,7 +20,7 @@ from fxdp.ir.graph.metadata import copy_meta
 from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError, renumbered
 from fxdp.startup.repeated.reduced import Reduced
 
-Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]
+_Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]
 """Creates a node like the given one with these arguments, in the layer with this number, or in none."""
 
 
@@ -32,7 +32,7 @@ class Expansion:
     OtherLayersError : the template is not like the layers beside it.
     """
 
-    def __init__(self, reduced: Reduced, program: LayeredProgram, write: Write) -> None:
+    def __init__(self, reduced: Reduced, program: LayeredProgram, write: _Write) -> None:
         self.layers: Layers = program.layers_in(reduced.layers.container)
         self.dropped, self.template = reduced.dropped, reduced.template
         self._named = program.named

@@ -53,13 +53,13 @@ def pair_by_layer(
         return replace(made, forward=forward, backward=backward, saved_order=saved_order)
 
     found = by_layer(
-        partial(reduced_program, gm, values),
+        partial(_reduced_program, gm, values),
         lambda few: own(graph_module(gm, few.graph), values, shapes, device, budget), expand,
     )  # fmt: skip
     return found or own(gm, values, shapes, device, budget)
 
 
-def reduced_program(gm: fx.GraphModule, values: Mapping[InputSpec, Any], kept: int) -> Reduced:
+def _reduced_program(gm: fx.GraphModule, values: Mapping[InputSpec, Any], kept: int) -> Reduced:
     """Return an emitted program with few layers.
 
     Raises
