@@ -20,21 +20,10 @@ from fxdp.torch_compat.shortcuts import is_on
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
-    "dtensor_like",
-    "dtensor_spec",
-    "gradient_like",
-    "local_shard",
-    "local_shards",
-    "mesh_on_paper",
-    "mesh_with_last",
-    "set_data_by",
-    "shard_axes",
-    "sharded_tensor",
-    "shards_of",
-    "take_over",
-    "tensor_metadata",
-    "users_attributes",
-]
+    "dtensor_like", "dtensor_spec", "gradient_like", "local_shard", "local_shards", "mesh_on_paper",
+    "mesh_with_last", "set_data_by", "shard_axes", "sharded_tensor", "shards_of", "take_over",
+    "tensor_metadata", "users_attributes",
+]  # fmt: skip
 
 _Kind = TypeVar("_Kind", bound=DTensor)
 _OWN = frozenset({"_local_tensor", "_spec", "fxdp_writes_data"})

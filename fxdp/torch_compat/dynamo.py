@@ -24,18 +24,9 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
-    "GraphBreak",
-    "TracedFrame",
-    "ask_for_symbols",
-    "forget_sizes",
-    "graph_breaks",
-    "has_symbols_asked",
-    "input_source",
-    "offer_backend",
-    "run_traced",
-    "skipped_function",
-    "traced_frame",
-]
+    "GraphBreak", "TracedFrame", "ask_for_symbols", "forget_sizes", "graph_breaks", "has_symbols_asked",
+    "input_source", "offer_backend", "run_traced", "skipped_function", "traced_frame",
+]  # fmt: skip
 
 _SKIPPED = re.compile(r"frame skipped: (?P<function>.+ line \d+\))")
 _MARKED = "_dynamo_weak_dynamic_indices"

@@ -40,35 +40,13 @@ from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
-    "CAUSAL_MASK_TEST",
-    "CHECKPOINT",
-    "EXPORT_PRINT",
-    "LAZY_CUDA_CALL",
-    "NODE_SUMMARY",
-    "REGIONS",
-    "BufferAOTInput",
-    "DataDependentOutputException",
-    "ForwardTokenAOTInput",
-    "ForwardTokenAOTOutput",
-    "FunctionalTensor",
-    "GradAOTOutput",
-    "GuardOnDataDependentSymNode",
-    "InputMutationAOTOutput",
-    "ParamAOTInput",
-    "PlainAOTInput",
-    "PlainAOTOutput",
-    "TangentAOTInput",
-    "as_if_exporting",
-    "compile_lock",
-    "exported_module",
-    "forget_tensors",
-    "in_function_transform",
-    "joint_graph",
-    "larger_constants",
-    "replay",
-    "tracing_modes",
-    "with_effects",
-]
+    "CAUSAL_MASK_TEST", "CHECKPOINT", "EXPORT_PRINT", "LAZY_CUDA_CALL", "NODE_SUMMARY", "REGIONS",
+    "BufferAOTInput", "DataDependentOutputException", "ForwardTokenAOTInput", "ForwardTokenAOTOutput",
+    "FunctionalTensor", "GradAOTOutput", "GuardOnDataDependentSymNode", "InputMutationAOTOutput",
+    "ParamAOTInput", "PlainAOTInput", "PlainAOTOutput", "TangentAOTInput", "as_if_exporting", "compile_lock",
+    "exported_module", "forget_tensors", "in_function_transform", "joint_graph", "larger_constants", "replay",
+    "tracing_modes", "with_effects",
+]  # fmt: skip
 
 CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
 """The function by which `nn.TransformerEncoder` and `nn.TransformerDecoder` detect a causal mask."""

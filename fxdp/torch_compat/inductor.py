@@ -28,16 +28,9 @@ from fxdp.torch_compat.faults.selected_offsets import selected_offsets
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
-    "CppBuilding",
-    "compile_with_inductor",
-    "cpp_building",
-    "handing_on",
-    "inductor_folder",
-    "joint_passes_for_inference",
-    "library_built_before",
-    "partition_for_inductor",
-    "trace_for_inductor",
-]
+    "CppBuilding", "compile_with_inductor", "cpp_building", "handing_on", "inductor_folder",
+    "joint_passes_for_inference", "library_built_before", "partition_for_inductor", "trace_for_inductor",
+]  # fmt: skip
 
 
 def trace_for_inductor(

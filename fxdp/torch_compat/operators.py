@@ -17,19 +17,10 @@ from fxdp.torch_compat.torch_ops import aten
 
 # `OpOverload` and the decomposition table have no public name, though every backend of torch needs both
 __all__ = [
-    "OpOverload",
-    "OpOverloadPacket",
-    "all_op_names",
-    "exact_torch_release",
-    "functional_ops",
-    "overload_of",
-    "patched_kernels",
-    "release_before",
-    "suggest_memory_format",
-    "torch_decompositions",
-    "torch_release",
+    "OpOverload", "OpOverloadPacket", "all_op_names", "exact_torch_release", "functional_ops", "overload_of",
+    "patched_kernels", "release_before", "suggest_memory_format", "torch_decompositions", "torch_release",
     "without_autograd_kernel",
-]
+]  # fmt: skip
 
 
 def torch_release() -> str:

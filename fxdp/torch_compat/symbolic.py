@@ -18,19 +18,9 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
-    "FakeTensorMode",
-    "ShapeEnv",
-    "as_float",
-    "binary_logarithm",
-    "fixed_sizes",
-    "float_power",
-    "interpret_sympy",
-    "known_of_symbols",
-    "sizes_behind",
-    "static_mode",
-    "symbolic_sizes",
-    "true_quotient",
-]
+    "FakeTensorMode", "ShapeEnv", "as_float", "binary_logarithm", "fixed_sizes", "float_power",
+    "interpret_sympy", "known_of_symbols", "sizes_behind", "static_mode", "symbolic_sizes", "true_quotient",
+]  # fmt: skip
 
 
 _LARGEST_SIZE = 2**48

@@ -14,13 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 __all__ = [
-    "READ_BY_WRAPPERS",
-    "global_hook_registries",
-    "global_hooks",
-    "is_surrounded",
-    "running_ddp",
+    "READ_BY_WRAPPERS", "global_hook_registries", "global_hooks", "is_surrounded", "running_ddp",
     "running_transform",
-]
+]  # fmt: skip
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",

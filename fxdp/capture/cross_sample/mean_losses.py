@@ -17,18 +17,12 @@ MEAN, SUM = 1, 2
 """Torch's codes of the reductions."""
 
 _ELEMENTWISE = (
-    aten.mse_loss.default,
-    aten.mse_loss_backward.default,
-    aten.smooth_l1_loss.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.huber_loss.default,
-    aten.huber_loss_backward.default,
-    aten.binary_cross_entropy.default,
-    aten.binary_cross_entropy_backward.default,
-    aten.binary_cross_entropy_with_logits.default,
-    aten.soft_margin_loss.default,
+    aten.mse_loss.default, aten.mse_loss_backward.default, aten.smooth_l1_loss.default,
+    aten.smooth_l1_loss_backward.default, aten.huber_loss.default, aten.huber_loss_backward.default,
+    aten.binary_cross_entropy.default, aten.binary_cross_entropy_backward.default,
+    aten.binary_cross_entropy_with_logits.default, aten.soft_margin_loss.default,
     aten.soft_margin_loss_backward.default,
-)
+)  # fmt: skip
 
 
 @decomposes(*(op for op in _ELEMENTWISE if op in torch_decompositions))

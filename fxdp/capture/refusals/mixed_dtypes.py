@@ -15,18 +15,10 @@ from fxdp.ir.graph.signature import Input
 from fxdp.ir.types.value_types import TensorType, dtype_name
 from fxdp.torch_compat import aten
 
-_PRODUCTS = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.mv.default,
-        aten.dot.default,
-        aten.convolution.default,
-        aten.linear.default,
-    }
-)
+_PRODUCTS = frozenset({
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default,
+    aten.dot.default, aten.convolution.default, aten.linear.default,
+})  # fmt: skip
 
 
 def check_dtypes(graph: fx.Graph) -> None:

@@ -22,17 +22,10 @@ from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import aten
 
 _BAGS = frozenset({aten._embedding_bag.default, aten._embedding_bag_forward_only.default})
-_MOVES = frozenset(
-    {
-        aten._to_copy.default,
-        aten.alias.default,
-        aten.clone.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.squeeze.dim,
-        aten.view.default,
-    }
-)
+_MOVES = frozenset({
+    aten._to_copy.default, aten.alias.default, aten.clone.default, aten.select.int, aten.slice.Tensor,
+    aten.squeeze.dim, aten.view.default,
+})  # fmt: skip
 """Ops that pass on the caller's values; offsets that ops compute from lengths are global and correct."""
 
 

@@ -163,20 +163,14 @@ class _Warned(logging.Handler):
 
 
 def mends() -> Section:
-    """Return the faults of torch that fxdp works around, and whether the installed torch has each."""
+    """Return the faults of torch that fxdp works around, and whether the installed release has each."""
     return Section("torch's faults that fxdp mends", tuple(map(_mended, mends_known())))
 
 
 def _mended(mend: Mend) -> Row:
-    """Report whether a workaround is needed here; on proven releases programs with Inductor are not run."""
-    if mend.compiles and releases.is_proven():
-        needed = releases.release(releases.installed()) in mend.releases
-        return Row(mend.name, f"{_needed(needed)} (known of this release): {mend.fault}")
-    try:
-        return Row(mend.name, f"{_needed(mend.has_fault())}: {mend.fault}")
-    except Exception as error:
-        return Row(mend.name, f"{type(error).__name__}: {error}", ok=False)
-
-
-def _needed(has_fault: bool) -> str:
-    return "needed here" if has_fault else "mended by torch"
+    """Report whether a workaround is needed here; of a release that is not proven that is not known."""
+    version = releases.installed()
+    if not releases.is_proven(version):
+        return Row(mend.name, f"in use, needed or not: {mend.fault}")
+    needed = releases.release(version) in mend.releases
+    return Row(mend.name, f"{'needed here' if needed else 'mended by torch'}: {mend.fault}")

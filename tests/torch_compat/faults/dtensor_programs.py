@@ -11,8 +11,6 @@ import json
 import subprocess
 import sys
 
-__all__: list[str] = []
-
 _PROGRAM = """
 import json, warnings
 warnings.simplefilter("ignore")

@@ -9,9 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from fxdp.torch_compat.torch_ops import aten
-
-__all__: list[str] = []
+from fxdp.torch_compat import aten
 
 
 def fourier_of_nothing() -> bool:

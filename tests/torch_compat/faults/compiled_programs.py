@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.torch_compat.torch_ops import aten
-
-__all__: list[str] = []
+from fxdp.torch_compat import aten
 
 
 def counted_masks() -> bool:
