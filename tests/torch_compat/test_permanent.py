@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from fxdp.torch_compat import PERMANENT, replace_for_good
 from tests.rooms import FXDP, ROOT
 
 _FOR_GOOD = frozenset(
@@ -43,7 +42,7 @@ CHANGES = {
     "torch_compat/one_rank.py": {"replace_in_modules"},
     "torch_compat/inductor.py": {"make_fallback", "register_lowering"},
 }
-"""All that fxdp changes of what it imports, without `Patch`: with a row of `PERMANENT` each."""
+"""All that fxdp changes of what it imports, without `Patch`: with a row of `docs/process.md` each."""
 
 
 class _Names(ast.NodeVisitor):
@@ -130,9 +129,15 @@ def test_what_is_imported_is_changed_through_the_gate() -> None:
 
 
 def test_each_change_has_a_row() -> None:
-    assert {row.where for row in PERMANENT} == set(CHANGES)
-    assert all((row.name, row.since, row.reason, row.reach, row.ends) for row in PERMANENT)
-    assert len({row.name for row in PERMANENT}) == len(PERMANENT)
+    text = (ROOT / "docs" / "process.md").read_text()
+    _, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert {where.strip("`") for _, where, *_ in rows} == set(CHANGES)
+    assert all(len(row) == 6 and all(row) for row in rows)
+    assert len({name for name, *_ in rows}) == len(rows)
+    calls = [node for file in FXDP.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == "replace_for_good"]  # fmt: skip
+    replaced = {str(ast.literal_eval(node.args[0])) for node in calls}
+    assert replaced <= {name.strip("`") for name, *_ in rows}
 
 
 def test_no_mocks() -> None:
@@ -155,11 +160,6 @@ def test_no_mocks() -> None:
 )
 def test_changes_that_are_seen(text: str, changed: list[str]) -> None:
     assert list(_changed(ast.parse(text))) == changed
-
-
-def test_what_has_no_row_is_not_replaced() -> None:
-    with pytest.raises(KeyError, match=r"torch:rand has no row in PERMANENT"):
-        replace_for_good("torch:rand", lambda plain: plain)
 
 
 def test_what_stays_of_a_training_has_a_row() -> None:
