@@ -20,8 +20,6 @@ class Shortcut:
 
     name: str
     """The name for `FXDP_SHORTCUTS`; the name of the file if the shortcut has one of its own."""
-    saves: str
-    """Description of the work that is saved, in one line for users."""
     releases: frozenset[str] = frozenset(PROVEN)
     """The releases of torch with which the shortcut is proven and has an effect."""
     names: tuple[TorchName, ...] = ()
@@ -66,184 +64,104 @@ _FAKE_MEMORY = (
 )  # fmt: skip
 
 SHORTCUTS: tuple[Shortcut, ...] = (
-    Shortcut("cached_joint", "captured graphs are kept on disk from run to run"),
-    Shortcut(
-        "cached_libraries",
-        "a library of kernels that was built before is loaded without asking how it would be built",
-        names=(TorchName(_LIBRARIES, "_load_library", ("classmethod (cls, path, key)",)),),
-    ),
-    Shortcut(
-        "cached_pair",
-        "compiled programs are kept on disk from run to run",
-        names=(
-            TorchName(_CODE, "prepare_for_serialization", ("(self)",)),
-            TorchName(_CODE, "after_deserialization", ("(self, constants)",)),
-            TorchName(_CODE, "post_compile", ("(self, example_inputs, constants, graph_kwargs)",)),
+    Shortcut("cached_joint"),
+    Shortcut("cached_libraries", names=(
+        TorchName(_LIBRARIES, "_load_library", ("classmethod (cls, path, key)",)),
+    )),
+    Shortcut("cached_pair", names=(
+        TorchName(_CODE, "prepare_for_serialization", ("(self)",)),
+        TorchName(_CODE, "after_deserialization", ("(self, constants)",)),
+        TorchName(_CODE, "post_compile", ("(self, example_inputs, constants, graph_kwargs)",)),
+    )),
+    Shortcut("cold_start", names=(
+        TorchName("torch._inductor.async_compile", "AsyncCompile", ("class()",)),
+        TorchName(_BUILD, "cpp_pybinding", ("(self, argtypes, source_code)",)),
+        TorchName(_BUILD, "wait", ("(self, scope)",)),
+    )),
+    Shortcut("dtensor_like", names=(
+        TorchName("torch:Tensor", "_dtensor__new__", ("staticmethod builtin_function_or_method",)),
+    )),
+    Shortcut("lazy_codegen", names=(
+        TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
+        TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
+    )),
+    Shortcut("memoized_dtypes", releases=_before("2.15"), needless="2.15", names=(
+        TorchName(f"{_DTYPES}:DtypePropagationOpsHandler", "__init__", ("(self)",)),
+        TorchName("torch._inductor.utils", "op_dtype_propagation_rules", ("dict",)),
+        TorchName("torch._inductor.codegen.common", "pointwise_overrides_data", ("dict",)),
+    )),
+    Shortcut("memoized_fakes", names=(
+        TorchName(
+            _MODE, "_get_output_tensor_from_cache_entry",
+            ("(self, state, entry, key, func, args)", "(self, state, entry, key, args)"),
         ),
-    ),
-    Shortcut(
-        "cold_start",
-        "ranks share the work of compiling, and the kernels of a program are built together",
-        names=(
-            TorchName("torch._inductor.async_compile", "AsyncCompile", ("class()",)),
-            TorchName(_BUILD, "cpp_pybinding", ("(self, argtypes, source_code)",)),
-            TorchName(_BUILD, "wait", ("(self, scope)",)),
+        *_FAKE_MEMORY,
+        TorchName("torch._C", "_DisablePythonDispatcher", ("class",)),
+        TorchName("torch", "_functionalize_unsafe_set", ("builtin_function_or_method",)),
+    )),
+    Shortcut("memoized_indices", releases=_before("2.15"), needless="2.15", names=(
+        TorchName(
+            "torch._inductor.sizevars", "simplify_index_in_vec_range",
+            ("_lru_cache_wrapper(index, var, vec_length)",), earlier="torch._inductor.codegen.cpp",
         ),
-    ),
-    Shortcut(
-        "dtensor_like",
-        "a sharded parameter or gradient is made by DTensor's own constructor, without what surrounds it",
-        names=(
-            TorchName("torch:Tensor", "_dtensor__new__", ("staticmethod builtin_function_or_method",)),
-        ),
-    ),
-    Shortcut(
-        "lazy_codegen",
-        "Python code of a graph module is written when it is first called, not at each change of its graph",
-        names=(
-            TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
-            TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
-        ),
-    ),
-    Shortcut(
-        "memoized_dtypes",
-        "Inductor's table of the dtypes of results is filled once",
-        releases=_before("2.15"),
-        names=(
-            TorchName(f"{_DTYPES}:DtypePropagationOpsHandler", "__init__", ("(self)",)),
-            TorchName("torch._inductor.utils", "op_dtype_propagation_rules", ("dict",)),
-            TorchName("torch._inductor.codegen.common", "pointwise_overrides_data", ("dict",)),
-        ),
-        needless="2.15",
-    ),
-    Shortcut(
-        "memoized_fakes",
-        "a fake tensor with the sizes and strides of one that was made before is a copy of that",
-        names=(
-            TorchName(
-                _MODE, "_get_output_tensor_from_cache_entry",
-                ("(self, state, entry, key, func, args)", "(self, state, entry, key, args)"),
-            ),
-            *_FAKE_MEMORY,
-            TorchName("torch._C", "_DisablePythonDispatcher", ("class",)),
-            TorchName("torch", "_functionalize_unsafe_set", ("builtin_function_or_method",)),
-        ),
-    ),
-    Shortcut(
-        "memoized_indices",
-        "Inductor does not simplify indices that are linear",
-        releases=_before("2.15"),
-        names=(
-            TorchName(
-                "torch._inductor.sizevars", "simplify_index_in_vec_range",
-                ("_lru_cache_wrapper(index, var, vec_length)",), earlier="torch._inductor.codegen.cpp",
+    )),
+    Shortcut("memoized_sizes", releases=_since("2.12"), names=(  # 2.11 stores sizes in a different way
+        *(TorchName(_SYM_NODE, f"_{name}", ("(self, other)",)) for name in BINARY_SIZES),
+        TorchName(_SYM_NODE, "wrap_int", ("(self, num)",)),
+        TorchName(_SYM_NODE, "maybe_as_int", ("(self)",)),
+        TorchName(_SYM_NODE, "expr", ("property",)),
+        TorchName(
+            _SYM_NODE, "__init__",
+            (
+                "(self, expr, shape_env, pytype, hint, constant=None, fx_node=None, "
+                "optimized_summation=False)",
             ),
         ),
-        needless="2.15",
-    ),
-    Shortcut(
-        "memoized_sizes",
-        "sums, products and comparisons of symbolic sizes are computed once",
-        releases=_since("2.12"),  # earlier releases store sizes in a different way
-        names=(
-            *(TorchName(_SYM_NODE, f"_{name}", ("(self, other)",)) for name in BINARY_SIZES),
-            TorchName(_SYM_NODE, "wrap_int", ("(self, num)",)),
-            TorchName(_SYM_NODE, "maybe_as_int", ("(self)",)),
-            TorchName(_SYM_NODE, "expr", ("property",)),
-            TorchName(
-                _SYM_NODE, "__init__",
-                (
-                    "(self, expr, shape_env, pytype, hint, constant=None, fx_node=None, "
-                    "optimized_summation=False)",
-                ),
-            ),
-            TorchName(_PROXY, "get_proxy_mode", ("()",)),
+        TorchName(_PROXY, "get_proxy_mode", ("()",)),
+    )),
+    Shortcut("memoized_stacks", names=(
+        TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
+        TorchName(
+            "torch.utils._traceback:CapturedTraceback", "extract",
+            ("staticmethod (*, script=False, cpp=False, skip=0)",),
         ),
-    ),
-    Shortcut(
-        "memoized_stacks",
-        "the stack of a traced node is read from what was read of the same lines before",
-        names=(
-            TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
-            TorchName(
-                "torch.utils._traceback:CapturedTraceback", "extract",
-                ("staticmethod (*, script=False, cpp=False, skip=0)",),
-            ),
-            TorchName("torch.utils._traceback:CapturedTraceback", "summary", ("(self)",)),
-        ),
-    ),
-    Shortcut(
-        "memoized_trees",
-        "trees of arguments are taken apart without leaving work to the garbage collector",
-        names=(
-            TorchName(_TREES, "tree_flatten", ("(tree, is_leaf=None)",)),
-            TorchName(_TREES, "_LEAF_SPEC", ("LeafSpec",)),
-            TorchName(_TREES, "_get_node_type", ("(tree)",)),
-            TorchName(_TREES, "SUPPORTED_NODES", ("dict",)),
-            TorchName(_TREES, "TreeSpec", ("class(type, context, children_specs)",)),
-        ),
-    ),
-    Shortcut(
-        "memoized_wrappers",
-        "no sums of sizes are recorded while a functional tensor is made",
-        releases=_since("2.12") & _before("2.15"),
-        names=(TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),),
-        needless="2.15",
-    ),
-    Shortcut(
-        "op_traces",
-        "an op that was traced before on values of the same kind is copied, not traced again",
-        names=(
-            *_FAKE_MEMORY,
-            TorchName(_PROXY, "get_proxy_slot", ("(obj, tracer, default=Ellipsis, transform=Ellipsis)",)),
-            TorchName(_PROXY, "track_tensor", ("(tensor, proxy, *, constant, tracer)",)),
-        ),
-    ),
-    Shortcut(
-        "predicted_forward",
-        "what torch asks of a forward before it traces it is read from the exported graph, not from a run",
-        names=(
-            TorchName("torch", "_from_functional_tensor", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_has_data_mutation", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_has_metadata_mutation", ("builtin_function_or_method",)),
-            TorchName("torch", "_functionalize_was_storage_changed", ("builtin_function_or_method",)),
-        ),
-    ),
-    Shortcut(
-        "program_header",
-        "a compiled program that is loaded from disk imports none of Inductor's code generators",
-        names=(
-            TorchName("torch._inductor.utils", "_align", ("(nbytes)",)),
-            TorchName("torch._inductor.codecache", "code_hash", ("(code, extra='')",)),
-        ),
-    ),
-    Shortcut(
-        "repeated_joint",
-        "of repeated layers a few are differentiated, the others are copies in the graph",
-    ),
-    Shortcut(
-        "repeated_layers",
-        "of repeated layers a few are traced for Inductor, and one is compiled for all",
-        names=_FAKE_MEMORY,
-    ),
-    Shortcut(
-        "translation_units",
-        "several C++ kernels are compiled as one translation unit",
-        names=(TorchName(_LIBRARIES, "_load_library_inner", ("classmethod (cls, path, key)",)),),
-    ),
-    Shortcut(
-        "vector_instructions",
-        "the processor's vector instructions are known by GCC's version, without test compilations",
-        names=(
-            TorchName("torch._inductor.cpu_vec_isa:VecISA", "check_build", ("(self, code)",)),
-            TorchName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", ("_lru_cache_wrapper()",)),
-            TorchName("torch._inductor.config:cpp", "vec_isa_ok", ("NoneType", "bool")),
-        ),
-    ),
-    Shortcut(
-        "without_profiling",
-        "compiled code on CPU is called without Inductor's bookkeeping",
-        names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),),
-    ),
+        TorchName("torch.utils._traceback:CapturedTraceback", "summary", ("(self)",)),
+    )),
+    Shortcut("memoized_trees", names=(
+        TorchName(_TREES, "tree_flatten", ("(tree, is_leaf=None)",)),
+        TorchName(_TREES, "_LEAF_SPEC", ("LeafSpec",)),
+        TorchName(_TREES, "_get_node_type", ("(tree)",)),
+        TorchName(_TREES, "SUPPORTED_NODES", ("dict",)),
+        TorchName(_TREES, "TreeSpec", ("class(type, context, children_specs)",)),
+    )),
+    Shortcut("memoized_wrappers", releases=_since("2.12") & _before("2.15"), needless="2.15", names=(
+        TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),
+    )),
+    Shortcut("op_traces", names=(
+        *_FAKE_MEMORY,
+        TorchName(_PROXY, "get_proxy_slot", ("(obj, tracer, default=Ellipsis, transform=Ellipsis)",)),
+        TorchName(_PROXY, "track_tensor", ("(tensor, proxy, *, constant, tracer)",)),
+    )),
+    Shortcut("predicted_forward", names=(
+        TorchName("torch", "_from_functional_tensor", ("builtin_function_or_method",)),
+        TorchName("torch", "_functionalize_has_data_mutation", ("builtin_function_or_method",)),
+        TorchName("torch", "_functionalize_has_metadata_mutation", ("builtin_function_or_method",)),
+        TorchName("torch", "_functionalize_was_storage_changed", ("builtin_function_or_method",)),
+    )),
+    Shortcut("program_header", names=(
+        TorchName("torch._inductor.utils", "_align", ("(nbytes)",)),
+        TorchName("torch._inductor.codecache", "code_hash", ("(code, extra='')",)),
+    )),
+    Shortcut("repeated_joint"),
+    Shortcut("repeated_layers", names=_FAKE_MEMORY),
+    Shortcut("translation_units", names=(
+        TorchName(_LIBRARIES, "_load_library_inner", ("classmethod (cls, path, key)",)),
+    )),
+    Shortcut("vector_instructions", names=(
+        TorchName("torch._inductor.cpu_vec_isa:VecISA", "check_build", ("(self, code)",)),
+        TorchName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", ("_lru_cache_wrapper()",)),
+        TorchName("torch._inductor.config:cpp", "vec_isa_ok", ("NoneType", "bool")),
+    )),
+    Shortcut("without_profiling", names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),)),
 )  # fmt: skip
-"""All shortcuts, sorted by name."""
+"""All shortcuts, sorted by name; `docs/environment.md` says how each saves time."""

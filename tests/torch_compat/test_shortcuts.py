@@ -21,6 +21,7 @@ from fxdp.torch_compat import releases, shortcut_table
 from fxdp.torch_compat.releases import PROVEN, installed, release
 from fxdp.torch_compat.shortcuts import Shortcut, is_on, shortcut, shortcuts, why_off
 from fxdp.torch_compat.torch_names import TorchName, form_of
+from tests.rooms import ROOT
 
 # torch warns when it imports Inductor
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
@@ -168,12 +169,12 @@ def test_all_that_the_table_promises_is_on() -> None:
     }
 
 
-def test_the_table_is_sorted_and_says_what_each_saves() -> None:
+def test_the_table_is_sorted_and_a_page_says_what_each_saves() -> None:
     assert sorted({known.name for known in shortcut_table.SHORTCUTS}) == NAMES
     assert [known.name for known in shortcut_table.SHORTCUTS] == NAMES
+    page = (ROOT / "docs" / "environment.md").read_text()
     for known in shortcuts():
-        assert known.saves
-        assert "\n" not in known.saves
+        assert f"| `{known.name}` | " in page
         assert known.releases <= {*PROVEN}
         assert not known.needless or max(known.releases, key=PROVEN.index) < known.needless
 
