@@ -42,7 +42,6 @@ _FAKE = "torch._subclasses.fake_tensor"
 _MODE, _FUNCTIONAL = f"{_FAKE}:FakeTensorMode", "torch._subclasses.functional_tensor:FunctionalTensor"
 _PROXY = "torch.fx.experimental.proxy_tensor"
 _DTYPES = "torch._inductor.dtype_propagation"
-_TREES = "torch.utils._pytree"
 _BUILD = "torch._inductor.async_compile:AsyncCompile"
 _LIBRARIES = "torch._inductor.codecache:CppPythonBindingsCodeCache"
 
@@ -118,21 +117,6 @@ SHORTCUTS: tuple[Shortcut, ...] = (
             ),
         ),
         TorchName(_PROXY, "get_proxy_mode", ("()",)),
-    )),
-    Shortcut("memoized_stacks", names=(
-        TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
-        TorchName(
-            "torch.utils._traceback:CapturedTraceback", "extract",
-            ("staticmethod (*, script=False, cpp=False, skip=0)",),
-        ),
-        TorchName("torch.utils._traceback:CapturedTraceback", "summary", ("(self)",)),
-    )),
-    Shortcut("memoized_trees", names=(
-        TorchName(_TREES, "tree_flatten", ("(tree, is_leaf=None)",)),
-        TorchName(_TREES, "_LEAF_SPEC", ("LeafSpec",)),
-        TorchName(_TREES, "_get_node_type", ("(tree)",)),
-        TorchName(_TREES, "SUPPORTED_NODES", ("dict",)),
-        TorchName(_TREES, "TreeSpec", ("class(type, context, children_specs)",)),
     )),
     Shortcut("memoized_wrappers", releases=_since("2.12") & _before("2.15"), needless="2.15", names=(
         TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),

@@ -1,7 +1,7 @@
 """Decide which shortcuts are on: with an unproven release of torch, fxdp is slower but the results are equal.
 
-    @shortcut("memoized_trees")                 with memoized_trees():      on: torch's function is replaced
-    def memoized_trees() -> Iterator[None]:                              off: torch's own runs, one debug line
+    @shortcut("lazy_codegen")                   with lazy_codegen():        on: torch's function is replaced
+    def lazy_codegen() -> Iterator[None]:                                off: torch's own runs, one debug line
         ...
 
 A shortcut is off if `FXDP_SHORTCUTS` says so, if the shortcut is not proven with the installed release, or if

@@ -148,7 +148,7 @@ def test_without_some_inductor_s_code_computes_the_same(names: str, monkeypatch:
 
 
 @pytest.mark.usefixtures("on_disk")
-@pytest.mark.parametrize("name", ["cached_joint", "memoized_trees"])
+@pytest.mark.parametrize("name", ["cached_joint", "lazy_codegen"])
 def test_what_is_kept_on_disk_is_not_for_who_leaves_something_out(
     name: str, eager: tuple[str, list[Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_what_replaces_torch_leaves_it_alone_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shortcut that is off is not entered, and one line at debug level says why, once."""
-    unfit = replace(_known("memoized_trees"), name="unfit", names=(TorchName("torch.fx", "gone", ()),))
+    unfit = replace(_known("lazy_codegen"), name="unfit", names=(TorchName("torch.fx", "gone", ()),))
     monkeypatch.setattr(sys.modules[is_on.__module__], "SHORTCUTS", (*shortcut_table.SHORTCUTS, unfit))
     entered: list[str] = []
 

@@ -32,9 +32,9 @@ def test_settings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shortcuts_that_are_off_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXDP_SHORTCUTS", "-memoized_trees")
+    monkeypatch.setenv("FXDP_SHORTCUTS", "-lazy_codegen")
     section = found.shortcuts()
-    assert {row.name: row.text for row in section.rows}["memoized_trees"].startswith("off: ")
+    assert {row.name: row.text for row in section.rows}["lazy_codegen"].startswith("off: ")
     assert section.title.startswith("shortcuts: ")
 
 
