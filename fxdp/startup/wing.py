@@ -19,7 +19,6 @@ from fxdp.startup.artifacts.cached_pair import lower_cached
 from fxdp.startup.artifacts.compiled_code import without_profiling
 from fxdp.startup.building.vector_instructions import built_as_code
 from fxdp.startup.memoized.lazy_codegen import lazy_codegen
-from fxdp.startup.memoized.memoized_dtypes import memoized_dtypes
 from fxdp.startup.memoized.memoized_fakes import memoized_fakes
 from fxdp.startup.memoized.memoized_indices import memoized_indices
 from fxdp.startup.memoized.memoized_sizes import memoized_sizes
@@ -34,7 +33,7 @@ _Context = Callable[[], AbstractContextManager[None]]
 
 _CAPTURE: tuple[_Context, ...] = (memoized_sizes, memoized_fakes, lazy_codegen)
 _LOWERING: tuple[_Context, ...] = (lazy_codegen, memoized_sizes)
-_INDUCTOR: tuple[_Context, ...] = (built_as_code, memoized_dtypes, memoized_indices)
+_INDUCTOR: tuple[_Context, ...] = (built_as_code, memoized_indices)
 
 
 def _all_of(contexts: tuple[_Context, ...]) -> Callable[[_Context], AbstractContextManager[None]]:

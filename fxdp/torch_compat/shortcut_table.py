@@ -41,7 +41,6 @@ _CODE = "torch._inductor.output_code:CompiledFxGraph"
 _FAKE = "torch._subclasses.fake_tensor"
 _MODE, _FUNCTIONAL = f"{_FAKE}:FakeTensorMode", "torch._subclasses.functional_tensor:FunctionalTensor"
 _PROXY = "torch.fx.experimental.proxy_tensor"
-_DTYPES = "torch._inductor.dtype_propagation"
 _BUILD = "torch._inductor.async_compile:AsyncCompile"
 _LIBRARIES = "torch._inductor.codecache:CppPythonBindingsCodeCache"
 
@@ -83,11 +82,6 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("lazy_codegen", names=(
         TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
         TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
-    )),
-    Shortcut("memoized_dtypes", releases=_before("2.15"), needless="2.15", names=(
-        TorchName(f"{_DTYPES}:DtypePropagationOpsHandler", "__init__", ("(self)",)),
-        TorchName("torch._inductor.utils", "op_dtype_propagation_rules", ("dict",)),
-        TorchName("torch._inductor.codegen.common", "pointwise_overrides_data", ("dict",)),
     )),
     Shortcut("memoized_fakes", names=(
         TorchName(

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 NAMES = [known.name for known in shortcuts()]
 _INDUCTORS = (
     "cold_start", "cached_pair", "cached_libraries", "translation_units", "op_traces", "program_header",
-    "memoized_dtypes", "memoized_indices", "repeated_layers", "without_profiling", "vector_instructions",
+    "memoized_indices", "repeated_layers", "without_profiling", "vector_instructions",
 )  # fmt: skip
 """Those without which a capture is the same, so that a program is compiled by Inductor to see it."""
 
@@ -243,7 +243,7 @@ def test_a_torch_that_nobody_proved_turns_all_off(version: str, monkeypatch: pyt
 @pytest.mark.parametrize("version", ["2.11.0", "2.14.1", "2.15.0"])
 def test_what_torch_does_itself_is_left_to_it(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "installed", lambda: version)
-    why = why_off(replace(_known("memoized_dtypes"), names=()))
+    why = why_off(replace(_known("memoized_indices"), names=()))
     assert why == ("torch saves this time itself since 2.15" if version == "2.15.0" else None)
 
 
