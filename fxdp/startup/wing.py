@@ -22,6 +22,7 @@ from fxdp.startup.memoized.lazy_codegen import lazy_codegen
 from fxdp.startup.memoized.memoized_fakes import memoized_fakes
 from fxdp.startup.memoized.memoized_indices import memoized_indices
 from fxdp.startup.memoized.memoized_sizes import memoized_sizes
+from fxdp.startup.memoized.memoized_stacks import memoized_stacks
 from fxdp.startup.memoized.op_traces import OpTraces
 from fxdp.startup.memoized.predicted_trace import predicted_trace
 from fxdp.startup.regions.compile_by_region import compile_by_region
@@ -31,7 +32,7 @@ from fxdp.torch_compat import is_on
 
 _Context = Callable[[], AbstractContextManager[None]]
 
-_CAPTURE: tuple[_Context, ...] = (memoized_sizes, memoized_fakes, lazy_codegen)
+_CAPTURE: tuple[_Context, ...] = (memoized_sizes, memoized_fakes, memoized_stacks, lazy_codegen)
 _LOWERING: tuple[_Context, ...] = (lazy_codegen, memoized_sizes)
 _INDUCTOR: tuple[_Context, ...] = (built_as_code, memoized_indices)
 

@@ -112,6 +112,14 @@ SHORTCUTS: tuple[Shortcut, ...] = (
         ),
         TorchName(_PROXY, "get_proxy_mode", ("()",)),
     )),
+    Shortcut("memoized_stacks", names=(
+        TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
+        TorchName(
+            "torch.utils._traceback:CapturedTraceback", "extract",
+            ("staticmethod (*, script=False, cpp=False, skip=0)",),
+        ),
+        TorchName("torch.utils._traceback:CapturedTraceback", "summary", ("(self)",)),
+    )),
     Shortcut("memoized_wrappers", releases=_since("2.12") & _before("2.15"), needless="2.15", names=(
         TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),
     )),
