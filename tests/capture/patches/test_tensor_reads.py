@@ -1,4 +1,4 @@
-"""`tensor.data`, and what is written or sparse where no program can have it."""
+"""`tensor.data`, and what is written where no program can have it."""
 
 from __future__ import annotations
 
@@ -78,11 +78,6 @@ def _records(model: _Model, x: Tensor) -> Tensor:
     return model.slow(x).sum()
 
 
-def _sparse(model: _Model, x: Tensor) -> Tensor:
-    rows = nn.functional.embedding(x.sum(1).long() % 4, model.fc.weight, sparse=True)
-    return rows.square().sum()
-
-
 def _reads_text(model: _Model, x: Tensor) -> Tensor:
     return model.fc(x).sum() * len(repr(x))
 
@@ -103,7 +98,6 @@ def _compares_text(model: _Model, x: Tensor) -> Tensor:
         (_reads_text_of_a_weight, r"at .*test_tensor_reads.py:\d+.*: reads the text of a tensor"),
         (_another_shape, r"assigns torch.float64\[\] to the data of torch.float64\[4\]"),
         (_records, r"at .*test_tensor_reads.py:\d+.*: .*parameter slow.weight in place, and gradients go"),
-        (_sparse, r"layout sparse_coo, shape \[4, 4\].*sparse=False"),
     ],
 )
 def test_refused(body: Callable[[_Model, Tensor], Tensor], said: str) -> None:
