@@ -19,6 +19,8 @@ from fxdp.errors import InputError
 
 SAMPLES = "samples"
 """The axis of tensors for which `batch_dims` has an int, or nothing."""
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+"""Classes of values that hold no tensors."""
 Make = Callable[[Mapping[str, Any]], Any]
 """Returns a part of the batch with the values of its entries by path."""
 
@@ -76,6 +78,8 @@ class Opened:
     def _open(self, value: Any, path: str, prefix: Any, default: Any = None) -> Make:
         given = default if prefix is LEFT_OUT else prefix
         is_told = prefix is None or isinstance(given, (Rows, Largest))
+        if type(value) in _PLAIN and not isinstance(given, (Rows, Largest)):
+            return self._entry(value, path, None)
         if not is_told and not isinstance(value, Tensor) and is_recognised(value) and is_global(value):
             return self._entry(value, path, None)
         found = None if is_told else fields_of(value)
