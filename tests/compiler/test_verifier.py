@@ -79,7 +79,7 @@ after batch-dim-analyzer, the graph breaks level PLACED in 5 places:
 
 
 def test_every_check_has_a_malformed_graph() -> None:
-    checks = {check.__name__ for group in CHECKS.values() for check in group}
+    checks = {check.__name__.removeprefix("_") for group in CHECKS.values() for check in group}
     assert checks == {build.__name__.removeprefix("_") for build, _, _ in MALFORMED}
 
 
@@ -433,9 +433,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
 
 @pytest.mark.parametrize(("build", "level", "expected"), MALFORMED, ids=lambda v: getattr(v, "__name__", ""))
 def test_malformed(build: Callable[[], fx.GraphModule], level: Level, expected: list[str]) -> None:
-    check = next(
-        c for group in CHECKS.values() for c in group if c.__name__ == build.__name__.removeprefix("_")
-    )
+    check = next(c for group in CHECKS.values() for c in group if c.__name__ == build.__name__)
     gm = build()
     assert [what for _, what in check(gm.graph)] == expected
     assert set(expected) <= set(faults(gm, level)), "the level includes the check"

@@ -92,7 +92,7 @@ def test_a_call_reads_what_comes_later(expanded: tuple[fx.GraphModule, Pair]) ->
         check_expanded(full, (wrong, backward, order))
 
 
-@pytest.mark.parametrize("name", ["check_expanded", "expanded", "reduced_program"])
+@pytest.mark.parametrize("name", ["check_expanded", "expanded", "_reduced_program"])
 def test_what_fails_is_cut_layer_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
