@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.gradient_buckets import keep_term, reduce_pending
+from fxdp.eager.sharded_operands import has_sharded, with_full_values
 from fxdp.eager.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
@@ -44,9 +45,14 @@ def call_above_autograd(
         return _CHANGED[func](args, kwargs or {})
     if kwargs and is_sparse_lookup(func, args, kwargs):
         return sparse_lookup(func, args, kwargs)
-    if torch.is_grad_enabled() and func not in _NO_OPERANDS and (kwargs or _has_plain(args)):
+    if (kwargs or _has_plain(args)) and func not in _NO_OPERANDS:
         with without_torch_function():
             kwargs = kwargs or {}
+            if has_sharded(args) or has_sharded(tuple(kwargs.values())):
+                args = with_full_values(func, args)
+                kwargs = dict(zip(kwargs, with_full_values(func, [*kwargs.values()]), strict=True))
+            if not torch.is_grad_enabled():
+                return func(*args, **kwargs)
             axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
             if axis is not None:
                 args = _entered(args, axis)
