@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
+from fxdp.capture.refusals.unregistered import check_registered
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import FunctionalTensor, Patch, around, known_number
@@ -161,7 +162,11 @@ class TensorReads(TorchFunctionMode):
             return self._asserted(args[0], location_of_call())
         if name == "__repr__":
             return _text(func, *args, **kwargs)
-        return _formatted(func, *args) if name == "__format__" else func(*args, **kwargs)
+        if name == "__format__":
+            return _formatted(func, *args)
+        result = func(*args, **kwargs)
+        check_registered((*args, *kwargs.values()), result, self._held)
+        return result
 
     def _layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
