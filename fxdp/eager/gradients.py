@@ -219,6 +219,8 @@ def _number(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
     torch.autograd.grad: _grad,
     torch.Tensor.register_hook: _register_hook,
+    torch.Tensor.data_ptr: lambda args, kwargs: args[0].data_ptr(),  # of the class, as some libraries call it
+    torch.Tensor.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),
     **{getattr(torch.Tensor, name): partial(_number, name) for name in ("__index__", "__int__", "__float__")},
 }
 """Functions that are called in another way."""

@@ -45,6 +45,8 @@ def test_it_reads_as_the_tensor_of_one_device() -> None:
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "data_ptr": (lambda x: x.data_ptr(), "data_ptr"),
+    "data_ptr of the class": (torch.Tensor.data_ptr, "data_ptr"),
+    "storage of the class": (torch.Tensor.untyped_storage, "storage"),
     "storage": (lambda x: x.untyped_storage(), "storage"),
     "typed storage": (lambda x: x.storage(), "storage"),
     "dlpack": (np.from_dlpack, "exported by DLPack"),
