@@ -6,9 +6,10 @@ Dynamo traces on each rank alone, for the sizes of the local batch. Therefore th
 symbols as batch sizes, and Dynamo's guards on these sizes are dropped, because the program serves all sizes;
 conditions that the guards checked are checked for the global batch. The ranks compare graphs at each call.
 
-`fullgraph=True` is required: without it torch runs code that it cannot trace as ordinary Python on the local
-batch. Parameters used there would get local gradients, and torch does not notify the backend.
-The refusal lists each graph break with line and reason.
+Without `fullgraph=True` torch runs code that it cannot trace as ordinary Python on the local batch.
+Parameters used there would get local gradients, and torch does not notify the backend. Therefore the call of
+a module then runs in full (`dynamo/full_call.py`); a function is refused, with each graph break by line and
+reason.
 
 With `options={"graph_breaks": True}` the user promises that this code treats samples one by one. Then each
 graph is a program of its own (`dynamo/between_graphs.py`), and fxdp checks the promise as far as possible.
@@ -29,6 +30,7 @@ from fxdp.dynamo.break_report import BreakReport, breaks_in_words
 from fxdp.dynamo.dynamo_frame import BrokenFrameError, frame_in_flight, function_of, title_of
 from fxdp.dynamo.dynamo_graph import read_graph
 from fxdp.dynamo.dynamo_inputs import batch_dim
+from fxdp.dynamo.full_call import runs_in_full
 from fxdp.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.dynamo.traced_call import TracedCall, TracedOptions
 from fxdp.settings import wings_are_on
@@ -61,6 +63,10 @@ def backend(
         chosen = _chosen(mode, options)
         frame = frame_in_flight(chosen.graph_breaks)
         return _full(gm, frame, chosen) if frame.full else _one_of_several(gm, frame, chosen)
+    except BrokenFrameError as error:
+        if not error.frame.suppressed and runs_in_full(error.frame, outer_call(), chosen):
+            return gm.forward  # never called
+        return _Refusing(error)
     except fxdp.InputError as error:
         return _Refusing(error)
 

@@ -44,6 +44,8 @@ class OuterCall:
     """The running functions, innermost first, named as in `GraphBreak.undefined_gradients`."""
     outermost: bool
     """True if the graph is part of the compiled function itself, not of a function that it calls."""
+    optimized: eval_frame.OptimizedModule | None = None
+    """The result of `torch.compile` for a module."""
 
 
 def outer_call() -> OuterCall | None:
@@ -60,7 +62,7 @@ def outer_call() -> OuterCall | None:
     running = _running(frames[:wrapper])
     names = tuple(format_frame_info(frame.f_code) for frame in running)
     resumed = all(f.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX) for f in running[:-1])
-    return OuterCall(held["args"], held["kwargs"], model, keeper, names, resumed)
+    return OuterCall(held["args"], held["kwargs"], model, keeper, names, resumed, compiled)
 
 
 def _frames() -> Iterator[FrameType]:

@@ -282,7 +282,7 @@ def test_options_that_no_graph_can_have_are_refused(options: Any, message: str) 
 
 def test_the_whole_function_must_be_one_graph() -> None:
     with pytest.raises(InputError, match=r"(?s)expected fullgraph=True.*one graph of this call"):
-        _compiled(Scaled(), fullgraph=False)(torch.randn(5, 4))
+        _compiled(Scaled().forward, fullgraph=False)(torch.randn(5, 4))
 
 
 class Broken(nn.Module):
@@ -311,7 +311,7 @@ def test_a_refusal_lists_every_break_with_its_line_and_reason() -> None:
     model = Broken()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(InputError) as caught:
-        _compiled(model, fullgraph=False)(torch.randn(5, 4))
+        _compiled(model.forward, fullgraph=False)(torch.randn(5, 4))
     first, second, third, undefined_gradients = re.findall(r"\n  (.*)", str(caught.value))
     assert re.search(r"^graph 1 of 3 .*`if h.sum\(\) > 0:`: Python decides on a tensor's value$", first)
     assert re.search(r"^graph 2 of 3 .*`torch._dynamo.graph_break\(\)`: Call to", second)

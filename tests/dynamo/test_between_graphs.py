@@ -307,7 +307,7 @@ def test_options_that_no_part_of_a_call_can_have(options: Any, message: str) -> 
 
 def test_without_the_option_the_refusal_names_it() -> None:
     with pytest.raises(FxdpError, match=r"(?s)expected fullgraph=True.*graph_breaks.*graph 1 of 2"):
-        torch.compile(Printed().double(), backend=backend, options={"backend": "eager"})(*_samples(5))
+        torch.compile(Printed().double().forward, backend=backend, options={"backend": "eager"})(*_samples(5))
 
 
 @torch._dynamo.disable
