@@ -30,6 +30,7 @@ from fxdp.torch_compat import (
     without_torch_function,
 )
 
+_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.detach, torch.autograd.backward,
@@ -43,6 +44,8 @@ def call_above_autograd(
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
     if func in _CHANGED:
         return _CHANGED[func](args, kwargs or {})
+    if func in _INDEXED and type(args[1]) is tuple:
+        args = (args[0], tuple(map(_index, args[1])), *args[2:])
     if kwargs and is_sparse_lookup(func, args, kwargs):
         return sparse_lookup(func, args, kwargs)
     if (kwargs or _has_plain(args)) and func not in _NO_OPERANDS:
@@ -62,6 +65,13 @@ def call_above_autograd(
 
 
 GlobalTensor.__torch_function__ = classmethod(call_above_autograd)  # type: ignore[assignment,method-assign]
+
+
+def _index(value: Any) -> Any:
+    """Return an index: a list of global numbers (`x[rows, columns]`) as a tensor; torch reads memory."""
+    if type(value) in (list, tuple) and any(type(number) is GlobalTensor for number in value):
+        return torch.stack([torch.as_tensor(number) for number in value])
+    return value
 
 
 def _has_plain(args: Any) -> bool:

@@ -127,6 +127,7 @@ def results_read_on_the_host(batch: Batch) -> dict[str, Any]:
         "cumsum": out.cumsum(0).sum().item(), "unique": y.unique().numel(),
         "by row": sum(float(row.sum()) for row in out), "flipped": float((out.flip(0) * out).sum()),
         "permuted": float((out[order] * out).sum()), "median": out.median().item(),
+        "by numbers": out[[*y[:3]], [*out[:3].argmax(1)]],
     }  # fmt: skip
 
 
