@@ -14,10 +14,21 @@ from fxdp.settings import Settings, hashes_alike
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] (script.py | -m module) [arguments]"
+    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] [--compile] (script.py | -m module) [arguments]"
     parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
     parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
     parser.add_argument("--parts", type=_parts, default=(), help=argparse.SUPPRESS)  # for tests of splits
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the modules that the script calls, as torch.compile"
+    )
+    parser.add_argument(
+        "--compile-from", type=int, default=3, metavar="N",
+        help="the number of the first compiled call of a kind (default: 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", choices=("inductor", "eager"), default="inductor",
+        help="what compiles: Inductor, or none (the graph's ops as they are)",
+    )  # fmt: skip
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="the script, or the module's name with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -38,7 +49,10 @@ def run(asked: argparse.Namespace) -> int:
     launch = Settings.from_environment().launch
     nproc = len(asked.parts) or asked.nproc
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
-    options = RunOptions(asked.script, tuple(asked.arguments), asked.is_module, logs, asked.parts)
+    compile_from = max(1, asked.compile_from) if asked.compile else 0
+    options = RunOptions(
+        asked.script, tuple(asked.arguments), asked.is_module, logs, asked.parts, compile_from, asked.backend
+    )
     if launch is None:
         nproc = _number(nproc)
         sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")

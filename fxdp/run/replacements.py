@@ -11,6 +11,7 @@ from fxdp.run.children import child_patches
 from fxdp.run.file_calls import file_patches
 from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
+from fxdp.run.module_calls import module_patches
 from fxdp.run.parallel_wrappers import wrapper_patches
 from fxdp.run.process_groups import group_patches
 from fxdp.run.rank_zero import RankZero
@@ -51,3 +52,4 @@ def replacements(session: Session) -> Iterator[Patch]:
     yield from program_patches(rank_zero)
     yield Patch(DataLoader, "__iter__", around(batches))
     yield Patch(MapFetcher, "fetch", around(fetch))
+    yield from module_patches(session)

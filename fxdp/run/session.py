@@ -21,6 +21,8 @@ class RunOptions:
     is_module : whether `script` is the name of a module, as with `python -m`.
     logs : the folder for the output of ranks above 0.
     parts : the ranks' shares of each batch, as `(3, 1)`; equal ones if empty.
+    compile_from : the number of the first call of each kind that runs compiled; 0: all run op by op.
+    backend : what compiles, as of `fxdp.compile`.
     """
 
     script: str
@@ -28,6 +30,8 @@ class RunOptions:
     is_module: bool = False
     logs: Path = Path()
     parts: tuple[int, ...] = ()
+    compile_from: int = 0
+    backend: str = "inductor"
 
 
 @dataclass

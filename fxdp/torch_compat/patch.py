@@ -220,11 +220,13 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: _Here) -
     inherited = name not in vars(owner)
     old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base class has it
     kind = _Property if hasattr(old, "__set__") else _Method
-    guard = kind(here, make(getattr(owner, name)), old)
+    new = make(getattr(owner, name))
+    guard = kind(here, new, old)
     setattr(owner, name, guard)
 
     def restore() -> None:
-        if vars(owner).get(name) is not guard:
+        now = vars(owner).get(name)
+        if now is not guard and now is not new:  # torch.fx puts back what it has read: the replacement itself
             return  # replaced again in the meantime, which must stay
         if inherited:
             delattr(owner, name)

@@ -9,7 +9,7 @@ import torch
 
 __all__ = [
     "backward_id", "call_after_backward", "call_without_torch_function", "kernel", "of_function_transform",
-    "will_accumulate", "without_torch_dispatch", "without_torch_function",
+    "same_versions", "will_accumulate", "without_torch_dispatch", "without_torch_function",
 ]  # fmt: skip
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
@@ -17,6 +17,9 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 call_without_torch_function = torch._C._disabled_torch_function_impl
 """The same for one call, `(function, types, args, kwargs)`, in C."""
+
+same_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+"""`with same_versions(tensors):` writes inside do not count for autograd, as native BatchNorm's do not."""
 
 without_torch_dispatch = torch._C._DisableTorchDispatch
 """`with without_torch_dispatch():` an op acts on the wrappers of a subclass, not on what they wrap."""

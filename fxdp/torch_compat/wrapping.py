@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 __all__ = [
-    "READ_BY_WRAPPERS", "global_hook_registries", "global_hooks", "is_surrounded", "running_ddp",
+    "READ_BY_WRAPPERS", "global_hook_registries", "global_hooks", "is_surrounded", "optimized", "running_ddp",
     "running_transform",
 ]  # fmt: skip
 
@@ -50,6 +51,11 @@ def running_transform() -> str:
 def _traces_here() -> bool:
     """Return whether this thread is tracing; torch's flag is process-wide."""
     return compile_lock._is_owned() or bool(_get_current_dispatch_mode_stack())  # type: ignore[attr-defined]
+
+
+def optimized(module: nn.Module) -> nn.Module:
+    """Return what `torch.compile(module)` returns, with the module's own call inside."""
+    return OptimizedModule(module, lambda call: call)  # type: ignore[arg-type]
 
 
 def running_ddp() -> nn.Module | None:

@@ -126,8 +126,8 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     @staticmethod
     def _end(comms: Comms, error: BaseException) -> None:
         """Stop this rank's connections after a fatal error; raise a more precise error if one is known."""
-        if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
-            return  # only this call fails, on all ranks
+        if isinstance(error, AgreementError) or fails_this_call_alone(error):
+            return
         live = comms.liveness
         if isinstance(error, RankFailedError):
             if _is_late(error.__cause__) and (words := _at_fault(comms, error.__cause__)):
@@ -209,6 +209,11 @@ def refuse(process_mesh: ProcessMesh, error: Exception) -> None:
         process_mesh.comms.control.refuse(_describe(error))
         with contextlib.suppress(AttributeError):
             setattr(error, _REFUSED, True)
+
+
+def fails_this_call_alone(error: BaseException) -> bool:
+    """Return whether an error left a call on all ranks alike, and the next call works."""
+    return isinstance(error, RefusedError) or bool(getattr(error, _REFUSED, False))
 
 
 def everywhere(error: FxdpError) -> FxdpError:

@@ -1,0 +1,245 @@
+"""`CalledModule`: a module that a script calls, run op by op at first, and compiled from some call on.
+
+    call 1, 2    op by op, and observed: does the code print, count, draw in Python? is its gradient
+                 differentiated again, or twice? then this kind of call stays op by op
+    call 3 ...   compiled
+
+Calls are of one kind if one program may serve them: equal structure, dtypes, modes and Python state. The
+ranks decide alike, because they run the same lines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxdp.eager.batch_axis import BatchAxis
+from fxdp.errors import FxdpError, StateError
+from fxdp.ranks.liveness.failure import fails_this_call_alone
+from fxdp.run.call_arguments import CallArguments
+from fxdp.run.module_program import ModuleProgram
+from fxdp.run.observed_call import Backwards, Effects
+
+_log = logging.getLogger("fxdp")
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_KINDS = 64
+_PROGRAMS = 8
+_COMPILED = 16
+_RENEWED = 3
+_PATIENCE = 4
+"""Calls that may have a backward wait for the first one as many times longer."""
+
+
+@dataclass(eq=False)
+class _Kind:
+    """Calls that one program serves.
+
+    Attributes
+    ----------
+    calls : their number.
+    derived : whether one had a backward.
+    effect : what the last call did beside its result; the first one alone may make what all others find.
+    hooks : whether the module's hooks were looked at.
+    refused : why the calls run op by op.
+    """
+
+    calls: int = 0
+    derived: bool = False
+    effect: str = ""
+    hooks: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class CompileRule:
+    """Which calls are compiled, and how.
+
+    Parameters
+    ----------
+    compile_from : the number of the first compiled call of a kind.
+    backend : as of `fxdp.compile`.
+    axis_of : the batch axis of so many samples.
+    least_work : the number of parameters times samples from which on plain arguments are cut.
+    """
+
+    compile_from: int
+    backend: str
+    axis_of: Callable[[int], BatchAxis]
+    least_work: int = 1 << 20
+
+
+@dataclass(eq=False)
+class CalledModule:
+    """What is known of the calls of one module, of a class with this name."""
+
+    name: str
+    rule: CompileRule
+    refused: str = ""
+    programs: dict[Any, ModuleProgram] = field(default_factory=dict)
+    kinds: dict[Any, _Kind] = field(default_factory=dict)
+    renewed: int = 0
+    parameters: int | None = None
+
+    def call(
+        self, plain: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the module, compiled if that is one device's; `plain(module, ...)` calls it op by op."""
+        given = None if self.refused else CallArguments.read(args, kwargs)
+        if given is None or (given.is_plain and not self._is_work(module, given.total)):
+            return plain(module, *args, **kwargs)
+        place = given.spec, given.dims
+        program = self.programs.get(place)
+        if program is not None and not program.holds_same_tensors:
+            if not _has_parameters(module):
+                return plain(module, *args, **kwargs)
+            self._renew()
+            program = None
+        kind = self._kind(module, given, program)
+        if kind.refused or not self._is_due(kind):
+            return self._observed(plain, module, kind, given)
+        if kind.effect or (not kind.hooks and _hooked(module)):
+            self._stay_eager(kind, kind.effect or "it has hooks")
+            return plain(module, *args, **kwargs)
+        kind.hooks = True
+        program = program or self._made(module, kind, given)
+        if program is None:
+            return plain(module, *args, **kwargs)
+        return self._compiled(plain, module, program, kind, given)
+
+    def _is_work(self, module: nn.Module, samples: int) -> bool:
+        """Return whether parts of a plain batch are worth their messages."""
+        if self.parameters is None:
+            self.parameters = sum(p.numel() for p in module.parameters())
+        return self.parameters * samples >= self.rule.least_work
+
+    def _kind(self, module: nn.Module, given: CallArguments, program: ModuleProgram | None) -> _Kind:
+        key = (given.key, module.training) if program is None else (given.key, program.state)
+        found = self.kinds.get(key)
+        if found is None:
+            if len(self.kinds) >= _KINDS:
+                self.refuse(f"its calls are of more than {_KINDS} kinds")
+            found = self.kinds[key] = _Kind()
+        return found
+
+    def _is_due(self, kind: _Kind) -> bool:
+        """Return whether this call of a kind is to be compiled."""
+        kind.calls += 1
+        waits = torch.is_grad_enabled() and not kind.derived
+        first = self.rule.compile_from * (_PATIENCE if waits and self.rule.compile_from > 1 else 1)
+        return not self.refused and kind.calls >= first
+
+    def _observed(
+        self, plain: Callable[..., Any], module: nn.Module, kind: _Kind, given: CallArguments
+    ) -> Any:
+        """Run a call op by op, and note what would be no single device's in a program."""
+        if kind.refused or self.refused:
+            return plain(module, *given.args, **given.kwargs)
+        effects = Effects()
+        with effects.of(module):
+            output = plain(module, *given.args, **given.kwargs)
+        kind.effect = effects.found
+        if not Backwards(lambda unlike: self._derived(kind, unlike)).watch(output):
+            self._stay_eager(kind, "it returns no tensors")
+        return output
+
+    def _derived(self, kind: _Kind, unlike: str) -> None:
+        kind.derived = True
+        if unlike and not kind.refused:
+            self._stay_eager(kind, unlike)
+
+    def _made(self, module: nn.Module, kind: _Kind, given: CallArguments) -> ModuleProgram | None:
+        """Return the programs for calls of these arguments; None if the module cannot be compiled."""
+        if not _has_parameters(module):
+            return None  # inside of `functional_call`, this once
+        if len(self.programs) >= _PROGRAMS:
+            self.refuse(f"its arguments have more than {_PROGRAMS} structures")
+            return None
+        try:
+            program = ModuleProgram(module, given.prefix(), self.rule.backend)
+        except FxdpError as error:
+            self.refuse(str(error).partition("\n")[0])
+            return None
+        _log.info("%s is compiled, for arguments %s with batch dims %s", self.name, given.spec, given.dims)
+        self.programs[given.spec, given.dims] = program
+        self.kinds[given.key, program.state] = kind
+        return program
+
+    def _compiled(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        program: ModuleProgram,
+        kind: _Kind,
+        given: CallArguments,
+    ) -> Any:
+        args, kwargs = given.entered(self.rule.axis_of)
+        try:
+            output = program.call(args, kwargs)
+        except FxdpError as error:
+            if not fails_this_call_alone(error):
+                raise
+            self._stay_eager(kind, str(error).partition("\n")[0])
+            return plain(module, *given.args, **given.kwargs)
+        if program.refusal:
+            kind.refused = program.refusal
+            return output
+        Backwards(lambda unlike: _check_backward(self.name, unlike)).watch(output)
+        if program.compiled > _COMPILED:
+            self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
+        return output
+
+    def _renew(self) -> None:
+        """Begin anew, as the module has other parameters, buffers or children."""
+        self.renewed += 1
+        if self.renewed > _RENEWED:
+            self.refuse("its parameters, buffers or children are replaced again and again")
+        self._drop()
+
+    def _drop(self) -> None:
+        self.programs.clear()
+        self.kinds.clear()
+
+    def _stay_eager(self, kind: _Kind, why: str) -> None:
+        kind.refused = why
+        _log.info("%s runs op by op: %s", self.name, why)
+
+    def refuse(self, why: str) -> None:
+        """Run all calls op by op from now on."""
+        self.refused = why
+        self._drop()
+        _log.info("%s runs op by op: %s", self.name, why)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Return whether a module or a part of it has hooks that are not torch's own."""
+    return any(
+        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
+        for each in module.modules()
+        for hooks in map(each.__dict__.get, _HOOKS)
+        for hook in (hooks or {}).values()
+    )
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Return whether all parameters are parameters, as they are not inside of `functional_call`."""
+    return all(isinstance(p, nn.Parameter) for _, p in module.named_parameters(remove_duplicate=False))
+
+
+def _check_backward(name: str, unlike: str) -> None:
+    """Refuse a backward that a program has not.
+
+    Raises
+    ------
+    StateError : a second backward, or one whose gradients may be differentiated again.
+    """
+    if unlike:
+        raise StateError(
+            f"{name} was compiled, as its first calls had one plain backward each, but now "
+            f"{unlike}; expected that from the first calls on, or fxdp run without --compile"
+        )

@@ -1,0 +1,149 @@
+"""Modules of a script run compiled from some call on, and the numbers stay one device's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fxdp.eager.data_ranks import data_ranks
+from fxdp.run.called_module import CompileRule
+from fxdp.run.module_calls import ModuleCalls
+from fxdp.torch_compat import Patch, around, patched_everywhere
+from tests.eager.running import EXACT, OnRanks, difference, on_one_device, plain
+from tests.rank_pool import RankPool
+
+LOG: list[int] = []
+
+
+class _Net(nn.Module):
+    def __init__(self, *, effect: str = "") -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)
+        self.effect, self.calls, self.last = effect, 0, None
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        h = F.dropout(self.norm(self.fc(x)).tanh(), 0.2, self.training)
+        if self.effect == "count":
+            self.calls += 1
+        if self.effect == "keep":
+            self.last = h
+        if self.effect == "log":
+            LOG.append(len(x))
+        return self.head(h if scale is None else h * scale)
+
+
+def _loop(batch: Any, net: nn.Module, step: Callable[..., Tensor]) -> dict[str, Any]:
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    found: dict[str, Any] = {}
+    for i in range(4):
+        x = batch(torch.randn(8, 6))
+        optimizer.zero_grad()
+        loss = step(net, x)
+        loss.backward()
+        optimizer.step()
+        found[f"loss {i}"] = loss.detach()
+    return found | {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def _training(net: nn.Module, x: Tensor) -> Tensor:
+    net.eval()
+    with torch.no_grad():
+        before = net(x)
+    net.train()
+    scale = torch.linspace(0.5, 1, 7)  # plain, beside a global one
+    net.head.requires_grad_(x.sum().item() > 0)
+    return (net(x, scale=scale) - before).square().mean() + copy.deepcopy(net)(x).mean()
+
+
+def _plain(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x).square().mean()
+
+
+def _without_loader(net: nn.Module, x: Tensor) -> Tensor:
+    noise = net(torch.randn(8, 6))  # plain, as in a script without a loader
+    return (noise - net(x)).square().mean() + noise.var(0).sum()
+
+
+def _penalty(net: nn.Module, x: Tensor) -> Tensor:
+    out = net(x * 1.0)
+    (grad,) = torch.autograd.grad(out.square().sum(), net.get_parameter("fc.weight"), create_graph=True)
+    return grad.square().mean()
+
+
+def _twice(net: nn.Module, x: Tensor) -> Tensor:
+    out = net(x)
+    out.mean().backward(retain_graph=True)
+    return out.var(0).sum()
+
+
+def _functional(net: nn.Module, x: Tensor) -> Tensor:
+    moved = {name: p * 1.01 for name, p in net.named_parameters()}
+    return torch.func.functional_call(net, moved, (x,)).square().mean() + net(x).mean()
+
+
+def _parts(net: nn.Module, x: Tensor) -> Tensor:
+    return net(torch.cat([x, -x])).square().mean()  # another part of the batch: op by op
+
+
+@contextmanager
+def _compiling(calls: ModuleCalls) -> Iterator[None]:
+    patches = [
+        Patch(nn.Module, "__call__", around(calls.call)),
+        Patch(torch, "compile", around(calls.compile)),
+    ]
+    with patched_everywhere(patches):
+        yield
+
+
+def _made(effect: str = "") -> nn.Module:
+    torch.manual_seed(1)
+    return _Net(effect=effect)
+
+
+def _compared(split: tuple[int, ...], step: Callable[..., Tensor], effect: str = "") -> tuple[Any, ...]:
+    """Return the difference from one device, the modules with programs, and state of Python beside it."""
+    torch.set_default_dtype(torch.float64)
+    LOG.clear()
+    expected = plain(_loop(on_one_device, reference := _made(effect), step))
+    logged = list(LOG)
+    LOG.clear()
+    ranks = data_ranks(None, "cpu")
+    calls, net = ModuleCalls(CompileRule(2, "eager", lambda _: ranks.axis(split), 1)), _made(effect)
+    with _compiling(calls):
+        found = plain(_loop(OnRanks(split), net, step))
+    state = reference.calls == net.calls and logged == LOG and (net.last is None) == (reference.last is None)
+    return (*difference(expected, found), [one.name for one in calls.compiled if one.programs], state)
+
+
+def _all_compared(split: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    cases: list[tuple[Any, ...]] = [
+        (_training,), (_without_loader,), (_penalty,), (_twice,), (_functional,), (_parts,),
+        (_plain, "count"), (_plain, "keep"), (_plain, "log"),
+    ]  # fmt: skip
+    return [(f"{case[0].__name__} {case[1:]}", *_compared(split, *case)) for case in cases]
+
+
+def test_numbers_and_python_state_are_one_devices(ranks: RankPool) -> None:
+    for found in ranks.run(2, _all_compared, (5, 3)):
+        for case, error, where, _, state in found:
+            assert error <= EXACT, (case, where)
+            assert state, case
+        names = {case: compiled for case, _, _, compiled, _ in found}
+        served = [case for case in names if names[case]]
+        assert len(served) == 3, names
+
+
+def test_torch_compile_leaves_nothing_to_dynamo() -> None:
+    net, x = _made().eval(), torch.randn(4, 6)
+    with _compiling(ModuleCalls(CompileRule(2, "eager", data_ranks(None, "cpu").axis))):
+        made, function = torch.compile(net), torch.compile(len)
+        assert torch.equal(made(x), net(x))
+        assert function is len
+    assert next(iter(made.state_dict())) == "_orig_mod.fc.weight"
