@@ -15,13 +15,16 @@ import logging
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import fxdp
 from benchmarks.conformance import kept
@@ -55,8 +58,9 @@ def refused() -> list[str]:
 def _step(call: Any, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(SEED)
-    loss = call(**inputs).loss
-    loss.backward()
+    with mock.patch.object(torch, "seed", return_value=SEED):  # reformer's, which no second run has
+        loss = call(**inputs).loss
+        loss.backward()
     found = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **found, **dict(model.named_buffers())}
 
@@ -70,19 +74,33 @@ def _on_rank(name: str, split: tuple[int, ...]) -> tuple[float, str]:
     with keep_float64(), default_float64():
         twin = copy_of(model)
         expected = _step(twin, twin, inputs)
-        dims = iter(resolve_batch_dims((), inputs, entry.batch_dims))
-        first, rank = sum(split[: dist.get_rank()]), dist.get_rank()
-
-        def part(value: Tensor) -> Tensor:
-            dim = next(dims)
-            return value if dim is None else value.narrow(dim, first, split[rank])
-
-        local = torch.utils._pytree.tree_map_only(Tensor, part, inputs)
+        local = _part(inputs, iter(resolve_batch_dims((), inputs, entry.batch_dims)), split)
         compiled = fxdp.compile(model, backend="eager", fallback="eager", batch_dims=entry.batch_dims)
         got = _step(compiled, model, local)
     if lacking := expected.keys() ^ got.keys():
         return float("inf"), f"lacking: {sorted(lacking)[:3]}"
     return max((_relative(value, got[key]), key) for key, value in expected.items() if value.numel())
+
+
+def _part(inputs: dict[str, Any], dims: Iterator[int | None], split: tuple[int, ...]) -> dict[str, Any]:
+    """This rank's samples: elements of a list, rows of a tensor, of which a sample may have several."""
+    rank, total = dist.get_rank(), sum(split)
+    first = sum(split[:rank])
+
+    def part(value: Tensor) -> Tensor:
+        dim = next(dims)
+        rows = 1 if dim is None else value.shape[dim] // total
+        return value if dim is None else value.narrow(dim, first * rows, split[rank] * rows)
+
+    found = {}
+    for name, value in inputs.items():
+        if isinstance(value, list) and len(value) == total:
+            found[name] = value[first : first + split[rank]]
+            for _ in filter(lambda leaf: isinstance(leaf, Tensor), pytree.tree_leaves(value)):
+                next(dims)
+        else:
+            found[name] = pytree.tree_map_only(Tensor, part, value)
+    return found
 
 
 def _relative(expected: Tensor, got: Tensor) -> float:
