@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
@@ -189,8 +189,11 @@ class _Message:
         self._guard.__exit__(*raised)  # type: ignore[arg-type]
 
 
-_BY_COMMS: weakref.WeakKeyDictionary[Comms, DataRanks] = weakref.WeakKeyDictionary()
+_BY_COMMS: dict[int, DataRanks] = {}
+"""By the identity of their connections, until the process group is destroyed."""
 _ALONE: dict[Mesh, DataRanks] = {}
+WITH_GROUPS: list[Callable[[], None]] = []
+"""What is called as a process group is destroyed: caches let go of its ranks."""
 
 
 def data_ranks(mesh: DeviceMesh | Mapping[str, int] | None, device_type: str) -> DataRanks:
@@ -221,7 +224,15 @@ def ranks_of(process_mesh: ProcessMesh) -> DataRanks:
     if comms is None:
         return _ALONE.setdefault(found_mesh, DataRanks(process_mesh))
     install_hook()
-    found = _BY_COMMS.get(comms)
+    found = _BY_COMMS.get(id(comms))
     if found is None:
-        found = _BY_COMMS[comms] = DataRanks(process_mesh)
+        found = _BY_COMMS[id(comms)] = DataRanks(process_mesh)
+        comms.when_ended(partial(_let_go, id(comms)))
     return found
+
+
+def _let_go(comms: int) -> None:
+    """Let go of the ranks whose process group is destroyed."""
+    _BY_COMMS.pop(comms, None)
+    for call in WITH_GROUPS:
+        call()

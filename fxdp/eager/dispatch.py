@@ -12,6 +12,7 @@ from torch import Tensor
 from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.eager.call_key import call_key
 from fxdp.eager.call_leaves import CallLeaves, tensors_of
+from fxdp.eager.data_ranks import WITH_GROUPS
 from fxdp.eager.data_sizes import DATA_SIZES
 from fxdp.eager.host_reads import HOST_READS
 from fxdp.eager.index_values import INDEXING, iotas
@@ -21,6 +22,7 @@ from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan
 from fxdp.eager.own_collectives import NAMESPACE, check_collective
 from fxdp.eager.placed_call import placed
 from fxdp.eager.plan_families import FAMILIES_KEPT, families_kept
+from fxdp.eager.spec import spec_of
 from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
@@ -33,6 +35,7 @@ PLANS_KEPT = 8192
 """The most plans that are kept; the oldest go first."""
 _PLANS: dict[tuple[Any, ...], Run] = {}
 """How a call runs by its key; keeps the op, too, which is in the key by identity only."""
+WITH_GROUPS += [_PLANS.clear, spec_of.cache_clear]
 _BY_VALUES = {id(op): op for op in (*DATA_SIZES, *STRIDED, *INDEXING)}
 """Ops whose way depends on values beside the key."""
 

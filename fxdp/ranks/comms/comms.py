@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -108,6 +109,12 @@ class Comms:
         """True while the default process group, and so this object, can be used."""
         world = self._world()
         return world is not None and world_group() is world
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call a function, which must not keep this object, as the default process group is destroyed."""
+        world = self._world()
+        if world is not None:
+            weakref.finalize(world, call).atexit = False
 
     def _begun(self) -> tuple[int, ...]:
         found = [self._world(), *map(self.find, _PURPOSES)]
