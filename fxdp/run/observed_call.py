@@ -11,7 +11,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,17 +59,15 @@ def _changed(now: dict[str, Any], was: dict[str, ValueSnapshot]) -> bool:
     return any(kept.is_changed(now.get(name, ABSENT)) for name, kept in was.items())
 
 
-class _Written:
+class _Written(contextlib.ExitStack):
     """Standard output and error, for one call: whether something was written."""
 
-    def __enter__(self) -> _Written:
-        self.seen = False
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Stream(sys.stdout, self), _Stream(sys.stderr, self)
-        return self
+    seen = False
 
-    def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self._streams
+    def __enter__(self) -> Self:
+        self.enter_context(contextlib.redirect_stdout(_Stream(sys.stdout, self)))
+        self.enter_context(contextlib.redirect_stderr(_Stream(sys.stderr, self)))
+        return self
 
 
 class _Stream:

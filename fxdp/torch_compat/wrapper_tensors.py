@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 call_without_torch_function = torch._C._disabled_torch_function_impl
 """The same for one call, `(function, types, args, kwargs)`, in C."""
 
-same_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
-"""`with same_versions(tensors):` writes inside do not count for autograd, as native BatchNorm's do not."""
-
 without_torch_dispatch = torch._C._DisableTorchDispatch
 """`with without_torch_dispatch():` an op acts on the wrappers of a subclass, not on what they wrap."""
+
+
+def same_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    """Return a block whose writes do not count for autograd, as native BatchNorm's do not."""
+    return torch.autograd._unsafe_preserve_version_counter(tuple(tensors))  # type: ignore[attr-defined]
 
 
 def of_function_transform(value: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -55,7 +54,7 @@ def _traces_here() -> bool:
 
 def optimized(module: nn.Module) -> nn.Module:
     """Return what `torch.compile(module)` returns, with the module's own call inside."""
-    return OptimizedModule(module, lambda call: call)  # type: ignore[arg-type]
+    return torch._dynamo.eval_frame.OptimizedModule(module, lambda call: call)  # type: ignore[arg-type]
 
 
 def running_ddp() -> nn.Module | None:
