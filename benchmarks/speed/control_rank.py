@@ -143,7 +143,7 @@ def _process_mesh(rank: int, size: int, store: Any, above: int) -> tuple[Any, An
 
 
 def agreement_on(control: Any, size: int) -> Any:
-    """What a call exchanges, as `module/call_exchange.py` asks for it; an older checkout knows rows alone."""
+    """What a call exchanges, as `call_exchange.py` asks for it; an older checkout knows rows alone."""
     comms, mesh = SimpleNamespace(control=control), SimpleNamespace(rank=control.rank, world=size)
     process_mesh = SimpleNamespace(comms=comms, mesh=mesh, rank=control.rank, world=size)
     agreement = import_module(f"{_rooms()[0]}.agreement").Agreement(process_mesh)

@@ -6,12 +6,13 @@
 
     torch.Tensor methods, autograd            above: everything that torch does to tensors
     GlobalTensor              tensor.py       a wrapper with the global shape around the local part
-    one op                    dispatch.py     finds the code of the op's plan by call_key.py, or makes it
-      its plan                op_plan.py      the cheapest alternative of the op's rule, cached
-        sizes in B            hypotheses.py   which sizes count the batch; proven on meta tensors
-      its code                op_code.py      redistributes operands, runs the op on local parts
-      writes, masks, reads    writes.py, data_sizes.py, host_reads.py
-      counts in memory        strided.py
+    one op                    dispatch.py     finds the code of the op's plan by its key, or makes it
+      its plan                plans/          the cheapest alternative of the op's rule, cached
+        sizes in B                            which sizes count the batch; proven on meta tensors
+        its code                              redistributes operands, runs the op on local parts
+      writes, reads           writes.py, host_reads.py
+    gradients                 autograd/       of parameters, reduced together at the end of a backward
+    batches                   loader.py, ragged/, data/
 
 The compiler asks the same rules once per graph; this room asks once per kind of call. A rule, a
 redistribution and a decomposition mean the same in both.

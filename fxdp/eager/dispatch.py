@@ -10,20 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
-from fxdp.eager.call_key import call_key
-from fxdp.eager.call_leaves import CallLeaves, tensors_of
 from fxdp.eager.data_ranks import WITH_GROUPS
-from fxdp.eager.data_sizes import DATA_SIZES
 from fxdp.eager.host_reads import HOST_READS
-from fxdp.eager.index_values import INDEXING, iotas
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
-from fxdp.eager.op_code import Run, code_of
-from fxdp.eager.op_plan import OpPlan, cheapest_plan, full_plan
 from fxdp.eager.own_collectives import NAMESPACE, check_collective
-from fxdp.eager.placed_call import placed
-from fxdp.eager.plan_families import FAMILIES_KEPT, families_kept
+from fxdp.eager.plans.call_key import call_key
+from fxdp.eager.plans.call_leaves import CallLeaves, tensors_of
+from fxdp.eager.plans.data_sizes import DATA_SIZES
+from fxdp.eager.plans.index_values import INDEXING, iotas
+from fxdp.eager.plans.op_code import Run, code_of
+from fxdp.eager.plans.op_plan import OpPlan, cheapest_plan, full_plan
+from fxdp.eager.plans.placed_call import placed
+from fxdp.eager.plans.plan_families import FAMILIES_KEPT, families_kept
+from fxdp.eager.plans.strided import STRIDED
 from fxdp.eager.spec import spec_of
-from fxdp.eager.strided import STRIDED
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.writes import write_in_place

@@ -48,7 +48,7 @@ class GlobalTensor(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run a function of torch; `gradients`, which imports this class, puts its own function here."""
-        import fxdp.eager.gradients  # noqa: F401
+        import fxdp.eager.autograd.gradients  # noqa: F401
 
         return cls.__torch_function__(func, types, args, kwargs)
 
@@ -80,7 +80,7 @@ class GlobalTensor(torch.Tensor):
 
     def full(self) -> Tensor:
         """Return the full value, a plain tensor, with its gradient; all ranks must call this together."""
-        from fxdp.eager.gradients import full_value
+        from fxdp.eager.autograd.gradients import full_value
 
         return full_value(self)
 

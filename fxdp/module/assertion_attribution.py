@@ -18,7 +18,7 @@ from fxdp.capture.captured import Check
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.ir.graph.draws import kept_random_state
 from fxdp.ir.graph.model_tensors import is_sharded
-from fxdp.module.call import Call
+from fxdp.module.calls.call import Call
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.process_mesh import ProcessMesh
 

@@ -10,14 +10,14 @@ from typing import Any, Self
 
 from fxdp.errors import StateError
 from fxdp.module.cache_entry import LastCall
-from fxdp.module.call_exchange import CallExchange
+from fxdp.module.calls.call_exchange import CallExchange
+from fxdp.module.calls.reader import CallReader
 from fxdp.module.fallback import Fallback
 from fxdp.module.function_module import FunctionModule, names_in
 from fxdp.module.guards.guards import Guards
 from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import OptimizerWatch, check_home, check_put
 from fxdp.module.programs import Programs
-from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
 from fxdp.module.strategies import shard_model
 from fxdp.runtime.unsharded_parameters import UnshardedParameters

@@ -15,8 +15,8 @@ from torch import fx
 from fxdp.compiler.executable import CompiledVariants, Runs
 from fxdp.compiler.program import Program
 from fxdp.module.cache import LRU
-from fxdp.module.call import ProgramKey
-from fxdp.module.outputs import has_size_leaves, returns_tensor
+from fxdp.module.calls.call import ProgramKey
+from fxdp.module.calls.outputs import has_size_leaves, returns_tensor
 
 _KINDS = 64  # kinds with cached programs
 _CALLS = 1024  # cached sets of sizes per kind

@@ -16,8 +16,8 @@ from fxdp.errors import InputError
 from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.built_module import BuiltModule
 from fxdp.module.cache_entry import CacheEntry, LastCall
-from fxdp.module.call import Call, ProgramKey
-from fxdp.module.call_exchange import CallExchanged
+from fxdp.module.calls.call import Call, ProgramKey
+from fxdp.module.calls.call_exchange import CallExchanged
 from fxdp.module.fallback import RAGGED, Fallback, FallsBackError
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule

@@ -25,9 +25,9 @@ from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.mesh_text import parse_mesh
-from fxdp.module.call import Call, check_arguments, request_of
+from fxdp.module.calls.call import Call, check_arguments, request_of
+from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
-from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.mesh_init import init_mesh
 from fxdp.reports.explained import Explained

@@ -22,7 +22,7 @@ from fxdp.capture.ragged_rows import has_rows
 from fxdp.errors import CaptureError, InputError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded
 from fxdp.ir.types.placements import Shard
-from fxdp.module.call import ProgramKey
+from fxdp.module.calls.call import ProgramKey
 from fxdp.module.python_generators import equal_generators
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects

@@ -107,7 +107,7 @@ def call_on_parts(
 
 
 def _global_results(result: Any, entry: CacheEntry, axis: Any) -> Any:
-    from fxdp.eager.gradients import replicated
+    from fxdp.eager.autograd.gradients import replicated
     from fxdp.eager.local_parts import from_part
 
     placed = {

@@ -34,12 +34,12 @@ from fxdp.module.assertion_attribution import failing_ranks
 from fxdp.module.branch_specialization import OtherBranch, StateBefore, on_its_branch
 from fxdp.module.cache import LRU
 from fxdp.module.cache_entry import CacheEntry, GuardKey, Kinds
-from fxdp.module.call import Call, ProgramKey, request_of
-from fxdp.module.call_sizes import CallSizes, RowNumbers, decided_error
+from fxdp.module.calls.call import Call, ProgramKey, request_of
+from fxdp.module.calls.call_sizes import CallSizes, RowNumbers, decided_error
+from fxdp.module.calls.input_agreement import check_inputs_agree
+from fxdp.module.calls.outputs import packed, raise_if_checked
 from fxdp.module.fallback import captured_by_all
 from fxdp.module.guards.plain_modes import plain_modes
-from fxdp.module.input_agreement import check_inputs_agree
-from fxdp.module.outputs import packed, raise_if_checked
 from fxdp.module.same_programs import SamePrograms
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options

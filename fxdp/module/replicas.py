@@ -27,8 +27,8 @@ from fxdp.ir.graph.model_tensors import is_sharded, local_of
 from fxdp.ir.graph.signature import Buffer, Parameter
 from fxdp.ir.network.checksums import checksums, mixed
 from fxdp.ir.tensor_difference import difference
-from fxdp.module.call import Call
-from fxdp.module.input_agreement import check_inputs_agree
+from fxdp.module.calls.call import Call
+from fxdp.module.calls.input_agreement import check_inputs_agree
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, broadcast_tensors
 from fxdp.ranks.liveness.failure import everywhere

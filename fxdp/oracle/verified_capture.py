@@ -14,7 +14,7 @@ from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import InputError
 from fxdp.ir.graph.draws import kept_random_state
 from fxdp.ir.types.sizes import B, named_size
-from fxdp.module.call import request_of
+from fxdp.module.calls.call import request_of
 from fxdp.options import Options
 from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import widen, widened

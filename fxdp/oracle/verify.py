@@ -19,9 +19,9 @@ from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graph.graphs import copy_graph
 from fxdp.ir.types.mesh import Mesh, mesh_of
 from fxdp.ir.types.mesh_text import parse_mesh
-from fxdp.module.call import check_arguments
+from fxdp.module.calls.call import check_arguments
+from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
-from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxdp.eager.autograd.gradients import replicated
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.gradients import replicated
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.ir.types.placements import Shard
 

@@ -11,7 +11,7 @@ import torch
 
 import fxdp
 from fxdp.eager import dispatch
-from fxdp.eager.call_key import call_key
+from fxdp.eager.plans.call_key import call_key
 
 
 def _batch() -> fxdp.GlobalTensor:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import fxdp
 from fxdp.ir.tensor_difference import difference
-from fxdp.module.reader import CallReader
+from fxdp.module.calls.reader import CallReader
 from tests.exactness.models import gradient_errors, part
 from tests.fallbacks import no_fallback
 from tests.zoo.entry import Entry

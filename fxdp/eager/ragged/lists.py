@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxdp.eager.autograd.gradients import replicated
 from fxdp.eager.data_ranks import DataRanks
-from fxdp.eager.gradients import replicated
 from fxdp.eager.local_parts import entered
 from fxdp.eager.tensor import wrapped
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops.parts import join_parts, take_part
-from fxdp.module.call_sizes import _row_numbers
+from fxdp.module.calls.call_sizes import _row_numbers
 from tests.rank_pool import RankPool
 
 CASES = [((7, 2), 0, 1), ((2, 14, 3), 1, 1), ((2, 28), 1, 2), ((42, 2), 0, 3)]

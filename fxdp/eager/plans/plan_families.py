@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fxdp.eager.hypotheses import Hypothesis, Result, results_at
-from fxdp.eager.index_values import iotas
-from fxdp.eager.placed_call import PlacedCall
+from fxdp.eager.plans.hypotheses import Hypothesis, Result, results_at
+from fxdp.eager.plans.index_values import iotas
+from fxdp.eager.plans.placed_call import PlacedCall
 from fxdp.ir.graph.draws import draws
 from fxdp.ir.types.sizes import B, evaluate
 from fxdp.rules.registry import Alternative, Op

@@ -13,12 +13,12 @@ from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.module.cache import LRU
-from fxdp.module.call import Call, ProgramKey, call_lines
+from fxdp.module.calls.call import Call, ProgramKey, call_lines
+from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
+from fxdp.module.calls.padding import common_lengths, padded, spread_pad
+from fxdp.module.calls.reader import CallReader
+from fxdp.module.calls.text_padding import pads_at_start, text_pads
 from fxdp.module.guards.values import digest_of
-from fxdp.module.input_agreement import drawing_apart, drawing_strided
-from fxdp.module.padding import common_lengths, padded, spread_pad
-from fxdp.module.reader import CallReader
-from fxdp.module.text_padding import pads_at_start, text_pads
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.generator_states import torch_generators

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import FxdpError, InputError
-from fxdp.module.padding import padded, spread_pad
-from fxdp.module.reader import CallReader
+from fxdp.module.calls.padding import padded, spread_pad
+from fxdp.module.calls.reader import CallReader
 from tests.rank_pool import RankPool
 
 PAD = ((0, -100), {})

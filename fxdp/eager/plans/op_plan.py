@@ -12,10 +12,17 @@ from torch import Tensor
 
 import fxdp.rules  # noqa: F401  (registers the rules)
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.hypotheses import AS_RESHAPE, Hypothesis, Result, hypotheses, operand_types, proven_results
-from fxdp.eager.index_values import iotas
-from fxdp.eager.placed_call import PlacedCall
-from fxdp.eager.plan_families import ProvenChoice, recalled, remember
+from fxdp.eager.plans.hypotheses import (
+    AS_RESHAPE,
+    Hypothesis,
+    Result,
+    hypotheses,
+    operand_types,
+    proven_results,
+)
+from fxdp.eager.plans.index_values import iotas
+from fxdp.eager.plans.placed_call import PlacedCall
+from fxdp.eager.plans.plan_families import ProvenChoice, recalled, remember
 from fxdp.eager.spec import GlobalSpec, spec_of
 from fxdp.eager.sums import SMALL
 from fxdp.ir.graph.draws import draws

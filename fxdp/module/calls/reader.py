@@ -18,7 +18,7 @@ from fxdp.capture.snapshot import spelled
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
-from fxdp.module.call import Call, ProgramKey
+from fxdp.module.calls.call import Call, ProgramKey
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 

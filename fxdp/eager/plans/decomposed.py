@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.op_plan import numbers
+from fxdp.eager.plans.op_plan import numbers
 from fxdp.eager.redistribute import redistributed
 from fxdp.ir.types.decompositions import Decomposition, Term
 from fxdp.ir.types.placements import Placement, R

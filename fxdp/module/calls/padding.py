@@ -4,7 +4,7 @@ A batch is the concatenation of the ranks' parts, so all sizes except the batch 
 without samples takes the sizes of the ranks with samples, as there is nothing to pad. Sequences of different
 lengths are padded at the end to the longest rank's length, with the value that `pad=` gives for the input.
 Without a pad value the call is refused, because only the model defines the meaning of padding; a batch of
-text with an attention mask has known values (`fxdp/module/text_padding.py`).
+text with an attention mask has known values (`fxdp/module/calls/text_padding.py`).
 """
 
 from __future__ import annotations

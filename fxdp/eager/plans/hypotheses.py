@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.call_leaves import CallLeaves
+from fxdp.eager.plans.call_leaves import CallLeaves
 from fxdp.ir.types.placements import Dim, Placement, Shard
 from fxdp.ir.types.sizes import B, evaluate
 from fxdp.ir.types.value_types import TensorType

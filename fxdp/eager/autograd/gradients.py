@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxdp.eager.autograd.gradient_buckets import keep_term, reduce_pending
+from fxdp.eager.autograd.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.sharded_operands import has_sharded, with_full_values
-from fxdp.eager.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fxdp.eager import redistribute
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.decomposed import decomposed
 from fxdp.eager.equal_operands import OVERWRITING, Comparisons
 from fxdp.eager.message_report import COUNTS, user_line
-from fxdp.eager.op_plan import OpPlan, PlannedResult
+from fxdp.eager.plans.decomposed import decomposed
+from fxdp.eager.plans.op_plan import OpPlan, PlannedResult
 from fxdp.eager.sums import made, summed
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import memory_of, note_view

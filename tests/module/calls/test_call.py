@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.module.call import Call
-from fxdp.module.reader import CallReader
+from fxdp.module.calls.call import Call
+from fxdp.module.calls.reader import CallReader
 
 
 def _reader(batch_dims: Any = None) -> tuple[CallReader, nn.Module]:

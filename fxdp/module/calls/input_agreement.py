@@ -20,7 +20,7 @@ import torch
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import strided_draws
 from fxdp.errors import FxdpError, InputError
-from fxdp.module.call import Call
+from fxdp.module.calls.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.liveness.failure import everywhere
 from fxdp.ranks.process_mesh import ProcessMesh

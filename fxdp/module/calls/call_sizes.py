@@ -19,7 +19,7 @@ from fxdp.ir.graph.signature import Input
 from fxdp.ir.types.sizes import B, evaluate, named_size, rank_sizes
 from fxdp.ir.types.value_types import TensorType
 from fxdp.module.cache import LRU
-from fxdp.module.call import Call
+from fxdp.module.calls.call import Call
 
 _ROWS = 256  # sizes of calls whose row numbers are cached
 

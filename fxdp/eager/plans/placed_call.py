@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.call_leaves import CallLeaves
+from fxdp.eager.plans.call_leaves import CallLeaves
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.ir.types.placements import Placement, R, Shard
 from fxdp.ir.types.value_types import TensorType

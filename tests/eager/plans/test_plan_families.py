@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxdp.eager import op_plan
+from fxdp.eager.plans import op_plan
 from tests.eager.programs import Batch, gradients
 from tests.eager.running import EXACT, OnRanks, difference, on_one_device, plain
 from tests.rank_pool import RankPool

@@ -1,0 +1,1 @@
+"""Gradients of what global tensors are computed from: parameters, plain tensors, tables."""
