@@ -10,7 +10,7 @@ from fxdp.errors import RankFailedError
 
 ALONE = (
     "what one rank does alone, as an evaluation under `if rank == 0:` or the steps of an episode, calls the "
-    "model itself, under torch.no_grad(): compiled.module(x)"
+    "model itself, under torch.no_grad(): compiled.module(x), or, if parameters are sharded, is made by all"
 )
 """The remedy for a forward that not all ranks make."""
 TEXT_LIMIT = 6000  # most characters of an error sent to all ranks
