@@ -62,9 +62,9 @@ _SHARD, _HYBRID = {"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}
     [
         (6, False, False, _SHARD, "shard", 0.03),
         (6, True, True, _SHARD, "shard", 0.03),
-        (12, False, True, _SHARD, "shard", 0.05),
+        (8, False, True, _SHARD, "shard", 0.05),
         (6, False, False, _SHARD, "optimizer", 0.03),
-        (8, True, False, _HYBRID, "shard", 0.05),
+        (6, True, False, _HYBRID, "shard", 0.05),
     ],
 )
 def test_sharded_decoders_are_proven(
