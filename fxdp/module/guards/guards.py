@@ -58,7 +58,7 @@ class Guards:
     hooks, classes       of modules; hooks on all modules of the process        another program
     numbers              of the buffers that the model's code read as numbers   another program
     structure            of the inputs, and dtype, number of dims, device,      another program
-                         requires_grad of each tensor (`reader.py`)
+                         requires_grad of each tensor (`calls/reader.py`)
     Python inputs        numbers, strings and objects (`values.py`)             another program; a number
                                                                                 becomes an input
     sizes                batches and other dims (`programs.py`)                 another program, then one for
