@@ -44,7 +44,9 @@ class FullCall:
     def _compiled(self, model: nn.Module) -> CompiledModule:
         """Return the compiled module of a model, which lives as long as the model."""
         keeper = next(model.parameters(), None)
-        kept: _Kept = _Kept() if keeper is None else keeper.__dict__.setdefault(_KEPT, _Kept())
+        kept: _Kept = (None if keeper is None else keeper.__dict__.get(_KEPT)) or _Kept()
+        if keeper is not None:
+            keeper.__dict__[_KEPT] = kept
         if kept.compiled is None or kept.compiled.module is not model:
             kept.compiled = CompiledModule(model, self._mesh, self._options)
         return kept.compiled
@@ -56,7 +58,7 @@ class _Kept:
     compiled: CompiledModule | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Kept, ()  # a pickled model does not include programs
+        return type(None), ()  # a file of the model has no programs, and loads where fxdp is not installed
 
 
 def runs_in_full(frame: TracedFrame, call: OuterCall | None, chosen: TracedOptions) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,17 @@ def test_later_calls_and_copies_of_the_model() -> None:
         other._orig_mod.last.bias.add_(torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(other(x, y), other._orig_mod(x, y))
     torch.testing.assert_close(losses, [model(x, y)] * 2)
+
+
+def test_a_file_of_the_model_does_not_need_fxdp(tmp_path: Path) -> None:
+    model = Broken()
+    _compiled(model)(torch.randn(5, 4)).sum().backward()
+    torch.save(model, tmp_path / "model.pt")
+    assert b"fxdp." not in (tmp_path / "model.pt").read_bytes()
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    expected, found = model.eval()(torch.ones(2, 4)), loaded.eval()(torch.ones(2, 4))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_compiled(loaded)(torch.ones(2, 4)), expected)
 
 
 def test_a_forward_with_hooks_is_refused() -> None:
