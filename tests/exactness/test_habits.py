@@ -158,6 +158,21 @@ def _dynamic_padding(_: str) -> list[float]:
     return shown
 
 
+def _texts_of_unknown_side() -> str:
+    """One text for each rank: no mask shows on which side the collator pads."""
+    model = fxdp.compile(_Text().double(), backend="eager")
+    try:
+        model(**_collated([torch.arange(1, 4 + dist.get_rank())], "left"))
+    except fxdp.InputError as error:
+        return str(error)
+    return ""
+
+
+def test_texts_are_not_padded_where_nothing_shows_the_side(ranks: RankPool) -> None:
+    for said in ranks.run(2, _texts_of_unknown_side):
+        assert "pad=" in said
+
+
 _HABITS = (_dynamic_padding, _rank_0_evaluates_and_stops, _rank_0_saves, _samplers, _episodes)
 
 

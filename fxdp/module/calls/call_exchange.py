@@ -17,7 +17,7 @@ from fxdp.module.calls.call import Call, ProgramKey, call_lines
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.calls.padding import common_lengths, padded, spread_pad
 from fxdp.module.calls.reader import CallReader
-from fxdp.module.calls.text_padding import pads_at_start, text_pads
+from fxdp.module.calls.text_padding import padded_sides, text_pads
 from fxdp.module.guards.values import digest_of
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, gather_objects
@@ -80,6 +80,8 @@ class CallExchange:
         self._even: LRU[Any, bool] = LRU(_CALLS)
         self._last: _Digests | None = None
         self._told_padding = False
+        self._pads_at_start: bool | None = None
+        """The side at which texts of this run are padded; None as long as no text was."""
 
     def refuse(self, error: Exception) -> None:
         """Send an error of reading inputs to all ranks, which wait for this rank next.
@@ -152,9 +154,15 @@ class CallExchange:
             pads = spread_pad(self._pad, *call.inputs.given)
             if self._pad is None:
                 known = text_pads(self._reader.module, paths, tensors)
-        starts = known is not None and pads_at_start(paths, tensors)
-        told = gather_objects(self._process_mesh, (call.batch, call.dims, starts))
-        rows, at_start = [row[:2] for row in told], any(row[2] for row in told)
+        sides = (False, False) if known is None else padded_sides(paths, tensors)
+        told = gather_objects(self._process_mesh, (call.batch, call.dims, sides))
+        rows = [row[:2] for row in told]
+        at_start, at_end = (any(row[2][side] for row in told) for side in range(2))
+        if at_start or at_end:
+            self._pads_at_start = None if at_start and at_end else at_start
+        at_start = bool(self._pads_at_start)
+        if self._pads_at_start is None:
+            known = None  # nobody knows the side
         wanted = common_lengths(rows, paths, call.batch_dims, known or pads)
         if known is not None:
             self._tell_padding(paths, known, at_start)

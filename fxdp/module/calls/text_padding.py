@@ -8,7 +8,8 @@ the global batch in the same way.
              6 4 9 8   1 1 1 1   ->   6 4 9 8 . .   1 1 1 1 0 0
     rank 1   3 3 4 6 1 2              3 3 4 6 1 2
 
-The side is the side on which the ranks' texts are padded already; without any padding it is the end.
+The side is the one on which texts of the run are padded already. As long as none was, or some at either side,
+nobody knows it, and the call is refused: a model's positions may count from the first place.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ def text_pads(model: nn.Module, paths: Sequence[str], tensors: Sequence[Tensor])
     ]
 
 
-def pads_at_start(paths: Sequence[str], tensors: Sequence[Tensor]) -> bool:
-    """Return whether a row of this rank's mask is padded at its start."""
-    masks = [t for path, t in zip(paths, tensors, strict=True) if _name(path) == _MASK]
-    return any(bool(((mask[..., 0] == 0) & (mask[..., -1] != 0)).any()) for mask in masks if mask.numel())
+def padded_sides(paths: Sequence[str], tensors: Sequence[Tensor]) -> tuple[bool, bool]:
+    """Return whether a row of this rank's mask is padded at its start, and whether one is at its end."""
+    masks = [t for path, t in zip(paths, tensors, strict=True) if _name(path) == _MASK and t.numel()]
+
+    def at(place: int, other: int) -> bool:
+        return any(bool(((mask[..., place] == 0) & (mask[..., other] != 0)).any()) for mask in masks)
+
+    return at(0, -1), at(-1, 0)
 
 
 def _name(path: str) -> str:
