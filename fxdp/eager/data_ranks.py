@@ -77,6 +77,10 @@ class DataRanks:
             found = self._axes[key] = BatchAxis(self, key, user_line())
         return found
 
+    def even_axis(self, total: int) -> BatchAxis:
+        """Return the axis of `total` samples: the first ranks have one more if they do not divide."""
+        return self.axis([total // self.world + (rank < total % self.world) for rank in range(self.world)])
+
     def counted(self, size: int) -> BatchAxis:
         """Exchange each rank's number of samples, and return the axis; a collective call."""
         with self.message("count"):

@@ -62,9 +62,9 @@ class Session:
         return os.getpid() != self.process
 
     def axis(self, total: int) -> BatchAxis:
-        """Return the batch axis of `total` samples: the first ranks have one more if they do not divide."""
-        world, parts = self.ranks.world, self.options.parts
+        """Return the batch axis of `total` samples: even, or by the parts that were asked for."""
+        parts = self.options.parts
         if not parts:
-            return self.ranks.axis([total // world + (rank < total % world) for rank in range(world)])
+            return self.ranks.even_axis(total)
         ends = [total * share // sum(parts) for share in accumulate(parts, initial=0)]
         return self.ranks.axis([end - start for start, end in pairwise(ends)])

@@ -30,6 +30,7 @@ from fxdp.torch_compat import (
     without_torch_function,
 )
 
+_SEQUENCES = frozenset({list, tuple})
 _INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
@@ -44,7 +45,7 @@ def call_above_autograd(
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
     if func in _CHANGED:
         return _CHANGED[func](args, kwargs or {})
-    if func in _INDEXED and type(args[1]) is tuple:
+    if func in _INDEXED and type(args[1]) is tuple and not _SEQUENCES.isdisjoint(map(type, args[1])):
         args = (args[0], tuple(map(_index, args[1])), *args[2:])
     if kwargs and is_sparse_lookup(func, args, kwargs):
         return sparse_lookup(func, args, kwargs)

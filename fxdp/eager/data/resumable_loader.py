@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
 from fxdp.eager.data.sample_order import SampleOrder, seed_of
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.loader import batch_dims_of, global_batch
 from fxdp.errors import InputError
+from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ranks.liveness.failure import everywhere, guard
 
 _OURS = ("sampler", "batch_sampler", "generator", "batch_size", "shuffle", "drop_last")
@@ -42,9 +45,9 @@ class ResumableLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
-        if self._kind == "map-style":
-            return self._order.batches
-        return len(self._data)
+        if self._kind == "stateful":
+            return len(self._data)
+        return replace(self._order, length=len(self._data)).batches
 
     def __iter__(self) -> Iterator[Any]:
         """Yield an epoch's batches, those left after `load_state_dict`; all ranks must take them together."""
@@ -52,6 +55,7 @@ class ResumableLoader:
             self.epoch, self._given = self.epoch + 1, 0
         self._resumes = False
         ranks = data_ranks(self._mesh, "cpu")
+        self._agree(ranks)
         batches = self._map_style(ranks) if self._kind == "map-style" else self._iterated(ranks)
         for part in batches:
             self._given += 1
@@ -87,6 +91,28 @@ class ResumableLoader:
             self._data.load_state_dict(state["loader"])
         self.epoch, self._given, self._resumes = state["epoch"], state["given"], True
 
+    def _agree(self, ranks: DataRanks) -> None:
+        """Compare the order and the position with all ranks; a collective call.
+
+        Raises
+        ------
+        InputError : they differ, as of a data set with another length on one rank.
+        """
+        own = self._defined_by() | {"epoch": self.epoch, "given": self._given}
+        with guard(ranks.process_mesh):
+            rows = ranks.enter("an epoch of data", (number_of(repr(own).encode()),))
+            if any(row != rows[0] for row in rows):
+                told = ranks.gather(list(own.items()))
+                faults = [
+                    f"{name} is {[dict(of_rank).get(name) for of_rank in told]} by rank"
+                    for name in own
+                    if len({repr(dict(of_rank).get(name)) for of_rank in told}) > 1
+                ]
+                raise everywhere(InputError(
+                    "the ranks' data or positions differ; expected one data set, seed and position, of which "
+                    "each rank loads its rows:\n  " + "\n  ".join(faults)
+                ))  # fmt: skip
+
     def _defined_by(self) -> dict[str, Any]:
         order = self._order
         found: dict[str, Any] = {"kind": self._kind}
@@ -102,11 +128,11 @@ class ResumableLoader:
             batches = self._order.from_batch(self.epoch, self._given)
             for samples, data in zip(batches, self._loaded(ranks if self._by_rows else None), strict=False):
                 total = len(samples)
-                start, rows = _part_of(ranks, total)
+                axis = ranks.even_axis(total)
                 if not self._by_rows:
-                    yield self._cut(data, start, rows, total)
-                elif all(_has_rows(leaf, max(rows, 1)) for leaf in pytree.tree_leaves(data)):
-                    yield pytree.tree_map(partial(torch.narrow, dim=0, start=0, length=rows), data)
+                    yield self._cut(data, axis)
+                elif all(_has_rows(leaf, max(axis.local, 1)) for leaf in pytree.tree_leaves(data)):
+                    yield pytree.tree_map(partial(torch.narrow, dim=0, start=0, length=axis.local), data)
                 else:  # strings and numbers, say: one device's batch has those of all samples
                     self._by_rows = False
                     break
@@ -119,8 +145,10 @@ class ResumableLoader:
         def rows(samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
             if ranks is None:
                 return samples
-            start, count = _part_of(ranks, len(samples))
-            return samples[start : start + count] or samples[:1]  # one tells the kinds of tensors
+            axis = ranks.even_axis(len(samples))
+            return (
+                samples[axis.offset : axis.offset + axis.local] or samples[:1]
+            )  # one tells the kinds of tensors
 
         numbers = self._order.seed, self.epoch
         options = {**self._options, "collate_fn": SeededCollate(self._options.get("collate_fn"), *numbers)}
@@ -154,7 +182,7 @@ class ResumableLoader:
             tensors = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
             dims = batch_dims_of(data, self._batch_dims)
             total = next((t.shape[dim] for t, dim in zip(tensors, dims, strict=True) if dim is not None), 0)
-            yield self._cut(data, *_part_of(ranks, total), total)
+            yield self._cut(data, ranks.even_axis(total))
         if any(going):
             ended = [rank for rank, goes in enumerate(going) if not goes]
             raise everywhere(InputError(
@@ -162,19 +190,19 @@ class ResumableLoader:
                 "of which each takes its rows: do not split it by rank"
             ))  # fmt: skip
 
-    def _cut(self, data: Any, start: int, rows: int, total: int) -> Any:
+    def _cut(self, data: Any, axis: BatchAxis) -> Any:
         dims = iter(batch_dims_of(data, self._batch_dims))
 
         def part(leaf: Tensor) -> Tensor:
             dim = next(dims)
             if dim is None:
                 return leaf
-            if leaf.shape[dim] != total:
+            if leaf.shape[dim] != axis.total:
                 raise InputError(
-                    f"a batch of {total} samples has a tensor {list(leaf.shape)}; expected {total} in dim "
-                    f"{dim}: give batch_dims= with None for tensors that have no batch dim"
+                    f"a batch of {axis.total} samples has a tensor {list(leaf.shape)}; expected "
+                    f"{axis.total} in dim {dim}: give batch_dims= with None for tensors without a batch dim"
                 )
-            return leaf.narrow(dim, start, rows)
+            return leaf.narrow(dim, axis.offset, axis.local)
 
         return pytree.tree_map_only(Tensor, part, data)
 
@@ -238,12 +266,6 @@ def _kind_of(data: Any) -> str:
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and hasattr(data, "__iter__"):
         return "stateful"
     return "map-style" if hasattr(data, "__getitem__") else "iterable"
-
-
-def _part_of(ranks: DataRanks, total: int) -> tuple[int, int]:
-    """Return this rank's first row and number of rows; the first ranks may have one more."""
-    rows, rest = divmod(total, ranks.world)
-    return ranks.rank * rows + min(ranks.rank, rest), rows + (ranks.rank < rest)
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

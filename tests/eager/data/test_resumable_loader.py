@@ -211,6 +211,30 @@ def test_sequences_of_other_lengths_are_refused_on_all_ranks(ranks: RankPool) ->
     assert [w[0][:29] for w in ranks.run(2, _of_other_lengths)] == ["the data of ranks [1] ended, "] * 2
 
 
+def _of_other_data() -> list[str]:
+    words = []
+    try:
+        next(iter(fxdp.data_loader(Noisy(SAMPLES + dist.get_rank()), BATCH, local=True)))
+    except fxdp.InputError as error:
+        words.append(str(error).splitlines()[-1].strip())
+    return words
+
+
+def test_a_data_set_of_another_length_on_one_rank_is_refused_on_all(ranks: RankPool) -> None:
+    assert ranks.run(2, _of_other_data) == [["samples is [11, 12] by rank"]] * 2
+
+
+def test_its_length_counts_batches() -> None:
+    assert [len(_loader(kind)) for kind in ("map-style", "stateful")] == [3, 3]
+    assert len(fxdp.data_loader(Noisy(), BATCH, drop_last=True)) == 2
+
+    class Known(Stream):
+        def __len__(self) -> int:
+            return self.samples
+
+    assert len(fxdp.data_loader(Known(), BATCH)) == 3
+
+
 class Boundless:
     def __getitem__(self, index: int) -> int:
         return index
