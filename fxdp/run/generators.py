@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from fxdp.eager.data_ranks import DataRanks
@@ -47,5 +46,4 @@ def seed_patches(seeded: dict[str, str]) -> Iterator[Patch]:
 
     yield Patch((vars(torch), vars(torch.random)), "manual_seed", noting("torch"))
     yield Patch(random, "seed", noting("random"))
-    if importlib.util.find_spec("numpy") is not None:
-        yield Patch(importlib.import_module("numpy.random"), "seed", noting("numpy.random"))
+    yield Patch(np.random, "seed", noting("numpy.random"))

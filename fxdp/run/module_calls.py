@@ -10,12 +10,12 @@ model = torch.compile(model)    what is compiled is the same; nothing is left fo
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fxdp.run.called_module import CalledModule, CompileRule
 from fxdp.run.session import Session
@@ -35,7 +35,7 @@ class ModuleCalls:
 
     def __init__(self, rule: CompileRule, is_apart: Callable[[], bool] = lambda: False) -> None:
         self._rule, self._is_apart = rule, is_apart
-        self._known: dict[int, tuple[weakref.ref[nn.Module], CalledModule]] = {}
+        self._known: MutableMapping[nn.Module, CalledModule] = WeakIdKeyDictionary()
         self.compiled: list[CalledModule] = []
         """The modules that have programs, the oldest first."""
         self._thread, self._inside = threading.get_ident(), False
@@ -69,17 +69,10 @@ class ModuleCalls:
         return optimized(model) if isinstance(model, nn.Module) else model
 
     def _of(self, module: nn.Module) -> CalledModule:
-        key = id(module)
-        found = self._known.get(key)
-        if found is None or found[0]() is not module:
-            gone = weakref.ref(module, lambda ref: self._forget(key, ref))
-            called = CalledModule(type(module).__name__, self._rule)
-            found = self._known[key] = gone, called
-        return found[1]
-
-    def _forget(self, key: int, ref: weakref.ref[nn.Module]) -> None:
-        if self._known.get(key, (None,))[0] is ref:
-            del self._known[key]
+        found = self._known.get(module)
+        if found is None:
+            found = self._known[module] = CalledModule(type(module).__name__, self._rule)
+        return found
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -24,7 +24,7 @@ from fxdp.run.script_lines import is_asked_by_script, script_line
 from fxdp.run.standard_input import SharedReader
 from fxdp.torch_compat import Patch, around
 
-_LOG = logging.getLogger("fxdp")
+_log = logging.getLogger("fxdp")
 _THROUGH = ("os", "subprocess", "contextlib")
 _SHARED = "_fxdp_shared"
 """The attribute of a process that rank 0 alone has started; its value is the line."""
@@ -125,7 +125,7 @@ class _Programs:
         where = script_line()
         if where not in self._told and self._rank_zero.is_rank_0:
             self._told.add(where)
-            _LOG.warning("%s starts a program on each rank: not in the script's main thread", where)
+            _log.warning("%s starts a program on each rank: not in the script's main thread", where)
         return False
 
 
