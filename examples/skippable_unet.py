@@ -1,11 +1,13 @@
-"""A U-Net with declared skip connections cleans noisy digits: eagerly, or on any number of ranks.
+"""A diffusion U-Net with declared skip connections: eagerly, or on any number of ranks.
 
     python examples/skippable_unet.py --plain
     python examples/skippable_unet.py
     torchrun --nproc-per-node 2 examples/skippable_unet.py
 
-The model is a plain `nn.Sequential`: its skips are stashed on the way down and popped on the way up, so no
-module in between passes them on. `--plain` trains it without fxdp, with the same losses.
+It learns which noise is in a digit, at any level of noise: the denoising step of a diffusion model. The level
+is a second channel of the image. The model is a plain `nn.Sequential`: its skips are stashed on the way down
+and popped on the way up, so no module in between passes them on. `--plain` trains it without fxdp, with the
+same losses.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def make_model() -> nn.Sequential:
     torch.manual_seed(0)
     outer, inner = Namespace(), Namespace()
     model = nn.Sequential(
-        Down(1, 16).isolate(outer),
+        Down(2, 16).isolate(outer),
         Down(16, 32).isolate(inner),
         nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.SiLU()),
         Up(32, 32, 16).isolate(inner),
@@ -73,10 +75,13 @@ def make_model() -> nn.Sequential:
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """Noisy digits, and clean ones."""
-    clean = torch.tensor(load_digits().data / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
-    return clean + 0.5 * noise, clean
+    """Digits with noise of a level drawn for each, beside that level; and the noise."""
+    clean = torch.tensor(load_digits().data / 8 - 1, dtype=torch.float32).view(-1, 1, 8, 8)
+    drawn = torch.Generator().manual_seed(0)
+    noise = torch.randn(clean.shape, generator=drawn)
+    kept = torch.rand(len(clean), 1, 1, 1, generator=drawn)  # of the digit's variance, the rest is noise
+    noisy = kept.sqrt() * clean + (1 - kept).sqrt() * noise
+    return torch.cat([noisy, kept.expand_as(clean)], dim=1), noise
 
 
 def main() -> None:
@@ -93,25 +98,25 @@ def main() -> None:
     if asked.plain and ranks > 1:
         parser.error("--plain trains on one device: start it with python, not torchrun")
 
-    noisy, clean = (images[: asked.images] for images in load())
+    noisy, noise = (images[: asked.images] for images in load())
     model = make_model()
     compiled = None if asked.plain else fxdp.compile(model, loss_fn=F.mse_loss, backend=asked.backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(asked.epochs):
-        order = torch.randperm(len(clean), generator=torch.Generator().manual_seed(epoch))
+        order = torch.randperm(len(noise), generator=torch.Generator().manual_seed(epoch))
         total = 0.0
         for batch in order.split(64):
             mine = batch.tensor_split(ranks)[rank]
             if compiled is None:
-                loss = F.mse_loss(model(noisy[mine]), clean[mine])
+                loss = F.mse_loss(model(noisy[mine]), noise[mine])
             else:
-                loss = compiled(noisy[mine], target=clean[mine])
+                loss = compiled(noisy[mine], target=noise[mine])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             total += loss.item() * len(batch)
         if rank == 0:
-            print(f"epoch {epoch + 1}: loss {total / len(clean):.6f}")
+            print(f"epoch {epoch + 1}: loss {total / len(noise):.6f}")
 
 
 if __name__ == "__main__":

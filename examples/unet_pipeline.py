@@ -1,4 +1,4 @@
-"""The U-Net of skippable_unet.py over pipeline stages: its skips go straight from stage to stage.
+"""The diffusion U-Net of skippable_unet.py in stages: its skips go straight from stage to stage.
 
     torchrun --nproc-per-node 2 examples/unet_pipeline.py
     torchrun --nproc-per-node 3 examples/unet_pipeline.py --schedule gpipe
@@ -39,7 +39,7 @@ def main() -> None:
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",))
 
-    noisy, clean = load()
+    noisy, noise = load()
     model = make_model()
     alone = copy.deepcopy(model)
     pipeline = fxdp.Pipeline(
@@ -50,12 +50,12 @@ def main() -> None:
     furthest, is_first = 0.0, dist.get_rank() == 0
     for step in range(asked.steps):
         rows = slice(50 * step, 50 * (step + 1))  # every rank of a pipeline passes the same batch
-        loss = compiled(noisy[rows], target=clean[rows])
+        loss = compiled(noisy[rows], target=noise[rows])
         loss.backward()
         optimizers[0].step()
         optimizers[0].zero_grad()
         if is_first:
-            expected = F.mse_loss(alone(noisy[rows]), clean[rows])
+            expected = F.mse_loss(alone(noisy[rows]), noise[rows])
             expected.backward()
             optimizers[1].step()
             optimizers[1].zero_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import runpy
@@ -18,6 +17,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from tests.notebook import displayed
 from tests.rank_pool import RankPool, free_port
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -122,20 +122,9 @@ def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -
 
 
 def _displayed(folder: str) -> list[dict[str, Any]]:
-    """What the cells of the notebook display, by kinds of text, as IPython runs them in a kernel."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
+    """What the cells of the notebook display, by kinds of text."""
     warnings.simplefilter("default")
-    config = Config({"HistoryManager": {"enabled": False}})
-    shell = InteractiveShell(config=config, ipython_dir=folder)
-    found = []
-    for cell in json.loads((EXAMPLES / "inspect.ipynb").read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            ran = shell.run_cell("".join(cell["source"]))
-            ran.raise_error()
-            found.append({} if ran.result is None else shell.display_formatter.format(ran.result)[0])
-    return found
+    return displayed(EXAMPLES / "inspect.ipynb", folder)
 
 
 def test_the_notebook_shows_what_was_decided(ranks: RankPool, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.run.running import SCRIPTS, on_one_device, on_ranks
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def test_a_plain_loop_saves_once(tmp_path: Path) -> None:
     """With loader workers; without them the demo's test runs such a loop."""
@@ -19,14 +21,17 @@ def test_a_plain_loop_saves_once(tmp_path: Path) -> None:
     assert sorted(found.name for found in tmp_path.iterdir()) == ["one.pt", "ranks.pt"]
 
 
-def test_a_gan_whose_data_set_draws() -> None:
-    one, ranks = on_one_device(SCRIPTS / "gan.py"), on_ranks(2, SCRIPTS / "gan.py")
-    assert one.code == 0, one.err
-    assert (ranks.code, ranks.out) == (0, one.out), ranks.err
+GALLERY = [
+    str(EXAMPLES / f"{name}.py")
+    for name in ("resnet", "contrastive", "gan", "vae", "finetune_trainer", "lightning_digits")
+]
 
 
-def test_trainer_of_transformers() -> None:
+def test_unedited_examples() -> None:
+    """Data sets that draw, similarities of a batch, two networks, noise in a model, Trainer, Lightning."""
     pytest.importorskip("transformers")
-    one, ranks = on_one_device(SCRIPTS / "trainer.py"), on_ranks(2, SCRIPTS / "trainer.py")
+    few = (*GALLERY, "--samples", "43", "--epochs", "2")
+    one, ranks = on_one_device(SCRIPTS / "examples.py", *few), on_ranks(2, SCRIPTS / "examples.py", *few)
     assert one.code == 0, one.err
+    assert one.out.count(".py") == len(GALLERY)
     assert (ranks.code, ranks.out) == (0, one.out), ranks.err
