@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.data.loader_workers import batches_of_workers
 from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
 from fxdp.eager.data.sample_order import SampleOrder, seed_of
 from fxdp.eager.data_ranks import DataRanks, data_ranks
@@ -70,7 +71,7 @@ class ResumableLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the position of a state, on any number of ranks, with any number of workers.
+        """Go on at the position of a state, on any number of ranks, of a map-style data set with any workers.
 
         Raises
         ------
@@ -120,6 +121,8 @@ class ResumableLoader:
             found |= {"seed": order.seed, "batch_size": order.batch_size, "drop_last": order.drop_last}
         if self._kind == "map-style":
             found |= {"samples": order.length, "shuffle": order.shuffle}
+        if self._kind == "iterable":  # each worker has its own share of the sequence, or all of it
+            found["num_workers"] = self._options.get("num_workers", 0)
         return found
 
     def _map_style(self, ranks: DataRanks) -> Iterator[Any]:
@@ -152,22 +155,24 @@ class ResumableLoader:
 
         numbers = self._order.seed, self.epoch
         options = {**self._options, "collate_fn": SeededCollate(self._options.get("collate_fn"), *numbers)}
-        return DataLoader(
+        loader = DataLoader(
             SeededSamples(self._data, *numbers),
             batch_sampler=[rows(samples) for samples in self._order.from_batch(self.epoch, self._given)],
             generator=torch.Generator(),  # else it draws from the run's
             **options,
         )
+        return batches_of_workers(loader, self.epoch, self._given)
 
     def _iterated(self, ranks: DataRanks) -> Iterator[Any]:
         """Yield this rank's rows of batches that each rank loads in full."""
         numbers = self._order.seed, self.epoch
         draws, batches = OwnDraws(*numbers), self._data
         if self._kind == "iterable":
-            batches = DataLoader(
+            loader = DataLoader(
                 self._data, batch_size=self._order.batch_size, drop_last=self._order.drop_last,
                 generator=torch.Generator().manual_seed(seed_of(*numbers)), **self._options,
             )  # fmt: skip
+            batches = batches_of_workers(loader, self.epoch, 0)
         with draws():
             iterator = iter(batches)
             for _ in range(self._given if self._kind == "iterable" else 0):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,8 @@ def test_data_of_another_order_is_refused_whole(tmp_path: Path) -> None:
         fxdp.load(tmp_path / "b", compiled, data=loader)
     assert torch.equal(before, compiled.module.weight)  # type: ignore[arg-type]
     assert other.state_dict()["given"] == 0
+    with pytest.raises(fxdp.InputError, match="num_workers is 0 here, 2 in the state"):
+        _loader("iterable").load_state_dict(_loader("iterable", workers=2).state_dict())
 
 
 def _of_other_lengths() -> list[str]:
@@ -233,6 +237,26 @@ def test_its_length_counts_batches() -> None:
             return self.samples
 
     assert len(fxdp.data_loader(Known(), BATCH)) == 3
+
+
+class Deadly(Noisy):
+    """Its sixth sample kills the process that loads it; its seventh raises."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 6:
+            raise ConnectionError("no such host")
+        return super().__getitem__(index)
+
+
+def test_a_dead_worker_is_told_by_its_batch_and_an_error_is_its_own() -> None:
+    with pytest.raises(fxdp.InputError, match=r"died, and batch \d of epoch 0 did not come.*num_workers=0"):
+        list(fxdp.data_loader(Deadly(), BATCH, num_workers=1))
+    later = fxdp.data_loader(Deadly(), 1, num_workers=1)
+    later.load_state_dict(later.state_dict() | {"given": 6})
+    with pytest.raises(ConnectionError, match="no such host"):
+        next(iter(later))
 
 
 class Boundless:
