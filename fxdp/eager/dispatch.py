@@ -26,6 +26,7 @@ from fxdp.eager.plans.strided import STRIDED
 from fxdp.eager.spec import spec_of
 from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
+from fxdp.eager.view_origins import note_view
 from fxdp.eager.writes import write_in_place
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload, aten
@@ -102,8 +103,8 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
         return partial(read, op)
     if op.namespace == NAMESPACE:
         check_collective(op, args, kwargs)
-    if (computed := _LAZY.get(op)) is not None:
-        return lambda args, kwargs: computed(*args, **kwargs)
+    if op in _LAZY:
+        return partial(_computed_view, op)
     if op._schema.is_mutable:
         return partial(write_in_place, op)
     if _are_full(tensors_of(args, kwargs)):
@@ -140,6 +141,12 @@ def _made(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpP
             user_line(), op,
         )  # fmt: skip
     return plan
+
+
+def _computed_view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    made = _LAZY[op](*args, **kwargs)
+    note_view(made, args[0], op, args[1:], kwargs, shares=False)
+    return made
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.spec import GlobalSpec, dense_stride, spec_of
 from fxdp.errors import InputError
 from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.torch_compat import refuse_pointer
 
 if TYPE_CHECKING:
     from fxdp.eager.view_origins import Memory, ViewOrigin
@@ -40,6 +41,7 @@ class GlobalTensor(torch.Tensor):
     def __new__(cls, local: Tensor, spec: GlobalSpec) -> GlobalTensor:
         """Wrap this rank's local value of a global tensor; without autograd."""
         made: GlobalTensor = torch.Tensor._make_wrapper_subclass(cls, *spec.metadata)
+        refuse_pointer(made)
         made._local, made._spec = local, spec
         return made
 

@@ -31,6 +31,7 @@ _SCATTERS: Mapping[Any, Callable[..., Any]] = {
     aten.as_strided.default: aten.as_strided_scatter.default,
     aten.detach.default: lambda base, value: value, aten.alias.default: lambda base, value: value,
     aten.view.default: lambda base, value, size: value.reshape(base.shape),
+    aten._conj.default: lambda base, value: value.conj(), aten._neg_view.default: lambda base, value: -value,
 }  # fmt: skip
 """For ops whose result may be a gathered copy, the op that puts a written copy back into the base."""
 

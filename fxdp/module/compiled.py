@@ -23,7 +23,7 @@ from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule
 from fxdp.module.global_calls import call_on_parts, has_several_sizes, holds_global
 from fxdp.module.guards.surroundings import refuse_transforms
-from fxdp.module.model_checks import check_model, home_of, no_values
+from fxdp.module.model_checks import check_model, home_of, no_values, warn_of_rank_counts
 from fxdp.module.strategies import WantsShardingError, begins_sharded
 from fxdp.options import Options
 from fxdp.ranks.hooks import install_hook
@@ -57,6 +57,7 @@ class CompiledModule(BuiltModule):
         self._process_mesh = init_mesh(mesh, home_of(module, mesh, options.may_shard))
         self._mesh = self._process_mesh.mesh
         self._process_mesh.check_ranks()
+        warn_of_rank_counts(module, self._mesh.size)
         if self._mesh.world > 1:
             install_hook()
         legal_strategies(self._mesh, options)

@@ -10,13 +10,16 @@ import torch
 
 __all__ = [
     "backward_id", "call_after_backward", "call_without_torch_function", "kernel", "of_function_transform",
-    "same_versions", "will_accumulate", "without_torch_dispatch", "without_torch_function",
+    "refuse_pointer", "same_versions", "will_accumulate", "without_torch_dispatch", "without_torch_function",
 ]  # fmt: skip
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """`with without_torch_function():` calls torch's own functions on tensors of a subclass."""
 
-call_without_torch_function = torch._C._disabled_torch_function_impl
+refuse_pointer = torch._C._set_throw_on_mutable_data_ptr
+"""Make an extension in C++ that asks for memory end with an error, instead of reading address 0."""
+
+call_without_torch_function: Any = torch.nn.Parameter.__torch_function__
 """The same for one call, `(function, types, args, kwargs)`, in C."""
 
 without_torch_dispatch = torch._C._DisableTorchDispatch

@@ -71,6 +71,21 @@ def test_what_needs_memory_is_refused_with_the_remedy(name: str) -> None:
         call(_batch())
 
 
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x * 2], ids=["batch", "result"])
+def test_a_pointer_read_in_c_is_an_error(of: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.utils.dlpack.to_dlpack(of(_batch()))  # type: ignore[attr-defined]
+
+
+def test_a_write_into_a_conjugate_is_one_into_its_base() -> None:
+    plain = torch.complex(torch.arange(12.0).reshape(4, 3), torch.ones(4, 3))
+    x = _batch() + 1j
+    for one in (plain, x):
+        one.conj().mul_(2 + 1j)
+        one.conj()[1].zero_()
+    assert torch.equal(x.full(), plain)  # type: ignore[attr-defined]
+
+
 def _shown_on_ranks() -> dict[str, Any]:
     rank = dist.get_rank()
     x = fxdp.global_batch(torch.full((rank * 2, 3), float(rank)))

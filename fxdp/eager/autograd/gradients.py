@@ -31,7 +31,8 @@ from fxdp.torch_compat import (
 )
 
 _SEQUENCES = frozenset({list, tuple})
-_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+_SCALARS = frozenset({int, float, bool, slice, type(None), type(...), torch.dtype})
+_INDEXED = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _NO_OPERANDS = frozenset({
     torch.Tensor.backward, torch.Tensor.requires_grad_, torch.Tensor.retain_grad,
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.detach, torch.autograd.backward,
@@ -45,8 +46,12 @@ def call_above_autograd(
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
     if func in _CHANGED:
         return _CHANGED[func](args, kwargs or {})
-    if func in _INDEXED and type(args[1]) is tuple and not _SEQUENCES.isdisjoint(map(type, args[1])):
-        args = (args[0], tuple(map(_index, args[1])), *args[2:])
+    if func in _INDEXED and type(args[1]) is tuple:
+        kinds = set(map(type, args[1]))
+        if kinds <= _SCALARS and len(args) == 2:
+            return call_without_torch_function(func, types, args, {})
+        if not kinds.isdisjoint(_SEQUENCES):
+            args = (args[0], tuple(map(_index, args[1])), *args[2:])
     if kwargs and is_sparse_lookup(func, args, kwargs):
         return sparse_lookup(func, args, kwargs)
     if (kwargs or _has_plain(args)) and func not in _NO_OPERANDS:
@@ -76,10 +81,14 @@ def _index(value: Any) -> Any:
 
 
 def _has_plain(args: Any) -> bool:
-    """Return whether an argument may have to enter: a plain tensor, or a list that may hold one."""
+    """Return whether an argument, or one in a list, is a plain tensor, which may have to enter."""
     for value in args:
         kind = type(value)
-        if kind is not GlobalTensor and (kind is list or kind is tuple or isinstance(value, Tensor)):
+        if kind is GlobalTensor or kind in _SCALARS:
+            continue
+        if (kind is list or kind is tuple) and _has_plain(value):
+            return True
+        if isinstance(value, Tensor):
             return True
     return False
 

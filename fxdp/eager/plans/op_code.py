@@ -38,7 +38,7 @@ from fxdp.ir.types.placements import P, R
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.localize import MinusOffset
 from fxdp.rules.registry import Operand
-from fxdp.torch_compat import aten, kernel
+from fxdp.torch_compat import aten, kernel, refuse_pointer
 
 _log = logging.getLogger("fxdp")
 _TOLD = 1024  # lines that are told about
@@ -80,7 +80,7 @@ class _Code:
             "__name__": __name__,  # not the user's line
             "wrapper": torch.Tensor._make_wrapper_subclass, "GlobalTensor": GlobalTensor, "name": self.name,
             "redistributed": redistribute.redistributed, "axis": plan.axis, "op": plan.op,
-            "target": plan.target, "kernel": kernel(plan.target),
+            "target": plan.target, "kernel": kernel(plan.target), "refuse_pointer": refuse_pointer,
         }  # fmt: skip
 
     def operands(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -201,6 +201,7 @@ class _Code:
         self.values |= {f"metadata{index}": planned.spec.metadata, f"spec{index}": planned.spec}
         self.lines += [
             f"{name} = wrapper(GlobalTensor, *metadata{index})",
+            f"refuse_pointer({name})",
             f"{name}._local = {result}",
             f"{name}._spec = spec{index}",
         ]
