@@ -53,6 +53,10 @@ def _bad_input() -> dict[str, str]:
         "order": _told(lambda: x[order].full()),
         "two batches": _told(lambda: (x - other).sum().item()) + "".join(lines),
     }
+    x = fxdp.global_batch(torch.ones(2, 3))
+    for _ in range(4):
+        (x * torch.ones(3)).sum().item()  # the same kind of op at another line
+    found["fifth line"] = _told(lambda: (x * torch.full((3,), float(rank))).sum().item())
     mean = x.mean()
     if rank == 0:  # for its log
         found["alone"] = f"{(mean * torch.tensor(3.0)).item():.1f}"
@@ -66,7 +70,9 @@ def _bad_input() -> dict[str, str]:
 
 def test_what_is_not_equal_is_told_by_line(ranks: RankPool) -> None:
     for found in ranks.run(2, _bad_input):
-        for name, shape in {"noise": "(4, 3)", "parameter": "(2, 3)", "order": "(20,)"}.items():
+        for name, shape in {
+            "noise": "(4, 3)", "parameter": "(2, 3)", "order": "(20,)", "fifth line": "(3,)",
+        }.items():
             assert f"a plain tensor of shape {shape} that has other values on ranks [1]" in found[name], found
             assert "test_equal_operands.py:" in found[name]
         assert (found["equal"], found["plain"], found["overwritten"]) == ("24.0", "True", "24.0")

@@ -126,8 +126,11 @@ class _Code:
         overwrites = self.plan.op._schema.name in OVERWRITING  # operand 0 may be memory without values
         read = [i for i in plain if i or not overwrites]
         if read and self.axis.ranks.process_mesh.comms is not None:
-            self.values |= {"schedule": Comparisons(), "note": self.axis.ranks.plain.note}
-            self.lines.append(f"if schedule.due(): note(name, ({''.join(f't{i}, ' for i in read)}))")
+            ranks = self.axis.ranks
+            self.values |= {"schedule": Comparisons(), "ranks": ranks, "note": ranks.plain.note}
+            # in a batch that compares all lines do, which otherwise might take turns with those not due
+            operands = "".join(f"t{i}, " for i in read)
+            self.lines.append(f"if ranks.compares or schedule.due(): note(name, ({operands}))")
 
     def call(self) -> None:
         """Run the op on the local parts."""
