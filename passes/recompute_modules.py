@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -15,55 +14,30 @@ from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import spread
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_operands
+from fxdp.ir.graph.regions import region_of, regions_around, regions_of, similar_regions
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.value_types import tensor_types
 
 
-def _module_paths(graph: fx.Graph) -> list[str]:
-    """Return the paths of modules that compute something, and of their parents, in execution order."""
-    found: dict[str, None] = {}
-    for node in graph.nodes:
-        found |= dict.fromkeys(_around(meta(node).location.module))
-    return list(found)
-
-
-def _around(path: str) -> list[str]:
-    """Return the paths of a module's parents and of the module, the outermost first."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
-
-
-def _check(patterns: Sequence[str], paths: Sequence[str]) -> None:
-    lines = []
+def _chosen_regions(graph: fx.Graph, patterns: Sequence[str]) -> set[str]:
+    """Return the regions that match a pattern."""
+    regions, chosen, lines = regions_of(graph.nodes), set[str](), []
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern.replace("*", "0"), paths, n=3, cutoff=0.5)
-            near = near or list(dict.fromkeys(path.partition(".")[0] for path in paths))[:8]
+        found = [path for path in regions if fnmatch.fnmatchcase(path, pattern)]
+        if not found:
+            near = similar_regions(pattern, regions) or [path for path in regions if "." not in path][:8]
             lines.append(f"{pattern!r}; near it: {', '.join(near) or 'no module at all'}")
+        chosen.update(found)
     if lines:
         listed = "\n  ".join(lines)
         raise InputError(
             f"activation_checkpointing names no module that computes anything in this model:\n  {listed}\n"
             "expected names of modules, as in activation_checkpointing=['layers.*']"
         )
+    return chosen
 
 
-@dataclass
-class _Regions:
-    """Lookup of the chosen module in which a forward op runs: the outermost one that matches a pattern."""
-
-    patterns: Sequence[str]
-    known: dict[str, str | None] = field(default_factory=dict)
-
-    def of(self, node: fx.Node) -> str | None:
-        path = meta(node).location.module
-        if path not in self.known:
-            chosen = (p for p in _around(path) if any(fnmatch.fnmatchcase(p, one) for one in self.patterns))
-            self.known[path] = next(chosen, None)
-        return self.known[path]
-
-
-def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
+def _repeatable(graph: fx.Graph, chosen: Collection[str]) -> set[fx.Node]:
     """Return the forward values that are recomputed for the backward.
 
     Excluded are values that leave their module, because otherwise the backward would recompute everything
@@ -73,7 +47,8 @@ def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
     inside: dict[fx.Node, str] = {}
     kept: set[fx.Node] = set()
     for node in graph.nodes:
-        region = regions.of(node)
+        # of nested ones the outermost
+        region = next((one for one in regions_around(region_of(node)) if one in chosen), None)
         for source, wanted in zip(tensor_operands(node), meta(node).operands, strict=False):
             if wanted is not None and wanted != meta(source).placement:
                 kept.add(source)
@@ -150,6 +125,5 @@ class RecomputeModules:
         ------
         InputError : a pattern matches no module; the message lists names that are close.
         """
-        _check(self.patterns, _module_paths(gm.graph))
-        _repeat(gm.graph, _repeatable(gm.graph, _Regions(self.patterns)))
+        _repeat(gm.graph, _repeatable(gm.graph, _chosen_regions(gm.graph, self.patterns)))
         return gm

@@ -12,6 +12,7 @@ from typing import Any
 
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.graph.metadata import Location
+from fxdp.ir.graph.regions import is_within
 from fxdp.reports.by_line import place, shortened
 from fxdp.reports.plan_data.collective import Collective, Need
 from fxdp.reports.plan_data.details import Details
@@ -159,10 +160,7 @@ def _by_name(details: Details, name: str) -> Explained | None:
             details.collectives, lambda need: name in (need.value, need.redistribution, need.consumer)
         )
         return Explained(name, tuple(rows[n] for n in rows if n in names), travels)
-    inside = name + "."
-    return _where(
-        details, name, lambda location: location.module == name or location.module.startswith(inside)
-    )
+    return _where(details, name, lambda location: is_within(location.module, name))
 
 
 def _carrying(rows: Iterable[Collective], wanted: Callable[[Need], bool]) -> tuple[Collective, ...]:

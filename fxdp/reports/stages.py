@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.regions import region_of
 from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.types.value_types import type_bytes
 from fxdp.pipeline.cut.cost import node_cost
@@ -38,7 +39,7 @@ def _cost(gm: fx.GraphModule, stage: int) -> float:
 def _begins(gm: fx.GraphModule, stage: int) -> str:
     """Return the module of the stage's first op; empty for the model itself."""
     own = (n for n in gm.graph.nodes if meta(n).stage == stage and not meta(n).backward)
-    return next((meta(n).location.module for n in own), "")
+    return next(map(region_of, own), "")
 
 
 def _held(partition: Partition) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ epilogue   the least stage among the operands, also for sums of a tied parameter
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import operator
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from torch import fx
 from fxdp.errors import StageError
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import meta, sequence_number, value_bytes
+from fxdp.ir.graph.regions import is_within, region_of, regions_of, similar_regions
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.balance import balance
@@ -130,11 +130,10 @@ def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
 def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
     """Return the index of the first op in each of the named modules."""
     faults, starts = [], []
-    modules = [meta(n).location.module for n in forward]
     for name in names:
-        at = next((i for i, m in enumerate(modules) if m == name or m.startswith(name + ".")), None)
+        at = next((i for i, node in enumerate(forward) if is_within(region_of(node), name)), None)
         if at is None:
-            near = difflib.get_close_matches(name, sorted({*_prefixes(modules)}), n=3)
+            near = similar_regions(name, regions_of(forward))
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             faults.append(f"no op of the forward is in a module {name!r}{hint}")
         else:
@@ -148,12 +147,6 @@ def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
         listing = "\n  ".join(faults)
         raise StageError(f"fxdp.Pipeline(stages=[...]) names modules at which stages begin:\n  {listing}")
     return starts
-
-
-def _prefixes(modules: Sequence[str]) -> list[str]:
-    """Return all modules that contain an op, and their parents."""
-    parts = [m.split(".") for m in set(modules) if m]
-    return [".".join(p[:n]) for p in parts for n in range(1, len(p) + 1)]
 
 
 def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:

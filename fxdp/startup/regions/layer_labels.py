@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from torch import fx
 
-from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.regions import numbers_in, region_of
 from fxdp.startup.regions.call_text import token
-from fxdp.startup.repeated.alike_layers import layers_of, numbers_in
+from fxdp.startup.repeated.alike_layers import layers_of
 
 _SHORTEST = 16
 """The minimal number of nodes of a layer: a call takes some microseconds, too much for a layer of few ops."""
@@ -31,11 +31,11 @@ def labels(calls: Sequence[fx.Node], order: Sequence[fx.Node]) -> dict[fx.Node, 
     tokens = {n: token(n) for n in calls}
     numbers: dict[str, set[int]] = {}
     for node in calls:
-        for container, number in numbers_in(meta(node).location.module):
+        for container, number in numbers_in(region_of(node)):
             numbers.setdefault(container, set()).add(number)
     found: list[tuple[int, dict[fx.Node, Label]]] = []
     for container in (one for one, own in numbers.items() if len(own) >= _LEAST):
-        of = layers_of(order, lambda n: meta(n).location.module, container)
+        of = layers_of(order, container)
         rows: dict[int, list[fx.Node]] = {}
         for node in filter(of.__contains__, calls):
             rows.setdefault(of[node], []).append(node)

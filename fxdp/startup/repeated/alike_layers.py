@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, TypeVar
 
 from torch import fx
 
 from fxdp.ir.graph.graph_form import NoTextError, exact_text
+from fxdp.ir.graph.regions import number_in, numbers_in, region_of, renumbered
 from fxdp.torch_compat import aten
 
 Key = tuple[Hashable, int]
@@ -30,19 +31,6 @@ class OtherLayersError(Exception):
     """Error: the layers of a program differ in more than their parameters."""
 
 
-@lru_cache(maxsize=65536)
-def numbers_in(path: str) -> tuple[tuple[str, int], ...]:
-    """Return the numbered modules around a path: `h.3.mlp.0` is in number 3 of `h`, and 0 of `h.3.mlp`."""
-    parts = path.split(".")
-    return tuple((".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdecimal())
-
-
-def renumbered(path: str, container: str, number: object) -> str:
-    """Return a path within a layer with another number."""
-    start = f"{container}." if container else ""
-    return f"{start}{number}.{path.removeprefix(start).partition('.')[2]}".rstrip(".")
-
-
 def operands(node: fx.Node) -> list[fx.Node]:
     """Return the nodes among a node's arguments in order, with repetitions."""
     found: list[fx.Node] = []
@@ -51,7 +39,7 @@ def operands(node: fx.Node) -> list[fx.Node]:
 
 
 def layers_of(
-    nodes: Sequence[fx.Node], path_of: Callable[[fx.Node], str], container: str
+    nodes: Sequence[fx.Node], container: str, region: Callable[[fx.Node], str] = region_of
 ) -> dict[fx.Node, int]:
     """Return the layer numbers of the nodes of a forward or backward.
 
@@ -61,16 +49,15 @@ def layers_of(
     found: dict[fx.Node, int] = {}
     place = {node: i for i, node in enumerate(nodes)}
     for node in nodes:
-        path = path_of(node)
-        number = dict(numbers_in(path)).get(container)
-        if number is None and not path:
+        number = number_in(region(node), container)
+        if number is None and not region(node):
             last = max((n for n in node.all_input_nodes if n in place), key=place.__getitem__, default=node)
             number = found.get(last)
         if number is not None:
             found[node] = number
     end = max(found.values(), default=0)
     for node in reversed(nodes):
-        if node not in found or path_of(node) or node.meta.get("is_gradient_acc"):
+        if node not in found or region(node) or node.meta.get("is_gradient_acc"):
             continue
         result = found[node] != end and any(user.op == "output" for user in node.users)
         if not result and found.keys().isdisjoint(node.users):
@@ -105,18 +92,18 @@ class LayeredProgram:
     Parameters
     ----------
     halves : the calls of forward and backward, each in order.
-    path_of : returns the module path of a call.
     known : returns the facts about a call, parameter or buffer that are equal in alike layers.
     names : the parameters and buffers, with their names.
     same : values under a second name: what a forward saves is an input of the backward.
+    region : returns the region of a call.
     """
 
     def __init__(
-        self, halves: Sequence[Sequence[fx.Node]], path_of: Callable[[fx.Node], str],
-        known: Callable[[fx.Node], Hashable], names: Mapping[fx.Node, str],
-        same: Mapping[fx.Node, fx.Node] | None = None,
+        self, halves: Sequence[Sequence[fx.Node]], known: Callable[[fx.Node], Hashable],
+        names: Mapping[fx.Node, str], same: Mapping[fx.Node, fx.Node] | None = None,
+        region: Callable[[fx.Node], str] = region_of,
     ) -> None:  # fmt: skip
-        self.halves, self._path_of, self._known = halves, path_of, known
+        self.halves, self._known, self._region = halves, known, region
         self._names, self._same = names, same or {}
 
     def named(self, node: fx.Node) -> fx.Node:
@@ -133,7 +120,7 @@ class LayeredProgram:
         nodes = Counter[str]()
         numbers: dict[str, set[int]] = {}
         for node in (node for half in self.halves for node in half):
-            for container, number in numbers_in(self._path_of(node)):
+            for container, number in numbers_in(self._region(node)):
                 nodes[container] += 1
                 numbers.setdefault(container, set()).add(number)
         for container, _ in nodes.most_common():
@@ -146,7 +133,7 @@ class LayeredProgram:
         rows: dict[int, list[fx.Node]] = {}
         found: dict[fx.Node, int] = {}
         for half in self.halves:
-            found |= layers_of(half, self._path_of, container)
+            found |= layers_of(half, container, self._region)
         for node, number in found.items():
             # later layers ask the first one for a size
             if node.target is not aten.sym_size.int or {found.get(user) for user in node.users} == {number}:
@@ -157,7 +144,7 @@ class LayeredProgram:
         for number, row in equal.items():
             keys.update((node, (k, number)) for k, node in enumerate(row))
         for node, name in self._names.items():
-            own = dict(numbers_in(name)).get(container)
+            own = number_in(name, container)
             if own is not None and own in equal:
                 keys[node] = renumbered(name, container, "*"), own
         keys.update((node, keys[first]) for node, first in self._same.items() if first in keys)

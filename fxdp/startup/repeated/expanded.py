@@ -17,7 +17,8 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graph.metadata import copy_meta
-from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError, renumbered
+from fxdp.ir.graph.regions import renumbered
+from fxdp.startup.repeated.alike_layers import LayeredProgram, Layers, OtherLayersError
 from fxdp.startup.repeated.reduced import Reduced
 
 _Write = Callable[[fx.Node, Any, Any, "int | None"], fx.Node]

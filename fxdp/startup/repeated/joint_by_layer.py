@@ -24,8 +24,9 @@ from fxdp.capture.locations import module_of, module_path
 from fxdp.ir.graph.graph_form import tensor_text, value_text
 from fxdp.ir.graph.graphs import attribute_of, results_of
 from fxdp.ir.graph.metadata import Metadata, copy_meta, meta, sequence_number
+from fxdp.ir.graph.regions import number_in, renumbered
 from fxdp.ir.graph.signature import Buffer, Gradient, InputSpec, Mutation, OutputSpec, Parameter
-from fxdp.startup.repeated.alike_layers import LayeredProgram, OtherLayersError, numbers_in, renumbered
+from fxdp.startup.repeated.alike_layers import LayeredProgram, OtherLayersError
 from fxdp.startup.repeated.by_layer import by_layer
 from fxdp.startup.repeated.expanded import Expansion
 from fxdp.startup.repeated.reduced import LEAST, Reduced, reduced
@@ -74,7 +75,7 @@ def reduced_forward(exported: Exported, kept: int) -> Reduced:
         return isinstance(value, nn.Parameter), tensor_text(value)
 
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-    return reduced(gm.graph, LayeredProgram([calls], module_of, known, names).layers(LEAST), kept)
+    return reduced(gm.graph, LayeredProgram([calls], known, names, region=module_of).layers(LEAST), kept)
 
 
 def _exported(exported: Exported, few: Reduced) -> Exported:
@@ -105,7 +106,7 @@ class _Joint:
         self.halves = [[n for n in calls if meta(n).backward == backward] for backward in (False, True)]
         given = {n: meta(n).spec for n in short.graph.find_nodes(op="placeholder")}
         names = {n: spec.name for n, spec in given.items() if isinstance(spec, (Parameter, Buffer))}
-        program = LayeredProgram(self.halves, lambda n: meta(n).location.module, _known, names)
+        program = LayeredProgram(self.halves, _known, names)
         self.more = Expansion(few, program, self._write)
         self.short, self.specs = short, specs
         self.container, self.graph = few.layers.container, fx.Graph()
@@ -136,7 +137,7 @@ class _Joint:
     def _each(self, spec: Any, node: fx.Node) -> Iterator[tuple[Any, int | None]]:
         """Yield an input's or a result's spec in each layer, with the number of the layer."""
         name = _name(spec)
-        number = dict(numbers_in(name)).get(self.container)
+        number = number_in(name, self.container)
         yield spec, number
         for copied in self.more.dropped if number == self.more.template else ():
             yield _renamed(spec, renumbered(name, self.container, copied)), copied

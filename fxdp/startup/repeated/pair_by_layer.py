@@ -75,7 +75,7 @@ def _reduced_program(gm: fx.GraphModule, values: Mapping[InputSpec, Any], kept: 
         own = str(found.type), str(found.placement), found.recompute, found.draws_for
         return (*own, type(found.spec), tensor_text(value) if isinstance(value, Tensor) else "")
 
-    layers = LayeredProgram(halves, _module, known, _names(gm.graph)).layers(LEAST)
+    layers = LayeredProgram(halves, known, _names(gm.graph)).layers(LEAST)
     few = reduced(gm.graph, layers, kept)
     if not all(map(_is_plain, layers.rows[few.template])):
         raise OtherLayersError("layers communicate, or draw random numbers")
@@ -123,7 +123,7 @@ class _Pair:
             self.halves.append(_calls(self.backward))
         names = {self.inputs[node]: name for node, name in _names(few.graph).items()}
         same = {node: self.saved[i] for node, i in self.taken.items()}
-        self.more = Expansion(few, LayeredProgram(self.halves, _module, _known, names, same), self._write)
+        self.more = Expansion(few, LayeredProgram(self.halves, _known, names, same), self._write)
         self.graph = fx.Graph()
 
     def run(self) -> Pair:
@@ -212,10 +212,6 @@ def _names(graph: fx.Graph) -> dict[fx.Node, str]:
     """Return the parameters and buffers of a program, with their names."""
     specs = {n: meta(n).spec for n in graph.find_nodes(op="placeholder")}
     return {n: spec.name for n, spec in specs.items() if isinstance(spec, (Parameter, Buffer))}
-
-
-def _module(node: fx.Node) -> str:
-    return meta(node).location.module
 
 
 def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:

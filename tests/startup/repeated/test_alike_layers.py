@@ -7,22 +7,8 @@ import operator
 import pytest
 from torch import fx
 
-from fxdp.startup.repeated.alike_layers import (
-    LayeredProgram,
-    OtherLayersError,
-    layers_of,
-    numbers_in,
-    renumbered,
-)
-
-
-def test_paths_name_the_lists_around() -> None:
-    assert numbers_in("h.3.mlp.0") == (("h", 3), ("h.3.mlp", 0))
-    assert numbers_in("2") == (("", 2),)
-    assert numbers_in("head") == ()
-    assert renumbered("h.3.mlp.0", "h", 7) == "h.7.mlp.0"
-    assert renumbered("h.3.mlp.0", "h.3.mlp", "*") == "h.3.mlp.*"
-    assert renumbered("3", "", 5) == "5"
+from fxdp.ir.graph.metadata import Location, meta
+from fxdp.startup.repeated.alike_layers import LayeredProgram, OtherLayersError, layers_of
 
 
 def _chain(modules: list[str]) -> tuple[fx.Graph, list[fx.Node]]:
@@ -31,30 +17,26 @@ def _chain(modules: list[str]) -> tuple[fx.Graph, list[fx.Node]]:
     value = graph.placeholder("x")
     for path in modules:
         value = graph.call_function(operator.neg, (value,))
-        value.meta["path"] = path
+        meta(value).location = Location(module=path)
     graph.output(value)
     return graph, [n for n in graph.nodes if n.op == "call_function"]
 
 
-def _path(node: fx.Node) -> str:
-    return str(node.meta["path"])
-
-
 def test_an_op_without_a_module_is_of_the_layer_before_if_one_reads_it() -> None:
     _, nodes = _chain(["", "h.0", "", "h.1.mlp", "", "head", ""])
-    assert [layers_of(nodes, _path, "h").get(n) for n in nodes] == [None, 0, 0, 1, None, None, None]
+    assert [layers_of(nodes, "h").get(n) for n in nodes] == [None, 0, 0, 1, None, None, None]
 
 
 def test_layers_that_read_the_one_before_are_alike() -> None:
     _, nodes = _chain(["embed", *(f"h.{i}" for i in range(5)), "head"])
-    found = LayeredProgram([nodes], _path, lambda _: None, {}).layers(4)
+    found = LayeredProgram([nodes], lambda _: None, {}).layers(4)
     assert list(found.rows) == [0, 1, 2, 3, 4]
     assert found.alike == [1, 2, 3, 4]  # the first reads what is before all layers
 
 
 def test_a_layer_of_other_ops_ends_the_run() -> None:
     _, nodes = _chain([path for i in range(8) for path in [f"h.{i}"] * (2 if i == 6 else 1)])
-    program = LayeredProgram([nodes], _path, lambda _: None, {})
+    program = LayeredProgram([nodes], lambda _: None, {})
     assert program.layers(4).alike == [1, 2, 3, 4, 5]
     with pytest.raises(OtherLayersError, match="no 6 layers are alike"):
         program.layers(6)
