@@ -17,7 +17,7 @@ _CHANGES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELET
 
 
 @dataclass(frozen=True)
-class _CodeNames:
+class CodeNames:
     """Names that occur in a code object.
 
     `read`: attributes and strings that are identifiers; `globals`: global variables; `asked`: attributes that
@@ -30,7 +30,7 @@ class _CodeNames:
 
 
 @functools.lru_cache(maxsize=65536)
-def names_of(code: types.CodeType) -> _CodeNames:
+def names_of(code: types.CodeType) -> CodeNames:
     """Return the names in a code object, including the functions nested in the code."""
     read, found, texts = set(code.co_names), dict[str, None](), set[str]()
     asked = set[str]()
@@ -48,7 +48,7 @@ def names_of(code: types.CodeType) -> _CodeNames:
     texts = {text for text in texts if text.isidentifier()}
     if not _ASKING.isdisjoint(read):
         asked |= texts
-    return _CodeNames(frozenset(read | texts), tuple(found), frozenset(asked))
+    return CodeNames(frozenset(read | texts), tuple(found), frozenset(asked))
 
 
 def texts_of(code: types.CodeType) -> list[str]:

@@ -43,7 +43,7 @@ class GraphFingerprint:
     ) -> GraphFingerprint:
         """Return the fingerprint of a capture at values of the dynamic scalars, the last of all inputs."""
         at = {inputs - len(names) + i: numbers[name] for i, name in enumerate(names)}
-        return cls(hashlib.sha256(repr(fingerprint(captured, at)).encode()).hexdigest(), numbers)
+        return cls(hashlib.sha256(repr(_fingerprint(captured, at)).encode()).hexdigest(), numbers)
 
 
 def capture_open(request: Request, expected: GraphFingerprint | None) -> Captured | SpecializationError:
@@ -85,7 +85,7 @@ def _shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
     return False
 
 
-def fingerprint(captured: Captured, numbers: Mapping[int, float]) -> tuple[tuple[Any, ...], ...]:
+def _fingerprint(captured: Captured, numbers: Mapping[int, float]) -> tuple[tuple[Any, ...], ...]:
     """Return each op with operands and floats; `numbers` maps indices of scalar inputs to values.
 
     Integers are left out: most are sizes, in which the two calls may differ.

@@ -43,7 +43,7 @@ _RETURNS = (
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """A model with an example batch and the options given by the factory."""
 
     model: nn.Module
@@ -84,7 +84,7 @@ def _option_lines() -> str:
     return "\n".join(shown)
 
 
-def load_target(asked: argparse.Namespace) -> _Target:
+def load_target(asked: argparse.Namespace) -> Target:
     """Load the target named by the arguments; options of the command line override the factory's.
 
     Raises
@@ -160,7 +160,7 @@ def _call(factory: Callable[[], Any], text: str) -> Any:
         raise InputError(f"{text} raised {type(error).__name__}: {error}. --debug shows where") from error
 
 
-def _read(returned: Any, text: str) -> _Target:
+def _read(returned: Any, text: str) -> Target:
     if isinstance(returned, dict) and "model" in returned:
         given = {name: returned[name] for name in _KEYS if name in returned}
         options = {name: value for name, value in returned.items() if name not in _KEYS}
@@ -171,4 +171,4 @@ def _read(returned: Any, text: str) -> _Target:
     if not isinstance(given["model"], nn.Module) or not isinstance(given.get("args", ()), tuple):
         kinds = ", ".join(type(value).__name__ for value in given.values())
         raise InputError(f"{text} returned ({kinds}), {_RETURNS}")
-    return _Target(**given, options=options)
+    return Target(**given, options=options)

@@ -45,7 +45,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
             f"the Accelerator is made for {found.distributed_type}, which shards or wraps models itself; "
             "expected one without plugins, started by torchrun or accelerate launch --multi_gpu (or --cpu)"
         )
-    compiling = Compiling(found, options)
+    compiling = _Compiling(found, options)
     found.prepare_model = compiling.model
     found.prepare_data_loader = compiling.loader
     found.prepare_scheduler = compiling.scheduler
@@ -55,7 +55,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
 
 
 @dataclass
-class Compiling:
+class _Compiling:
     """Replacements for the accelerator's methods for models, loaders, schedulers and results."""
 
     accelerator: Any

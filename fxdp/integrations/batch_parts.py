@@ -66,14 +66,14 @@ class BatchParts(BatchSampler):
         batches = iter(self.batch_sampler if self._agree is None else self._agree(list(self.batch_sampler)))
         while taken := list(islice(batches, self._taken)):
             if len(taken) == self._taken or not self.drop_last:
-                yield part([i for batch in taken for i in batch], self.process_index, self.num_processes)
+                yield _part([i for batch in taken for i in batch], self.process_index, self.num_processes)
 
     def __len__(self) -> int:
         count, rest = divmod(len(self.batch_sampler), self._taken)
         return count + (rest > 0 and not self.drop_last)
 
 
-def part(samples: Sequence[Any], rank: int, world: int) -> list[Any]:
+def _part(samples: Sequence[Any], rank: int, world: int) -> list[Any]:
     """Return a rank's samples, in the order of the batch; the first ranks have one more if needed."""
     least, more = divmod(len(samples), world)
     start = rank * least + min(rank, more)

@@ -38,7 +38,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Value:
+class _Value:
     """Placements in which a node's value exists, the first being the node's own.
 
     Attributes
@@ -66,7 +66,7 @@ class ShardingPropagation:
     one_rank: bool
     redistribute_at: Mapping[fx.Node, Placement]
     choices: dict[Any, Choice]
-    values: dict[fx.Node, Value] = field(default_factory=dict)
+    values: dict[fx.Node, _Value] = field(default_factory=dict)
     iota: dict[fx.Node, int] = field(default_factory=dict)
     outputs: dict[int, fx.Node] = field(default_factory=dict)
     redistributions: list[tuple[fx.Node, Placement]] = field(default_factory=list)
@@ -164,7 +164,7 @@ class ShardingPropagation:
             placements = (wanted,) if isinstance(placement, Partial) else (placement, wanted)
         if replicable and R not in placements:
             placements = (*placements, R)
-        self.values[node] = Value(placements, replicable)
+        self.values[node] = _Value(placements, replicable)
 
     def _learn_source(self, node: fx.Node, sources: list[fx.Node]) -> None:
         """Find the source for recomputing the node's full value, instead of gathering the node."""

@@ -34,7 +34,7 @@ _OF_MANY_LINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _LineExchange:
+class LineExchange:
     """The values of one kind that are communicated for one line, merged over all layers that run the line."""
 
     phase: str
@@ -48,11 +48,11 @@ class _LineExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class CommunicatingLine:
     """A line of the user's code with all values that are communicated for this line."""
 
     location: Location
-    exchanges: tuple[_LineExchange, ...]
+    exchanges: tuple[LineExchange, ...]
 
     @property
     def title(self) -> str:
@@ -99,7 +99,7 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
             yield _Value(need.location, row.phase, row.kind, text, need.bytes, row.key)
 
 
-def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[_Line, ...]:
+def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[CommunicatingLine, ...]:
     """Return the lines that communicate, in the order of the step; without `fold`, one exchange per value."""
     groups: dict[tuple[str, int, str], dict[object, list[_Value]]] = {}
     for i, value in enumerate(_values(rows)):
@@ -108,16 +108,16 @@ def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[_Line, .
         where = value.location.file, value.location.line, "" if value.location.file else value.location.code
         groups.setdefault(where, {}).setdefault(key, []).append(value)
     return tuple(
-        _Line(next(iter(alike.values()))[0].location, tuple(map(_exchange, alike.values())))
+        CommunicatingLine(next(iter(alike.values()))[0].location, tuple(map(_exchange, alike.values())))
         for alike in groups.values()
     )
 
 
-def _exchange(values: list[_Value]) -> _LineExchange:
+def _exchange(values: list[_Value]) -> LineExchange:
     first = values[0]
     many = len({(value.text, value.location.module) for value in values}) > 1
     text, module = first.text, first.location.module
-    return _LineExchange(
+    return LineExchange(
         first.phase,
         first.kind,
         _starred([value.text for value in values]) if many else text,
@@ -153,7 +153,7 @@ def shortened(code: str, room: int) -> str:
     return "" if room < 12 else code[: room - 1] + "…"
 
 
-def line_texts(lines: Iterable[_Line], width: int = 80) -> list[str]:
+def line_texts(lines: Iterable[CommunicatingLine], width: int = 80) -> list[str]:
     """Format lines for a text of `width` columns; file names and line numbers are never cut."""
     shown = []
     for line in lines:

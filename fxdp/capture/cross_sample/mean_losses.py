@@ -13,7 +13,7 @@ import torch
 from fxdp.capture.cross_sample.table import CrossSampleRule, OpCall, decomposes
 from fxdp.torch_compat import OpOverload, aten, torch_decompositions
 
-MEAN, SUM = 1, 2
+_MEAN, _SUM = 1, 2
 """Torch's codes of the reductions."""
 
 _ELEMENTWISE = (
@@ -38,7 +38,7 @@ def _averages(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
 
     def register(function: CrossSampleRule) -> CrossSampleRule:
         def of_mean(call: OpCall) -> Any:
-            if call["reduction"] != MEAN or not call.holds_batch("self"):
+            if call["reduction"] != _MEAN or not call.holds_batch("self"):
                 return NotImplemented
             return function(call)
 
@@ -50,29 +50,29 @@ def _averages(*ops: OpOverload) -> Callable[[CrossSampleRule], CrossSampleRule]:
 @_averages(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(call: OpCall) -> Any:
     """Return the weighted sum over the valid targets divided by the total weight of these targets."""
-    total, total_weight = call.again(reduction=SUM)
+    total, total_weight = call.again(reduction=_SUM)
     return total / total_weight, total_weight
 
 
 @_averages(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _nll_loss_backward(call: OpCall) -> Any:
-    return call.again(grad_output=call["grad_output"] / call["total_weight"], reduction=SUM)
+    return call.again(grad_output=call["grad_output"] / call["total_weight"], reduction=_SUM)
 
 
 @_averages(aten.multi_margin_loss.default)
 def _multi_margin(call: OpCall) -> Any:
-    return call.again(reduction=SUM) / _samples(call["self"])
+    return call.again(reduction=_SUM) / _samples(call["self"])
 
 
 @_averages(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin(call: OpCall) -> Any:
-    total, is_target = call.again(reduction=SUM)
+    total, is_target = call.again(reduction=_SUM)
     return total / _samples(call["self"]), is_target
 
 
 @_averages(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
 def _margin_backward(call: OpCall) -> Any:
-    return call.again(grad_output=call["grad_output"] / _samples(call["self"]), reduction=SUM)
+    return call.again(grad_output=call["grad_output"] / _samples(call["self"]), reduction=_SUM)
 
 
 def _samples(x: torch.Tensor) -> Any:

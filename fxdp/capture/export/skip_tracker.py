@@ -26,14 +26,14 @@ class _NothingToPopError(Exception):
 
 
 @contextlib.contextmanager
-def captured_skips(model: nn.Module) -> Iterator[_CaptureTracker]:
+def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
     """Mark the skips of one forward of `model` inside the block, which starts with empty stashes.
 
     Raises
     ------
     CaptureError : skips that do not match, all of them.
     """
-    tracker = _CaptureTracker(model)
+    tracker = CaptureTracker(model)
     try:
         with use_skip_tracker(tracker):
             yield tracker
@@ -44,7 +44,7 @@ def captured_skips(model: nn.Module) -> Iterator[_CaptureTracker]:
     tracker.finish()
 
 
-class _CaptureTracker(SkipTracker):
+class CaptureTracker(SkipTracker):
     """Tracker of marked tensors, and of the points at which they were stashed and popped."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -126,9 +126,9 @@ class _CaptureTracker(SkipTracker):
 class _CapturedExchange(Exchange):
     """An exchange that continues after a fault, as long as there is a value to continue with."""
 
-    tracker: _CaptureTracker
+    tracker: CaptureTracker
 
-    def __init__(self, tracker: _CaptureTracker, skippable: Skippable) -> None:
+    def __init__(self, tracker: CaptureTracker, skippable: Skippable) -> None:
         super().__init__(tracker, skippable)
         self._module = tracker.path(skippable)
         self._location = _forward_location(skippable.module, self._module)

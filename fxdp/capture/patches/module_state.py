@@ -29,7 +29,7 @@ from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True)
-class _Assigned:
+class AssignedBuffers:
     """Names of the buffers to which a forward assigned a new tensor; complete after the forward."""
 
     written: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Assigned:
 
 
 @contextlib.contextmanager
-def assigned_buffers(module: nn.Module) -> Iterator[_Assigned]:
+def assigned_buffers(module: nn.Module) -> Iterator[AssignedBuffers]:
     """Trace a forward inside the block; at the end, write assigned values into the buffers in place.
 
     Tracing records writes, but would lose assignments.
@@ -54,7 +54,7 @@ def assigned_buffers(module: nn.Module) -> Iterator[_Assigned]:
         for name, value in owner._buffers.items()
         if value is not None
     ]
-    found = _Assigned()
+    found = AssignedBuffers()
     yield found
     for path, owner, name, value in before:
         assigned = owner._buffers.get(name)

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fxdp.ir.graph.regions import regions_around
 from fxdp.reports.graph_display import COLOURS, symbol_of
 from fxdp.reports.plan_data.collective import Need
 from fxdp.reports.plan_data.details import Details
 
 
 @dataclass
-class _Branch:
+class ModuleBranch:
     """A module with its submodules, or several equal modules in a row.
 
     Attributes
@@ -35,14 +36,15 @@ class _Branch:
     parameters: int = 0
     traffic: int = 0
     times: int = 1
-    children: dict[str, _Branch] = field(default_factory=dict)
+    children: dict[str, ModuleBranch] = field(default_factory=dict)
 
-    def at(self, path: str) -> Iterable[_Branch]:
+    def at(self, path: str) -> Iterable[ModuleBranch]:
         """Yield this branch and each branch on the way to a module's path; create missing branches."""
         branch = self
         yield branch
-        for name in path.split(".") if path else ():
-            branch = branch.children.setdefault(name, _Branch(name))
+        for region in regions_around(path):
+            name = region.rpartition(".")[2]
+            branch = branch.children.setdefault(name, ModuleBranch(name))
             yield branch
 
     def shares(self) -> list[tuple[str, float]]:
@@ -55,9 +57,9 @@ class _Branch:
         return self.parameters, tuple((name, child.shape()) for name, child in self.children.items())
 
 
-def module_tree(details: Details) -> _Branch:
+def module_tree(details: Details) -> ModuleBranch:
     """Build the tree of a plan's modules, with equal layers folded."""
-    root = _Branch(details.model or "the model")
+    root = ModuleBranch(details.model or "the model")
     for row in details.explanations:
         kind = symbol_of(row.placement)
         for branch in root.at(row.location.module):
@@ -79,10 +81,10 @@ def _module(need: Need) -> str:
     )
 
 
-def _folded(branch: _Branch) -> _Branch:
+def _folded(branch: ModuleBranch) -> ModuleBranch:
     """Fold consecutive numbered children with equal shape into one child."""
     children = [_folded(child) for child in branch.children.values()]
-    found: dict[str, _Branch] = {}
+    found: dict[str, ModuleBranch] = {}
     for _, run in itertools.groupby(children, _alike):
         alike = list(run)
         merged = alike[0] if len(alike) == 1 else _merged(alike, f"{alike[0].name} to {alike[-1].name}")
@@ -91,11 +93,11 @@ def _folded(branch: _Branch) -> _Branch:
     return branch
 
 
-def _alike(branch: _Branch) -> object:
+def _alike(branch: ModuleBranch) -> object:
     return branch.shape() if branch.name.isdecimal() else branch.name
 
 
-def _merged(alike: list[_Branch], name: str) -> _Branch:
+def _merged(alike: list[ModuleBranch], name: str) -> ModuleBranch:
     """Merge branches of one shape and add up the counts."""
     children = {
         child: _merged([one.children[child] for one in alike if child in one.children], child)
@@ -105,4 +107,4 @@ def _merged(alike: list[_Branch], name: str) -> _Branch:
     for one in alike:
         values.update(one.values)
     parameters, traffic = sum(one.parameters for one in alike), sum(one.traffic for one in alike)
-    return _Branch(name, values, parameters, traffic, sum(one.times for one in alike), children)
+    return ModuleBranch(name, values, parameters, traffic, sum(one.times for one in alike), children)

@@ -48,7 +48,7 @@ class Sample:
             line = [-1 if d == self.iota else 1 for d in range(len(shape))]
             return torch.arange(batch).view(line).expand(shape).to(self.dtype).contiguous()
         low, high = (concrete(v, batch) for v in (self.low, self.high))
-        return random(shape, self.dtype, low, high, generator)
+        return _random(shape, self.dtype, low, high, generator)
 
 
 def expression(size: Any) -> Any:
@@ -80,7 +80,7 @@ def concrete(sizes: Any, batch: int) -> Any:
     return pytree.tree_map(lambda n: on_rank(n, rank_sizes((batch,), 0)), sizes)
 
 
-def random(
+def _random(
     shape: tuple[int, ...], dtype: torch.dtype, low: Any, high: Any, generator: torch.Generator
 ) -> torch.Tensor:
     """Return random numbers of a dtype: uniform in `[low, high)` if given, else normal (ints below 10)."""
@@ -109,7 +109,7 @@ def _terms(value: torch.Tensor, count: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(count)
     low, high = (-5, 5) if value.dtype in (torch.int64, torch.int32) else (None, None)
     shape, dtype = tuple(value.shape), value.dtype
-    terms = [random(shape, dtype, low, high, generator) for _ in range(count - 1)]
+    terms = [_random(shape, dtype, low, high, generator) for _ in range(count - 1)]
     total = sum(terms[1:], terms[0]) if terms else torch.zeros_like(value)
     return [*terms, value ^ (total % 2 == 1) if dtype == torch.bool else value - total]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.reports.graph_display import symbol_of
-from fxdp.reports.page.module_tree import _Branch, module_tree
+from fxdp.reports.page.module_tree import ModuleBranch, module_tree
 from fxdp.reports.page.plan_page import plan_page
 from tests.reports.page.browser import tab
 
@@ -105,7 +105,7 @@ def test_equal_layers_are_one_row(full: fxdp.Plan) -> None:
     assert h.parameters == four.parameters + last.parameters
     assert set(four.values) >= {"shard", "partial", "replicate"}
     assert '0 to 3 <b class="times">&times;4</b>' in plan_page(full)
-    assert module_tree(fxdp.Plan("", (), (), ()).details()) == _Branch("the model")
+    assert module_tree(fxdp.Plan("", (), (), ()).details()) == ModuleBranch("the model")
 
 
 def test_which_way_a_placement_lies() -> None:
