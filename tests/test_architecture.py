@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,11 @@ def test_rooms_are_joined_by_few_arrows() -> None:
 
 def test_there_are_few_floors() -> None:
     assert len(LAYERS) <= 13
+
+
+def test_a_folder_is_seen_at_a_glance() -> None:
+    counts = Counter(file.parent for file in FILES)
+    assert {str(folder): count for folder, count in counts.items() if count > 25} == {}
 
 
 def test_no_room_of_the_core_imports_a_wing() -> None:

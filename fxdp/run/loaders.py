@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from fxdp.eager.tensor import wrapped
 from fxdp.errors import AgreementError, InputError
@@ -31,7 +32,7 @@ from fxdp.ranks.same_order import check_order
 from fxdp.run.generators import digests
 from fxdp.run.session import Session
 from fxdp.run.trees import can_be_cut, leaves_of, map_tensors
-from fxdp.torch_compat import MapFetcher, default_collate
+from fxdp.torch_compat import MapFetcher
 
 _GENERATORS = ("Random", "Generator", "RandomState")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")

@@ -22,7 +22,6 @@ from fxdp.torch_compat.fake_values import *  # noqa: F403
 from fxdp.torch_compat.faults.lstm_states import *  # noqa: F403
 from fxdp.torch_compat.faults.mends import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
-from fxdp.torch_compat.loading import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
 from fxdp.torch_compat.one_rank import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Internals of execution: code of graph modules, autograd nodes, and steps of optimizers."""
+"""Internals of execution: code of graph modules, autograd nodes, steps of optimizers, fetches of loaders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 __all__ = [
-    "autograd_inside", "backward_class", "begin_autograd", "boxed_code", "graph_module",
+    "MapFetcher", "autograd_inside", "backward_class", "begin_autograd", "boxed_code", "graph_module",
     "release_saved_tensors", "surround_step", "unheard", "without_autocast", "without_step_hooks",
 ]  # fmt: skip
 
+
+MapFetcher = _MapDatasetFetcher
+"""Fetches the samples of a batch from a dataset with indices, for a data loader or in its workers."""
 
 unheard = torch._C.DisableTorchFunction
 """`with unheard():` bypasses torch function modes and tensor subclasses for accesses to tensors inside."""

@@ -1,8 +1,9 @@
-"""Rules for entire layers as one op: fused recurrent cells (CUDA) and transformer layers in evaluation.
+"""Rules for entire layers as one op: fused recurrent cells (CUDA), transformer layers in evaluation, loops.
 
 Law: dim 0 counts samples, which never interact: the rows of a cell's gates, the sequences that attend within
 themselves. Weights are full, and a bias's gradient sums over samples. A mask with a sample dim is sharded
-with the samples; a mask over positions only is full.
+with the samples; a mask over positions only is full. An iteration of a loop over samples reads the rows of
+one sample and shared values, whose gradients are sums over the iterations.
 
 Entire recurrent layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run replicated: they pass an opaque workspace from
 forward to backward that has no placement. Captured without these backends, such layers decompose into cells.
@@ -11,8 +12,10 @@ forward to backward that has no placement. Captured without these backends, such
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 from fxdp.ir.ops.library import aten, existing
+from fxdp.ir.ops.sequential_sample_loop import LOOP_BACKWARD_OP, LOOP_OP
 from fxdp.rules.labels import by_labels
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
@@ -74,3 +77,17 @@ def _multi_head_attention(op: Op) -> Iterator[Alternative]:
 def _split_heads(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, for the split into query, key and value per head."""
     yield from by_labels(op, [(op.arg("qkv"), "n__")], "n___")
+
+
+@rule("iterations", LOOP_OP)
+def iterations(op: Op) -> Iterator[Alternative]:
+    """Yield shards of the samples, with one row of the result for each sample."""
+    yield from by_labels(op, [(rows, "n...") for rows in op.arg("rows")], "n...")
+
+
+@rule("iterations", LOOP_BACKWARD_OP, kind="contracted")
+def _iterations_backward(op: Op) -> Iterator[Alternative]:
+    """Yield shards of the samples: the gradients of rows are sharded, of shared values partial."""
+    rows, shared = op.arg("rows"), op.arg("shared")
+    results = compress(["n..."] * len(rows) + ["..."] * len(shared), op.arg("wanted"))
+    yield from by_labels(op, [(value, "n...") for value in (op.arg("grad"), *rows)], list(results))
