@@ -51,7 +51,13 @@ if TYPE_CHECKING:
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
     from fxdp.module.dry_run import explain, plan
-    from fxdp.options.option_values import ActivationCheckpointing, Communication, Debug, Pipeline
+    from fxdp.options.option_values import (
+        ActivationCheckpointing,
+        Bitwise,
+        Communication,
+        Debug,
+        Pipeline,
+    )
     from fxdp.oracle.report import Report
     from fxdp.oracle.verify import verify
     from fxdp.ranks.launcher import launch
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationCheckpointing",
     "AgreementError",
+    "Bitwise",
     "CaptureError",
     "CommRow",
     "Communication",
@@ -115,6 +122,7 @@ __all__ = [
 
 _HOMES = {
     "ActivationCheckpointing": "options.option_values",
+    "Bitwise": "options.option_values",
     "CommRow": "reports.rows",
     "Communication": "options.option_values",
     "CompiledModule": "module.compiled",
@@ -193,7 +201,7 @@ def compile(
     batch_dims: Any = None,
     pad: Any = None,
     rng: str = "sharded",
-    uneven: bool = True,
+    numerics: Bitwise | Mapping[str, Any] | str | None = None,
     strict: bool = False,
     fallback: str | None = None,
     debug: Debug | Mapping[str, Any] | None = None,
@@ -245,8 +253,8 @@ def compile(
     pipeline : micro-batches, stages and their schedule, and the statistics of BatchNorm in micro-batches:
         `fxdp.Pipeline(microbatches=4)`. None: one micro-batch, and on a mesh with a `pp` axis one stage per
         pipeline rank.
-    communication : size of buckets, and speed of the network: `fxdp.Communication(bucket_cap_mb=25)`. None:
-        both are chosen, the speed by a measurement.
+    communication : size of buckets, speed of the network, and whether ranks may pass batches of different
+        sizes: `fxdp.Communication(bucket_cap_mb=25)`. None: bucket and speed are chosen, the latter measured.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
         dim). None: dim 0 of every tensor input with at least one dim. `fxdp.RowsPerSample(4)` in the place
         of an int: four rows are one sample and stay together on a rank, as the model's `view(-1, 4)` asks.
@@ -257,8 +265,8 @@ def compile(
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `backend="eager"`,
         bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).
         The ranks' generators must be in one state (`torch.manual_seed` with one number).
-    uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
-        which saves a small exchange per call; only the first call of each size is checked.
+    numerics : `"exact"` (or None): equal to one device up to rounding, as the order of sums depends on the
+        mesh. `fxdp.Bitwise(block=4)`: the same bits on any mesh whose ranks hold full blocks of 4 samples.
     strict : an op without a placement rule, which would run replicated, is an error; plans, and errors of
         capture, list all strategies of capture with the reason why each was left or not tried.
     fallback : `"eager"`: a call that capture refuses runs on global tensors, op by op: exact and slow. One
@@ -283,7 +291,7 @@ def compile(
         "loss_fn": loss_fn, "backend": backend, "strategy": strategy, "memory_limit": memory_limit,
         "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy,
         "activation_checkpointing": activation_checkpointing, "pipeline": pipeline,
-        "communication": communication, "batch_dims": batch_dims, "pad": pad, "rng": rng, "uneven": uneven,
-        "strict": strict, "fallback": fallback, "debug": debug, **unknown,
+        "communication": communication, "batch_dims": batch_dims, "pad": pad, "rng": rng,
+        "numerics": numerics, "strict": strict, "fallback": fallback, "debug": debug, **unknown,
     })  # fmt: skip
     return CompiledModule(model, mesh, options)

@@ -27,6 +27,7 @@ class AssignStages:
     ----------
     stages : number of stages, balanced by cost; or the names of the modules at which stages 1, 2, ... begin.
     microbatches : number of parts into which a step splits each rank's batch.
+    block : the samples in a block of the global batch, if the parts of a step are such blocks.
 
     Raises
     ------
@@ -35,6 +36,7 @@ class AssignStages:
 
     stages: int | tuple[str, ...] = 1
     microbatches: int = 1
+    block: int | None = None
 
     name = "assign-stages"
     requires = Level.LOCAL
@@ -42,7 +44,7 @@ class AssignStages:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
-        phases = find_phases(gm.graph, self.microbatches)
+        phases = find_phases(gm.graph, self.microbatches, self.block)
         assign(gm.graph, phases, self.stages)
         for node in phases.epilogue:
             meta(node).once = True

@@ -24,8 +24,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Compile and run": (
-        "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Debug", "RowsPerSample", "Rows",
-        "CompiledModule", "launch", "save", "load", "save_safetensors",
+        "compile", "Pipeline", "ActivationCheckpointing", "Communication", "Bitwise", "Debug",
+        "RowsPerSample", "Rows", "CompiledModule", "launch", "save", "load", "save_safetensors",
     ),
     "Global tensors": (
         "global_batch", "shard", "GlobalTensor", "eager_report", "data_loader", "ResumableLoader",

@@ -41,7 +41,7 @@ def _call(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in ("uneven", "strict") for value in ("no", 1, None)),
+        *((name, value) for name in ("strict",) for value in ("no", 1, None)),
         *(("reshard_after_forward", value) for value in ("no", 0, -2, 1.5, None)),
         *(("batch_dims", value) for value in (True, (True,), 1.5, "0", {"x": True})),
         *(("pad", value) for value in ("x", object(), [object()])),

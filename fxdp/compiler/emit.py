@@ -85,7 +85,8 @@ def lower_part(
     mesh, options, part = program.mesh, program.options, wanted.part
     even = len(set(wanted.batches)) == 1 and not (generic and mesh.size > 1)
     manager = PassManager(mesh, options.debug.verify, level=Level.LOCAL)
-    passes = emission(None if generic else wanted.sizes, even, wanted.place)
+    by_tree = (wanted.batches, options.block) if options.block and wanted.once and wanted.batches else None
+    passes = emission(None if generic else wanted.sizes, even, wanted.place, by_tree)
     gm = manager.run(copy_graph(part.gm), passes)
     _add_seconds(program, "emit-program", manager.seconds["emit-program"])
     began = time.perf_counter()
@@ -106,7 +107,7 @@ def _lowered(
     if start is None:
         return lower_eager(gm, wanted.zero, summed(part))
     values = signature_values(gm.graph, module, program.captured.constants)
-    single = mesh.size * (1 if program.step is None else options.pipeline.microbatches) == 1
+    single = mesh.size == 1 and (program.step is None or not options.has_microbatches)
     how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
         options.activation_checkpointing.memory_budget,

@@ -26,7 +26,7 @@ from fxdp.ir.graph.parameter_buckets import gather_starts, parameter_of, unshard
 from fxdp.ir.graph.signature import Buffer, Mutation, Parameter
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.cut.partition import Part, Partition
-from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.pipeline.write.microbatches import check_blocks
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
@@ -167,14 +167,17 @@ class CompiledVariants:
         self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool
     ) -> _Executable:
         program = self.program
-        layout = MicrobatchSizes.of(sizes, program.options.pipeline.microbatches)
+        if program.options.block is not None:
+            check_blocks(batches, program.options.block)
+            generic = False  # code for any size may be fused in another way
+        layout = program.layout(sizes)
         rank = program.mesh.pipeline.rank
         writer = program.writer(layout, rank)
         graph = writer.write()
-        wanted = wanted_parts(program, layout.sizes, batches)
+        wanted = wanted_parts(program, layout, batches)
         lowered = self._parts.lower(wanted, generic=generic)
         parts = list(zip(wanted, lowered, strict=True))
-        modules = step_modules(program, self._process_mesh, self._module, parts, sizes, rows, self._streams)
+        modules = step_modules(program, self._process_mesh, self._module, parts, layout, rows, self._streams)
         gm = fx.GraphModule({**modules}, graph, "Step")
         self.made += 1
         bound = self._bind_step(gm, self._messages(parts))
@@ -186,7 +189,7 @@ class CompiledVariants:
     def _gathered_step(self, gm: fx.GraphModule) -> Callable[[Microbatch], Sequence[Tensor]]:
         """Return a function for the unsharded parameters of this pipeline rank's step."""
         program = self.program
-        rank, placement = program.mesh.pipeline.rank, program.run_schedule.placement
+        rank, placement = program.mesh.pipeline.rank, program.placement
         own = _gathered_keys(program.partition, placement, rank)
         return lambda batch: [*self._unsharded_parameters.of(own, lambda: gm(batch)).values()]
 

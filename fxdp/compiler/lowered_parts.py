@@ -13,7 +13,7 @@ make equally many exchanges: their number follows from the results of earlier ex
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,12 +21,13 @@ from torch import nn
 
 from fxdp.compiler.emit import FULL, Lowered, WantedPart, lower_part, sizes_used
 from fxdp.compiler.program import Program
-from fxdp.errors import AgreementError, FxdpError
+from fxdp.errors import AgreementError, FxdpError, StageError
 from fxdp.ir import redistributions
 from fxdp.lowering.inductor.collective_order import order_lines
 from fxdp.lowering.inductor.start import Start, start_of
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.ranks.agreement import agree, gather_objects
+from fxdp.ranks.liveness.failure import everywhere
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.torch_compat import why_not_compiled
 
@@ -77,7 +78,9 @@ class LoweredParts:
         while self._add_fixed(reports):
             found = self._attempts(wanted, generic)
             reports = gather_objects(self._process_mesh, _report(wanted, found))
-        failed = _failures(reports)
+        failed, block = _failures(reports), self._program.options.block
+        if failed and block is not None:
+            raise everywhere(_not_compiled(failed, block))
         for name, words in failed.items():
             _log.warning(
                 "Inductor cannot compile %s (%s): its ops run as they are on all ranks, as with "
@@ -100,7 +103,7 @@ class LoweredParts:
         try:
             agree(self._process_mesh, lines, "compiled programs", among=self._process_mesh.mesh.pipeline.rank)
         except AgreementError:
-            if generic:
+            if generic or block is not None:
                 raise
             # uneven parts: the values that are saved or recomputed depend on each rank's own sizes
             _log.info("code for the ranks' own sizes would sum in different orders: it is made for any size")
@@ -193,6 +196,14 @@ def _failures(reports: Sequence[_Report]) -> dict[str, str]:
         for name, text in words.items():
             found.setdefault(name, f"rank {rank}: {text}")
     return found
+
+
+def _not_compiled(failed: Mapping[str, str], block: int) -> StageError:
+    listing = "\n  ".join(f"{name}: {words}" for name, words in failed.items())
+    return StageError(
+        f"fxdp.Bitwise(block={block}): Inductor cannot compile these parts, whose ops alone would have other "
+        f'bits than where it can:\n  {listing}\nUse backend="eager" on every mesh'
+    )
 
 
 def _meet(process_mesh: ProcessMesh) -> None:

@@ -12,7 +12,8 @@ LOCAL                                          STAGED, then cut into parts
               (bucket parameters,)             only with sharded parameters
               (schedule prefetch,)
               bucket, coalesce                 the same, on parts that run once after the last micro-batch
-              emit                             emit, each part for the sizes of a micro-batch
+              emit                             emit, each part for the sizes of a micro-batch,
+                                               sum by tree        (blocks)
 EMITTED
 """
 
@@ -45,6 +46,7 @@ from fxdp.passes.overlap_sums import OverlapSums
 from fxdp.passes.place_parameters import PlaceParameters
 from fxdp.passes.recompute_modules import RecomputeModules
 from fxdp.passes.schedule_prefetch import SchedulePrefetch
+from fxdp.passes.sum_by_tree import SumByTree
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,7 @@ class Order:
         `batch` is the number of samples of all ranks together in the first call; `kept` are the names of
         parameters that stay unsharded from the forward to the backward under `strategy="shard"`.
         """
-        microbatches = options.pipeline.microbatches
-        several = stages is not None and microbatches > 1
+        several = stages is not None and options.has_microbatches
         # values that the model computes from its batch size concern all micro-batches, so they come first
         first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
@@ -102,7 +103,11 @@ class Order:
                 *narrow,
                 InsertCollectives(options.single_device_rng, options.shards and once, kept),
             ),
-            local=(localize,) if stages is None else (localize, AssignStages(stages, microbatches)),
+            local=(
+                (localize,)
+                if stages is None
+                else (localize, AssignStages(stages, options.pipeline.microbatches, options.block))
+            ),
             reductions=(
                 OverlapSums(),
                 *rows,
@@ -121,9 +126,16 @@ def canonical(captured: Captured, mesh: Mesh) -> Captured:
     return replace(captured, gm=Canonicalize().run(copy_graph(captured.gm), mesh))
 
 
-def emission(sizes: Mapping[str, int] | None, even: bool, place: int) -> tuple[Pass, ...]:
+def emission(
+    sizes: Mapping[str, int] | None,
+    even: bool,
+    place: int,
+    blocks: tuple[tuple[int, ...], int] | None = None,
+) -> tuple[Pass, ...]:
     """Return the passes from LOCAL to EMITTED, for fixed `sizes`, or for any sizes if None.
 
-    `place` is the index of this part of the batch among the parts of all ranks and micro-batches.
+    `place` is the index of this part of the batch among the parts of all ranks and micro-batches; `blocks`
+    are the ranks' batches and the samples of a block, for a part that reduces sums over blocks.
     """
-    return (EmitProgram(None if sizes is None else tuple(sizes.items()), even, place),)
+    emit = EmitProgram(None if sizes is None else tuple(sizes.items()), even, place)
+    return (emit,) if blocks is None else (emit, SumByTree(*blocks))

@@ -91,12 +91,14 @@ class Planning:
 
     @property
     def _layout(self) -> MicrobatchSizes:
-        return MicrobatchSizes.of(self._local, self.program.options.pipeline.microbatches)
+        return self.program.layout(self._local)
 
     @property
     def _local(self) -> dict[str, int]:
         """The sizes on a rank, by default of equal local batches."""
         equal = self.sizes["B"] // self.program.mesh.size
+        if block := self.program.options.block:
+            equal = min(-(-equal // block) * block, self.sizes["B"])
         return {"b": equal, "offset": 0, "b_max": equal, **self.sizes}
 
     @cached_property
@@ -182,7 +184,8 @@ class Planning:
             shared, shown = exchange_buffers(parts, mesh), partial(is_zero_copy, mesh=mesh)
             gather = next((part.gm for part in program.partition.gathers if part is not None), None)
             return (curve(parts[0], holders, self._local, shared=shared, gather=gather, shown=shown),)
-        each = [self._layout.sizes[i] for i in range(program.options.pipeline.microbatches)]
+        layout = self._layout
+        each = [layout.sizes[i] for i in range(layout.count)]
         gradients: list[dict[Parameter, int]] = [{} for _ in parts]
         types = {spec: type_ for part in program.parts for spec, type_ in part.parameters.items()}
         for spec, _, stage in program.partition.results:
@@ -190,7 +193,7 @@ class Planning:
                 gradients[stage][spec.of] = type_bytes(types[spec.of], {})
         gathers = [None if part is None else part.gm for part in program.partition.gathers]
         owned = program.options.pipeline.gradients == "owner"
-        schedule = program.step.schedule
+        schedule = program.schedule_of(layout.count)
         return scheduled_curves(parts, holders, each, schedule, gradients, gathers, owned=owned)
 
 

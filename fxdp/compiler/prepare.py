@@ -10,6 +10,7 @@ from torch import fx
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.ragged import check_bags
 from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
+from fxdp.compiler.option_combinations import check_options, check_reductions, check_sharding
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
@@ -23,7 +24,7 @@ from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import has_no_rule, meta, tensor_operands, tensor_type
 from fxdp.ir.graph.redistribution_cause import unconverted
 from fxdp.ir.graph.signature import Mutation, OutputSpec, Parameter, StageValue, Tangent
-from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
+from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
@@ -36,45 +37,7 @@ _GROWTH = 2
 
 def is_cut(mesh: Mesh, options: Options) -> bool:
     """Return whether a program runs in stages or micro-batches, with the backward inside the call."""
-    return mesh.pipeline.size > 1 or options.pipeline.microbatches > 1
-
-
-_SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' or without"
-
-
-def check_sharding(mesh: Mesh, options: Options) -> None:
-    """Refuse a strategy that the mesh does not support.
-
-    Raises
-    ------
-    MeshError : names the axes that the strategy supports.
-    """
-    axes = set(mesh.axes)
-    if not options.shards:
-        if SHARD in axes:
-            raise MeshError(
-                f"the mesh has an axis {SHARD!r}, but strategy={options.strategy!r} shards nothing; expected "
-                f"strategy='shard' or 'optimizer', or that axis under the name 'dp'"
-            )
-        return
-    if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
-        raise MeshError(
-            f"strategy={options.strategy!r} on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters "
-            f"are sharded along {SHARD!r}, or along the only axis"
-        )
-    size = mesh.size_along(mesh.shard_axis)
-    if size > 1 and options.post_forward_size and size % options.post_forward_size:
-        divisors = [n for n in range(1, size + 1) if size % n == 0]
-        raise MeshError(
-            f"reshard_after_forward={options.post_forward_size}, but parameters are sharded over {size} "
-            f"ranks; expected a divisor of that, {divisors}: the size of groups that keep a full copy each"
-        )
-    if mesh.pipeline.size > 1 and options.pipeline.gradients == "owner":
-        raise MeshError(
-            f"fxdp.Pipeline(gradients='owner') with strategy={options.strategy!r}: each pipeline rank holds "
-            "and steps rows of all stages' parameters, so gradients go where their rows are; leave "
-            "gradients= out"
-        )
+    return mesh.pipeline.size > 1 or options.has_microbatches
 
 
 def post_forward_size(mesh: Mesh, options: Options) -> int:
@@ -109,13 +72,14 @@ def prepare(
     _check_writes(captured, options, cut=cut)
     check_sparse_gradients(captured.gm.graph, captured.origin, options.strategy, cut=cut)
     if cut:
-        check_options(options)
-        _check_reductions(captured, options)
+        check_options(mesh, options)
+        check_reductions(captured, options)
     loss = _loss_index(captured.gm.graph) if cut else None
     order = Order.of(captured, options, _stage_count(options, mesh) if cut else None, batch, kept)
     # for the passes each micro-batch is one more rank: a sum over both is a sum over one axis
-    several = cut and options.pipeline.microbatches > 1
-    parts = mesh.in_parts(options.pipeline.microbatches) if several else mesh
+    several = cut and options.has_microbatches
+    # of blocks every rank may have another number, on which no pass depends
+    parts = mesh.in_parts(max(2, options.pipeline.microbatches)) if several else mesh
     folder = options.debug.dump_dir
     dump_dir = Path(folder) if folder is not None and mesh.rank == 0 else None
     manager = PassManager(parts, options.debug.verify, dump_dir)
@@ -129,7 +93,7 @@ def prepare(
     causes = copy_graph(gm)
     gm = manager.run(gm, order.local)
     if cut:
-        partition, step = _cut(gm, captured, mesh, options, order, loss)
+        partition, step = _cut(gm, captured, mesh, options, order, loss, batch)
     else:
         gm = manager.run(gm, order.reductions)
         partition, step = _uncut(gm, options), None
@@ -150,13 +114,18 @@ def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
 
 
 def _cut(
-    gm: fx.GraphModule, captured: Captured, mesh: Mesh, options: Options, order: Order, loss: int | None
+    gm: fx.GraphModule, captured: Captured, mesh: Mesh, options: Options, order: Order, loss: int | None,
+    batch: int,
 ) -> tuple[Partition, ScheduledStep]:
     stages = _stage_count(options, mesh)
     count = stages if isinstance(stages, int) else len(stages) + 1
-    schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, options.pipeline.microbatches)
-    partition = split(gm, recall_phases(gm.graph, options.pipeline.microbatches), count)
-    if options.pipeline.microbatches > 1:
+    block = options.block
+    # with blocks an example: each rank's call has a schedule for its own blocks
+    microbatches = -(-batch // (block * mesh.size)) if block else options.pipeline.microbatches
+    schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, microbatches)
+    phases = recall_phases(gm.graph, several=options.has_microbatches)
+    partition = split(gm, phases, count, by_block=block is not None)
+    if block is None and microbatches > 1:
         partition = partition.with_sums()
     epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)
     schedule = schedule if loss is not None else schedule.forward_only()
@@ -197,21 +166,6 @@ def _stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
     return stages if isinstance(stages, int) else tuple(stages)
 
 
-def check_options(options: Options) -> None:
-    """Refuse options that do not work with stages or micro-batches.
-
-    Raises
-    ------
-    MeshError : `rng="single-device"`.
-    """
-    if options.single_device_rng:
-        raise MeshError(
-            'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
-            'and micro-batches do not keep; expected rng="sharded" with a pp axis or '
-            "fxdp.Pipeline(microbatches=...) above 1"
-        )
-
-
 def _check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
     """Refuse writes into parameters that are sharded, or that several micro-batches would change.
 
@@ -226,26 +180,6 @@ def _check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
             f"the forward changes parameters in place ({', '.join(names)}), which needs all of them on each "
             f"rank, and its samples at once; expected strategy='replicate' (got {options.strategy!r}), no pp "
             "axis and fxdp.Pipeline(microbatches=1). Or write into buffers (register_buffer)"
-        )
-
-
-def _check_reductions(captured: Captured, options: Options) -> None:
-    """Refuse a `reduce_dtype` that would round gradients accumulated over micro-batches.
-
-    Raises
-    ------
-    MeshError : names the `reduce_dtype` that does not round.
-    """
-    precision = options.precision
-    if precision is None or precision.reduce is None:
-        return
-    dtypes = {tensor_type(node).dtype for _, node in inputs_of(captured.gm.graph, Parameter)}
-    other = sorted(str(dtype) for dtype in dtypes if dtype != precision.reduce)
-    if other:
-        raise MeshError(
-            f"mp_policy sums gradients in {precision.reduce}, but the parameters are {', '.join(other)} and "
-            "stages or micro-batches add their gradients up before that, which would round running sums; "
-            f"expected MixedPrecisionPolicy(..., reduce_dtype={other[0]})"
         )
 
 

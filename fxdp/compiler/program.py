@@ -20,6 +20,7 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv
+from fxdp.pipeline.schedule.catalogue import make
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import StepGraph
@@ -65,7 +66,7 @@ class Program:
     def parts(self) -> tuple[Part, ...]:
         """All parts, in no particular order."""
         cut = self.partition
-        every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
+        every = (cut.counts, cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
         return tuple(part for part in every if part is not None)
 
     @property
@@ -88,15 +89,33 @@ class Program:
         """Return the chosen or given schedule as lines of text, which ranks compare."""
         return [] if self.step is None else csv.write(self.step.schedule).splitlines()
 
+    def layout(self, sizes: Mapping[str, int]) -> MicrobatchSizes:
+        """Return the micro-batches, or blocks, of a rank's batch with these sizes."""
+        if self.options.block is not None:
+            return MicrobatchSizes.of_blocks(sizes, self.options.block)
+        return MicrobatchSizes.of(sizes, self.options.pipeline.microbatches, self.mesh.rank)
+
     @property
-    def run_schedule(self) -> Schedule:
-        """The schedule as ranks run it: gradients that a rank waits for come before gradients of weights.
+    def placement(self) -> tuple[int, ...]:
+        """The pipeline rank of each stage."""
+        return self.scheduled().schedule.placement
+
+    def schedule_of(self, microbatches: int) -> Schedule:
+        """Return the schedule for this number of micro-batches."""
+        known = self.scheduled().schedule
+        if known.microbatches == microbatches:
+            return known
+        made = make(self.options.pipeline.schedule, known.stages, len(known.ranks), microbatches)
+        return made if known.trains else made.forward_only()
+
+    def run_schedule(self, microbatches: int) -> Schedule:
+        """Return the schedule as ranks run it: gradients that a rank waits for come before those of weights.
 
         A stage sends the awaited gradient first; the last stage may postpone the weights of two
         micro-batches. If a step recomputes activations (`activation_checkpointing`), memory is scarce: no
         stage holds more than necessary.
         """
-        schedule = self.scheduled().schedule
+        schedule = self.schedule_of(microbatches)
         placement = schedule.placement
         awaited = {
             e.source for e in self.partition.edges
@@ -113,18 +132,18 @@ class Program:
 
     def step_graph(self, layout: MicrobatchSizes, rank: int) -> StepGraph:
         """Return an empty graph for the step of one pipeline rank."""
-        return StepGraph(rank, layout.sizes, self.mesh.sharding)
+        return StepGraph(rank, layout.sizes, self.mesh.sharding, self.mesh.size > 1)
 
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """Return the writer of the step of one pipeline rank."""
         return Writer(
             self.step_graph(layout, rank),
             self.partition,
-            self.run_schedule,
-            layout.bounds,
+            self.run_schedule(layout.count),
+            layout,
             self.captured.batch,
             self.options.pipeline.gradients == "everywhere",
-            Recompute(self.options.activation_checkpointing.mode, self.options.pipeline.microbatches),
+            Recompute(self.options.activation_checkpointing.mode, layout.count),
             self.mesh.size,
             self.gathers_apart,
         )

@@ -17,6 +17,7 @@ from fxdp.ir.types.value_types import local_shape
 from fxdp.pipeline.cut.partition import Part, backward_gives, backward_parts
 from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.write.events import RECORD, WAIT
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.stage_shards import ROWS, stage_sharded
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.p2p import Transport
@@ -39,22 +40,27 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 def wanted_parts(
-    program: Program, sizes: Mapping[int | None, Mapping[str, int]], batches: tuple[int, ...]
+    program: Program, layout: MicrobatchSizes, batches: tuple[int, ...]
 ) -> list[WantedPart]:
     """Return the parts that this pipeline rank runs, for each micro-batch and once per step (index None)."""
-    cut, rank, count = program.partition, program.mesh.rank, program.options.pipeline.microbatches
+    cut, rank = program.partition, program.mesh.rank
+    sizes, own = layout.sizes, _own_stages(program)
     found = []
-    for stage in _own_stages(program):
-        kinds, first = _kinds(program, stage), _first_results(program, stage)
+    for stage in own:
+        kinds, first = _kinds(program, stage, layout.count), _first_results(program, stage, layout.count)
         unhalved = first is None or Kind.BACKWARD in kinds
         found += [
             WantedPart(
-                f"stage {stage}", cut.parts[stage], own, batches, rank * count + index, index, False,
+                f"stage {stage}", cut.parts[stage], sizes[index], batches, layout.first + index, index, False,
                 _NOTHING, first, unhalved,
             )
-            for index, own in sizes.items() if index is not None
+            for index in range(layout.count)
         ]  # fmt: skip
-    own = _own_stages(program)
+    if cut.counts is not None:
+        found += [
+            WantedPart("counts", cut.counts, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
+            for i in range(layout.count)
+        ]
     once = {f"finish {stage}": cut.epilogues[stage] for stage in own}
     once |= {f"gather {stage}": cut.gathers[stage] for stage in own if cut.gathers}
     for name, part in {**once, "prologue": cut.prologue}.items():
@@ -68,13 +74,13 @@ def step_modules(
     process_mesh: ProcessMesh,
     module: nn.Module,
     parts: Sequence[tuple[WantedPart, Lowered]],
-    sizes: Mapping[str, int],
+    layout: MicrobatchSizes,
     rows: Callable[[], Tensor],
     streams: Streams,
 ) -> dict[str, nn.Module]:
     """Return the callables of a step by name, made of lowered parts and the model's tensors.
 
-    `sizes` belong to the global batch; `rows` returns the row numbers of padded gathers.
+    `rows` returns the row numbers of padded gathers.
     """
     cut, device = program.partition, device_of(module, program.mesh)
     sharded = stage_sharded(cut, program.mesh.sharding)
@@ -83,9 +89,11 @@ def step_modules(
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
     made: dict[str, nn.Module] = {}
     for stage in _own_stages(program):
-        made |= _stage_modules(program, stage, codes[f"stage {stage}"])
+        made |= _stage_modules(_kinds(program, stage, layout.count), stage, codes[f"stage {stage}"])
         if cut.parts[stage].summed:
-            made[f"sums_{stage}"] = _sums(program, cut.parts[stage], sizes, device)
+            made[f"sums_{stage}"] = _sums(program, cut.parts[stage], layout.sizes[None], device)
+    if "counts" in codes:
+        made["counts"] = forward(codes.pop("counts"))
     for name, code in codes.items():
         if not name.startswith("stage "):
             made[name.replace(" ", "_")] = once(code[None], streams)
@@ -97,19 +105,18 @@ def step_modules(
 
 
 def _own_stages(program: Program) -> list[int]:
-    placement = program.run_schedule.placement
-    return [s for s in range(program.partition.stages) if placement[s] == program.mesh.pipeline.rank]
+    return [s for s in range(program.partition.stages) if program.placement[s] == program.mesh.pipeline.rank]
 
 
-def _kinds(program: Program, stage: int) -> set[Kind]:
+def _kinds(program: Program, stage: int, microbatches: int) -> set[Kind]:
     """Return the kinds of action that the schedule has for a stage."""
-    ranks = program.run_schedule.ranks
+    ranks = program.run_schedule(microbatches).ranks
     return {action.kind for row in ranks for action in row if action.stage == stage}
 
 
-def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
+def _first_results(program: Program, stage: int, microbatches: int) -> tuple[int, ...] | None:
     """Return the results that earlier stages await, if a stage's backward runs in two halves."""
-    if Kind.INPUT_GRADIENT not in _kinds(program, stage):
+    if Kind.INPUT_GRADIENT not in _kinds(program, stage, microbatches):
         return None
     urgent, _ = backward_parts(program.partition, stage)
     gives = backward_gives(program.partition.parts[stage])
@@ -132,13 +139,15 @@ def _code(
     numbers = None if template.rows is None else rows()
     seed = None
     if graph_draws(wanted.part.gm.graph):
-        seed = program.mesh.rank * _MOST_PARTS + _number(wanted.name)
+        number, index = _number(wanted.name), wanted.index or 0
+        # a block draws what it draws on any rank
+        by_block = program.options.block is not None and wanted.index is not None
+        seed = (number, wanted.place) if by_block else (program.mesh.rank * _MOST_PARTS + number, index)
     template = template.with_numbers(wanted.sizes, numbers)
     return Code(lowered.pair, template, ahead, behind, seed, wanted.first or ())
 
 
-def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
-    kinds = _kinds(program, stage)
+def _stage_modules(kinds: set[Kind], stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
     made: dict[str, nn.Module] = {f"forward_{stage}": forward(codes)}
     if Kind.BACKWARD in kinds:  # for some micro-batches; for others the backward may run in two halves
         made[f"backward_{stage}"] = StepModule(backward)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fxdp.capture.captured import Captured
+from fxdp.compiler.option_combinations import check_sharding
 from fxdp.compiler.planning import Planning
-from fxdp.compiler.prepare import check_sharding, prepare
+from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, MeshError
 from fxdp.ir.graph.graphs import copy_graph

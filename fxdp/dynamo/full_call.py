@@ -72,7 +72,7 @@ def runs_in_full(frame: TracedFrame, call: OuterCall | None, chosen: TracedOptio
     model = call.optimized._orig_mod
     hooks = model._forward_hooks or model._forward_pre_hooks
     code = getattr(model.forward, "__code__", None)
-    cut = chosen.options.pipeline.microbatches > 1 or "pp" in _axes(chosen.mesh)
+    cut = chosen.options.has_microbatches or "pp" in _axes(chosen.mesh)
     if cut or hooks or code is not frame.code or frame.locals.get(code.co_varnames[0]) is not model:
         return False
     of_frame = FullCall(chosen, call).of_frame

@@ -104,7 +104,7 @@ class TracedOptions:
         ------
         InputError : micro-batches or stages with several losses.
         """
-        cut = self.options.pipeline.microbatches > 1 or self.options.pipeline.stages not in (None, 1)
+        cut = self.options.has_microbatches or self.options.pipeline.stages not in (None, 1)
         if cut and losses > 1:
             raise InputError(
                 f"the compiled function returns {losses} scalars with a gradient, of which a graph does not "

@@ -143,7 +143,7 @@ def _captured(
     origin: Origin | None,
 ) -> tuple[Call, Captured]:
     """Return the call and its capture; Python values on which the code decides become constants."""
-    couple = mesh.size * options.pipeline.microbatches > 1
+    couple = mesh.size > 1 or options.has_microbatches
     while True:
         call = reader.read(*inputs)
         request = request_of(model, call.inputs, options, cut=is_cut(mesh, options), couple=couple)

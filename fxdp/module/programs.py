@@ -24,8 +24,9 @@ from fxdp.capture.python_values import SpecializationError
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import CompiledVariants
+from fxdp.compiler.option_combinations import check_options
 from fxdp.compiler.owners import Owners
-from fxdp.compiler.prepare import check_options, is_cut
+from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import log_program
 from fxdp.ir.graph.draws import graph_draws
@@ -81,7 +82,7 @@ class Programs:
         self._options = options
         self._cut = is_cut(self._mesh, options)
         if self._cut:
-            check_options(options)
+            check_options(self._mesh, options)
         self._owners = Owners()
         self._streams = Streams.of(device_of(module, self._mesh)) if self._cut else Streams()
         self.kinds = Kinds()
@@ -206,7 +207,7 @@ class Programs:
             call.inputs,
             self._options,
             cut=self._cut,
-            couple=self._mesh.size * self._options.pipeline.microbatches > 1,
+            couple=self._mesh.size > 1 or self._options.has_microbatches,
             dynamic=dynamic,
             hint=hint,
             branches=branches,

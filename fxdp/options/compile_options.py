@@ -27,6 +27,7 @@ from fxdp.options.option_names import refuse_unknown
 from fxdp.options.option_values import (
     GROUPS,
     ActivationCheckpointing,
+    Bitwise,
     Communication,
     Debug,
     OptionGroup,
@@ -58,7 +59,7 @@ class Options:
     batch_dims: Any = None
     pad: Any = None
     rng: str = "sharded"
-    uneven: bool = True
+    numerics: Bitwise = field(default_factory=Bitwise)
     strict: bool = False
     fallback: str | None = None
     debug: Debug = field(default_factory=Debug)
@@ -69,7 +70,7 @@ class Options:
             value, found = kind.read(name, getattr(self, name))
             object.__setattr__(self, name, value)  # frozen for everybody else
             faults += found
-        faults += self._budget_faults()
+        faults += self._budget_faults() + self._block_faults()
         faults += leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample, Rows), _DIMS)
         faults += leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += policy_faults(self.mp_policy)
@@ -88,6 +89,17 @@ class Options:
             ]
         return []
 
+    def _block_faults(self) -> list[str]:
+        if self.block is None:
+            return []
+        others = {
+            f"pipeline={self.pipeline}": self.pipeline.microbatches > 1,
+            f"rng={self.rng!r}": self.single_device_rng,
+            f"fallback={self.fallback!r}": self.fallback is not None,
+        }
+        why = "blocks are the micro-batches, draw alike on any mesh, and global tensors have none"
+        return [f"numerics is {self.numerics} with {name}: {why}" for name, given in others.items() if given]
+
     @classmethod
     def named(
         cls, given: Mapping[str, Any], where: str = "fxdp.compile", others: Sequence[str] = ()
@@ -105,6 +117,21 @@ class Options:
     def single_device_rng(self) -> bool:
         """Whether random values are drawn in full on every rank, as one device would draw them."""
         return self.rng == "single-device"
+
+    @property
+    def equal_draws(self) -> bool:
+        """Whether the ranks' generators must be in one state when a program draws."""
+        return self.single_device_rng or self.block is not None
+
+    @property
+    def block(self) -> int | None:
+        """The number of samples in a block of the global batch, for `fxdp.Bitwise`; None: no blocks."""
+        return self.numerics.block
+
+    @property
+    def has_microbatches(self) -> bool:
+        """Whether a rank's batch may be split into several micro-batches; a block is one, even if alone."""
+        return self.block is not None or self.pipeline.microbatches > 1
 
     @property
     def own_statistics(self) -> bool:
@@ -190,7 +217,6 @@ _EXPECTED: dict[str, Expected] = {
     "strategy": one_of(*CHEAPEST_FIRST, "auto"),
     "rng": one_of("sharded", "single-device"),
     "fallback": (lambda value: value in (None, "eager"), "None or 'eager'"),
-    "uneven": SWITCH,
     "strict": SWITCH,
     "reshard_after_forward": (
         lambda value: isinstance(value, bool) or is_count(value, most=ANY_COUNT),

@@ -187,6 +187,8 @@ class Communication(OptionGroup):
         backward does, by the link's speed, which is measured once. Sharded parameters are not cut apart: as
         many (4 where ranks share memory), or the least more, below twice as many, with which they are
         `ceil(bytes / bucket)` buckets; a larger one has its own.
+    uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
+        which saves a small exchange per call; only the first call of each size is checked.
     link_gbit : the speed of the network between the ranks, in Gbit/s. By it buckets are cut, and gradients
         summed or computed in full on each rank from their factors: what samples bring to a linear layer or an
         embedding is often less to send than its gradient. None: measured, where ranks share no memory (gloo).
@@ -198,6 +200,7 @@ class Communication(OptionGroup):
 
     bucket_cap_mb: float | None = None
     link_gbit: float | None = None
+    uneven: bool = True
 
     _expected: ClassVar = {
         "bucket_cap_mb": (lambda value: value is None or is_size(value), "a size in MiB above 0"),
@@ -205,6 +208,7 @@ class Communication(OptionGroup):
             lambda value: value is None or (is_size(value) and value > _SLOWEST),
             "the Gbit/s of the network, above 0",
         ),
+        "uneven": SWITCH,
     }
 
 
@@ -243,10 +247,47 @@ class Debug(OptionGroup):
         return super()._faults(given) + folder_faults("dump_dir", given.get("dump_dir"))
 
 
+@dataclass(frozen=True, repr=False)
+class Bitwise(OptionGroup):
+    """The same bits on any mesh: a step runs over blocks of the global batch, whose borders no mesh moves.
+
+    Each rank holds full blocks, runs one after the other as micro-batches, and losses, counts and gradients
+    are summed in one binary tree over the numbers of the blocks. The reference is the same program on one
+    device, which equals the model up to rounding.
+
+    Parameters
+    ----------
+    block : the number of consecutive samples of the global batch in a block; the last one may be smaller.
+        None: no blocks, which is `numerics="exact"`.
+
+    Raises
+    ------
+    InputError : values that are not accepted, all of them at once.
+    """
+
+    block: int | None = None
+
+    _expected: ClassVar = {
+        "block": (
+            lambda value: value is None or is_count(value, most=ANY_COUNT), "a number of samples, at least 1"
+        ),
+    }  # fmt: skip
+
+    @classmethod
+    def read(cls, option: str, given: Any) -> tuple[Self, list[str]]:
+        """Read `"exact"` as no blocks, others as every group."""
+        return super().read(option, None if isinstance(given, str) and given == "exact" else given)
+
+    @classmethod
+    def _forms(cls) -> str:
+        return "'exact', fxdp.Bitwise(block=...), as fxdp.Bitwise(block=4), or a dict of block"
+
+
 GROUPS: dict[str, type[OptionGroup]] = {
     "activation_checkpointing": ActivationCheckpointing,
     "pipeline": Pipeline,
     "communication": Communication,
+    "numerics": Bitwise,
     "debug": Debug,
 }
 """The options that hold several, by name."""

@@ -174,7 +174,7 @@ def _subject(
 def _compared(subject: Subject | None, mesh: Mesh, meta: str) -> str:
     if subject is None:
         return "nothing was run"
-    if mesh.world > mesh.size or subject.options.pipeline.microbatches > 1:
+    if mesh.world > mesh.size or subject.options.has_microbatches:
         meta = f"{meta}; the data-parallel program, before it is cut into stages and micro-batches"
     if subject.draws_apart(mesh.size):
         return (

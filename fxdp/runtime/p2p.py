@@ -19,6 +19,7 @@ from torch import Tensor
 from fxdp.errors import RankFailedError
 from fxdp.ir.network.raw_bytes import as_bytes, plain
 from fxdp.ir.ops.moments import combine
+from fxdp.ir.ops.rank_extrema import restored, sortable
 from fxdp.runtime.streams import Streams
 
 _LATE = "timed out waiting"  # from gloo's error message; torch has no exception class for this
@@ -110,6 +111,12 @@ def microbatch(full: Microbatch, index: int, start: int, size: int, dims: Sequen
     return Microbatch(index, inputs, full.seed)
 
 
+def block(full: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]) -> Microbatch:
+    """Return the samples of a block in new memory, with the same alignment on any mesh."""
+    part = microbatch(full, index, start, size, dims)
+    return Microbatch(index, tuple(value.clone() for value in part.inputs), full.seed)
+
+
 def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
     """Return the accumulated value; in place if `own`, as the first value may be an alias of another tensor.
 
@@ -120,6 +127,12 @@ def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
     if op == "moments":
         return combine(torch.stack([total, value]))
     return torch.maximum(total, value) if op == "max" else torch.minimum(total, value)
+
+
+def accumulate_in_any_order(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
+    """Return the extremum by `op`, `max` or `min`, with signed zeros and nan in the order of `sortable`."""
+    larger = torch.maximum if op == "max" else torch.minimum
+    return restored(larger(sortable(total, op), sortable(value, op)), total.dtype)
 
 
 def piece(value: Tensor, first: int, last: int) -> Tensor:

@@ -27,8 +27,8 @@ class Code:
     """The names of the values that other parts pass to the forward, in the order of the call's arguments."""
     takes_back: tuple[str, ...] = ()
     """The names of the values that other parts pass to the backward, in the order of the call's arguments."""
-    seed: int | None = None
-    """Seed of a part with random ops, different for each stage and rank; None without random ops."""
+    seed: tuple[int, int] | None = None
+    """The numbers of part and micro-batch that seed random ops; None without random ops."""
     first: tuple[int, ...] = ()
     """The results of the first graph of a split backward; empty if not split."""
 
@@ -58,7 +58,7 @@ class Code:
         """Return a context that seeds random ops by stage, rank and micro-batch, for a repeatable forward."""
         if self.seed is None:
             return nullcontext()
-        return own_generator(part_seed(batch.seed, self.seed, batch.index or 0))
+        return own_generator(part_seed(batch.seed, *self.seed))
 
 
 _Saved: TypeAlias = tuple[Code, list[Any]]

@@ -94,7 +94,7 @@ class CallFrame:
         inputs: Sequence[Tensor],
         sizes: Mapping[str, int] = _NOTHING,
         rows: Tensor | None = None,
-        crossing: Mapping[str, Tensor] = _NOTHING,
+        crossing: Mapping[str, Tensor | tuple[Tensor, ...]] = _NOTHING,
     ) -> list[Any]:
         """Return the arguments of a call, in a new list, which the callee empties."""
         values = list(self.values)
@@ -106,7 +106,11 @@ class CallFrame:
             values[self.rows] = rows
         for position, name in self.crossing:
             # contiguous as if received: a stage of this rank may pass on a channels-last value
-            values[position] = crossing[name].contiguous()
+            value = crossing[name]
+            if isinstance(value, tuple):  # the roots of a sum over blocks
+                values[position] = tuple(root.contiguous() for root in value)
+            else:
+                values[position] = value.contiguous()
         return values
 
 

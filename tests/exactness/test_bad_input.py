@@ -265,7 +265,7 @@ def _different_ranks() -> dict[str, str]:
         "program": call(Other()),
         "loss": call(nn.Linear(6, 6), loss_fn=F.mse_loss if one else F.l1_loss),
         "loss's weights": _error(lambda: weighted(x, target=torch.tensor([0, 1, 2]))),
-        "uneven": _error(lambda: _compiled(uneven=False)(torch.randn(2 if one else 3, 6))),
+        "uneven": _error(lambda: _compiled(communication={"uneven": False})(torch.randn(2 if one else 3, 6))),
         "afterwards": str(_works(_compiled())),
     }
 
@@ -291,7 +291,7 @@ def test_ranks_that_are_given_different_things(ranks: RankPool) -> None:
 
 def _refused_without_exchange() -> list[str]:
     """With uneven=False nobody asks how large the others' batches are: rank 0 cannot take its input."""
-    compiled = _compiled(uneven=False)
+    compiled = _compiled(communication={"uneven": False})
     compiled(torch.randn(3, 6)).backward()
     dist.barrier()  # else rank 0 may fail while rank 1 is still in this step
 

@@ -238,7 +238,7 @@ def test_all_ranks_refuse_what_lies_otherwise_on_one(ranks: RankPool) -> None:
 
 def _call_promised_even(parts: list[list[Tensor]]) -> str:
     model = Model(lambda x: F.dropout(x).mean())
-    compiled = fxdp.compile(model, rng="single-device", backend="eager", uneven=False)
+    compiled = fxdp.compile(model, rng="single-device", backend="eager", communication={"uneven": False})
     for _ in range(2):  # at the second call replicas are compared, so the ranks exchange what they know
         compiled(parts[0][dist.get_rank()])
     dist.barrier()  # else one rank may fail in its third call while the other is in its second

@@ -144,7 +144,7 @@ def _run(axes: tuple[str, ...], split: list[int], **options: Any) -> None:
 
 def _runs() -> None:
     _run(("dp",), [4, 2], communication={"bucket_cap_mb": 0.0005})
-    _run(("dp",), [3, 3], uneven=False)
+    _run(("dp",), [3, 3], communication={"uneven": False})
     _run(("dp",), [4, 2], pipeline={"microbatches": 2})
     _run(("pp",), [6], pipeline={"microbatches": 2})
     _bare()

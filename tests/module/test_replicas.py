@@ -116,7 +116,7 @@ def _faults() -> dict[str, Any]:
             "loaded": _said(_loaded),
             "another rate": _said(_other_rate, 7),
             "statistics": _said(_statistics),
-            "without exchange": _said(_loaded, uneven=False),
+            "without exchange": _said(_loaded, communication={"uneven": False}),
             "never": _said(_loaded, debug={"check_replicas": 0}),
             "nothing": _said(lambda _: None, 7),
             "rank 0's checkpoint": _said(_checkpoint_of_rank_0, 24),

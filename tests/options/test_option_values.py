@@ -30,6 +30,8 @@ _OF = {name: option for option, kind in GROUPS.items() for name in kind.names()}
         *(("mode", value) for value in ("sometimes", True)),
         *(("bucket_cap_mb", value) for value in (math.inf, math.nan, 10**400, 0, "1")),
         *(("link_gbit", value) for value in (0, -1, 1e-9, True, "1000", math.nan, math.inf, 10**30)),
+        *(("uneven", value) for value in ("no", 1, None)),
+        *(("block", value) for value in (0, -1, True, "4", 1.5)),
         *(("verify", value) for value in ("no", 1, None)),
         *(("check_replicas", value) for value in (-1, True, "100", 1.0)),
         *(("dump_dir", value) for value in (3, b"x", "", __file__, f"{__file__}/x")),
@@ -60,7 +62,8 @@ def test_each_fault_is_told_at_once() -> None:
         "mode, fxdp.ActivationCheckpointing(...), or a dict of memory_budget, modules, mode",
         "  pipeline: has no 'microbatch', expected microbatches",
         "  pipeline: stages is 0, expected an integer of at least 1, or a list of module names",
-        "  communication is 25, expected fxdp.Communication(...), or a dict of bucket_cap_mb, link_gbit",
+        "  communication is 25, expected fxdp.Communication(...), or a dict of bucket_cap_mb, link_gbit, "
+        "uneven",
         "  debug: has no 'quiet', expected some of verify, check_replicas, dump_dir",
         "  debug: verify is 1, expected True or False",
     ]

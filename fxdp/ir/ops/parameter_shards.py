@@ -106,11 +106,11 @@ def _start_scatter(
     values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
     packed = room_to_send(group, values[0], world * sum(sizes))
-    _packed_shards(values, packed.view(world, -1))
+    packed_shards(values, packed.view(world, -1))
     return start_scatter(packed, group)
 
 
-def _packed_shards(values: Sequence[Tensor], packed: Tensor) -> Tensor:
+def packed_shards(values: Sequence[Tensor], packed: Tensor) -> Tensor:
     """Fill the row of each rank in `packed` with the rank's rows of each value in turn, padded by zeros."""
     if filled := [value for value in values if value.numel()]:  # the kernel does not accept empty ones
         aten._chunk_cat.out(filled, 0, len(packed), out=packed)
@@ -198,7 +198,7 @@ def reduced_shards(
         total = torch.stack(list(values)).sum(0)
         return [_padded_shard(total, world, rank) for rank in range(world)]
     sums = [torch.stack([own[place] for own in values]).sum(0) for place in range(len(each))]
-    return list(_packed_shards(sums, sums[0].new_empty(world, sum(each))))
+    return list(packed_shards(sums, sums[0].new_empty(world, sum(each))))
 
 
 def all_reduced_shards(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -71,9 +71,9 @@ class CallExchange:
         self._process_mesh = process_mesh
         self._mesh = process_mesh.mesh
         self._alone = self._mesh.world == 1
-        self._uneven, self._full_batch_draws = options.uneven, options.single_device_rng
+        self._uneven, self._equal_draws = options.communication.uneven, options.equal_draws
         # a rank with locally changed shards must be able to announce the change at any call
-        self._spared = not options.uneven and not options.may_keep_unsharded
+        self._spared = not options.communication.uneven and not options.may_keep_unsharded
         self._pad = options.pad
         self._reader, self._full = reader, full
         self._agreement = Agreement(process_mesh)
@@ -116,7 +116,7 @@ class CallExchange:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         comms = self._process_mesh.comms
         order = 0 if comms is None else comms.sequence_log.order
-        state = torch_generators(self._mesh.device_type) if self._full_batch_draws else 0
+        state = torch_generators(self._mesh.device_type) if self._equal_draws else 0
         last = self._last
         if last is None or last.kind is not call.kind or last.dims != call.dims:
             digest = self._reader.digest

@@ -73,6 +73,8 @@ class Partition:
     """The program's results: spec, name of the value, stage that computes the value."""
     gathers: tuple[Part | None, ...] = ()
     """The all-gathers of the stage's sharded parameters, before the first micro-batch, per stage."""
+    counts: Part | None = None
+    """With blocks, the terms of sums over inputs alone, computed in each block before the prologue."""
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
         """Return the ranks that read each parameter, given the rank of each stage in `placement`."""

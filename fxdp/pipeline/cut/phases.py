@@ -25,6 +25,7 @@ from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.signature import Input, Mutation
 from fxdp.ir.types.placements import P, ParamShard, R, Replicate
 from fxdp.ir.types.value_types import TensorType
+from fxdp.pipeline.cut.block_checks import check_blocks
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
 
 
@@ -51,33 +52,37 @@ class Phases:
         return node not in self.free and node not in self.views
 
 
-def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
-    """Sort the nodes of an EXPLICIT program into phases.
+def find_phases(graph: fx.Graph, microbatches: int, block: int | None = None) -> Phases:
+    """Sort the nodes of an EXPLICIT program into phases, for micro-batches or blocks of this many samples.
 
     Raises
     ------
-    StageError : collectives that would need all micro-batches at once, all listed with their lines; inputs
-        that
-        the model changes; a backward that draws random numbers.
+    StageError : collectives that would need all micro-batches at once, all listed with their lines; with
+        blocks, ops on all samples of a rank; inputs that the model changes; a backward that draws random
+        numbers.
     """
     _refuse_changed_inputs(graph)
     _refuse_noisy_backward(graph)
-    phases = _without_epilogue(graph, microbatches)
-    late, stuck = _epilogue(graph, phases, microbatches)
-    if microbatches > 1:
-        _refuse(stuck, microbatches)
-    return replace(phases, epilogue=late, backward=phases.backward - late)
+    several = block is not None or microbatches > 1
+    phases = _without_epilogue(graph, several)
+    late, stuck = _epilogue(graph, phases, several)
+    if several:
+        _refuse(stuck, microbatches, block)
+    found = replace(phases, epilogue=late, backward=phases.backward - late)
+    if block is not None:
+        check_blocks(graph, found.prologue, late, found.free, block)
+    return found
 
 
-def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
-    """Return the phases of a program that `assign-stages` has annotated."""
-    phases = _without_epilogue(graph, microbatches)
+def recall_phases(graph: fx.Graph, *, several: bool) -> Phases:
+    """Return the phases of a program that `assign-stages` has annotated, for one or several micro-batches."""
+    phases = _without_epilogue(graph, several)
     late = {n for n in graph.nodes if meta(n).once}
     return replace(phases, epilogue=late, backward=phases.backward - late)
 
 
-def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
-    early = _prologue(graph, microbatches)
+def _without_epilogue(graph: fx.Graph, several: bool) -> Phases:
+    early = _prologue(graph, several)
     free = free_nodes(graph, early)
     free |= {n.args[0] for n in early if n.target in (redistributions.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
@@ -92,7 +97,7 @@ def _gathered(graph: fx.Graph) -> list[fx.Node]:
     return [user for start in starts for user in start.users if user.target is redistributions.wait]
 
 
-def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
+def _prologue(graph: fx.Graph, several: bool) -> list[fx.Node]:
     """Return waits of collectives, and shared random values, that depend on inputs alone."""
     known = input_only(graph)
     found: list[fx.Node] = []
@@ -100,14 +105,14 @@ def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
         if node not in known:
             continue
         communicates = node.target is redistributions.wait and (
-            microbatches > 1 or node.args[0].target is redistributions.broadcast
+            several or node.args[0].target is redistributions.broadcast
         )
         if communicates or (node_draws(node) and isinstance(meta(node).type, TensorType)):
             found.append(node)
     return found
 
 
-def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[fx.Node], list[fx.Node]]:
+def _epilogue(graph: fx.Graph, phases: Phases, several: bool) -> tuple[set[fx.Node], list[fx.Node]]:
     """Return the nodes after the last micro-batch, and the collectives that block micro-batches."""
     elsewhere = phases.free | phases.views
     output = graph.output_node()
@@ -122,7 +127,7 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
         if node not in after:
             continue
         full = isinstance(meta(node).placement, Replicate | ParamShard)
-        may = full or (microbatches > 1 and (_only_shows(node, phases.views) or _adds_up(node)))
+        may = full or (several and (_only_shows(node, phases.views) or _adds_up(node)))
         if may and all(user is output or user in late for user in node.users):
             late.add(node)
     stuck = [
@@ -161,7 +166,7 @@ _OWN_STATISTICS = (
 )
 
 
-def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
+def _refuse(stuck: list[fx.Node], microbatches: int, block: int | None) -> None:
     if stuck:
         places: dict[str, list[str]] = {}
         for node in stuck:
@@ -169,11 +174,14 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
             places.setdefault(place, []).append(need)
         listing = "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
         own = any(n.args[1:] == ("moments",) for n in stuck)
+        asked, without = f"fxdp.Pipeline(microbatches={microbatches})", "fxdp.Pipeline(microbatches=1)"
+        if block is not None:
+            asked, without = f"fxdp.Bitwise(block={block})", "numerics='exact'"
+        part = "micro-batch" if block is None else "block"
         raise StageError(
-            f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
-            f"midst of a micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
-            "Use fxdp.Pipeline(microbatches=1) for this model, or layers that treat samples alone "
-            "(GroupNorm, LayerNorm)" + (_OWN_STATISTICS if own else "")
+            f"{asked}: the model needs values of the global batch in the midst of a {part}, so {part}s "
+            f"cannot run one after the other:\n  {listing}\nUse {without} for this model, or layers that "
+            "treat samples alone (GroupNorm, LayerNorm)" + (_OWN_STATISTICS if own else "")
         )
 
 

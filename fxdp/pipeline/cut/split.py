@@ -9,6 +9,8 @@ is not cut: they run only when shards have changed, and not at each call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import fx
 
 from fxdp.ir.graph.graphs import inputs_of, results_of
@@ -17,6 +19,7 @@ from fxdp.ir.graph.parameter_buckets import gather_starts, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, OutputSpec, StageValue, Tangent
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.placements import R
+from fxdp.pipeline.cut.block_checks import counted_terms
 from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
@@ -27,12 +30,13 @@ from fxdp.torch_compat import aten
 class _Cut:
     """The cut of one program."""
 
-    def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int) -> None:
+    def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int, by_block: bool) -> None:
         self.gm = gm
         self.graph = gm.graph
         self.phases = phases
         self.stages = stages
         self.gathered = set(phases.gathered)
+        self.terms = counted_terms(phases.prologue) if by_block else []
         self.early = {*phases.prologue, *self.gathered}
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         self.results = results_of(self.graph)
@@ -52,14 +56,19 @@ class _Cut:
         gathers = [self._before(r & self.gathered, f"Gather{s}") for s, r in enumerate(read)]
         return Partition(
             self.stages,
-            self._before(set().union(*read) & self.early - self.gathered, "Prologue"),
+            self._before(set().union(*read) & self.early - self.gathered, "Prologue", self.terms),
             tuple(parts),
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
-            {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in wanted.items()},
+            self._totals(wanted),
             tuple((spec, n.name, self._home(n)) for spec, n in self.results),
             tuple(gathers) if self.gathered else (),
+            self._before(set(self.terms), "Counts"),
         )
+
+    def _totals(self, wanted: dict[StageValue, fx.Node]) -> dict[str, Total]:
+        specs = {**wanted, **{StageValue(term.name): term for term in self.terms}}
+        return {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in specs.items()}
 
     def _is_loose(self, node: fx.Node) -> bool:
         if node in self.early or node in self.phases.epilogue:
@@ -136,16 +145,17 @@ class _Cut:
 
     # ---- what runs once per step -------------------------------------------------------------------------
 
-    def _before(self, needed: set[fx.Node], title: str) -> Part | None:
-        """Return the part that computes values before the first micro-batch."""
+    def _before(self, needed: set[fx.Node], title: str, terms: Sequence[fx.Node] = ()) -> Part | None:
+        """Return the part that computes values before the first micro-batch, if need be from these terms."""
         if not needed:
             return None
         roots = sorted(needed, key=self.order.__getitem__)
         builder = PartBuilder(self.gm)
-        builder.include(roots, lambda _: None)
+        given = {term: StageValue(term.name) for term in terms}
+        builder.include(roots, given.get)
         results: list[tuple[OutputSpec, fx.Node]] = [(StageValue(n.name), n) for n in roots]
         gm = builder.build(results, title)
-        return Part(gm, (), tuple(n.name for n in roots))
+        return Part(gm, tuple(given[n] for n in builder.reads()), tuple(n.name for n in roots))
 
     def _epilogue(
         self, stage: int, members: set[fx.Node], loose: set[fx.Node]
@@ -198,9 +208,12 @@ def _make_tangents(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
-    """Return the parts of a program whose nodes have stages (see `cut.assign`)."""
-    return _Cut(gm, phases, stages).run()
+def split(gm: fx.GraphModule, phases: Phases, stages: int, *, by_block: bool = False) -> Partition:
+    """Return the parts of a program whose nodes have stages (see `cut.assign`).
+
+    `by_block` computes the terms of the prologue's sums in each block, in a part of their own.
+    """
+    return _Cut(gm, phases, stages, by_block).run()
 
 
 def split_gathers(gm: fx.GraphModule) -> Partition:

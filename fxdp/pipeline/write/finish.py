@@ -48,7 +48,7 @@ class Finish:
             for crossing in part.reads:
                 self._bring(crossing.name, stage)
             if self.schedule.placement[stage] == self.step.rank:
-                args = [self.step.value(c.name, None) for c in part.reads]
+                args = [self.step.total(c.name) for c in part.reads]
                 call = self.step.reduce if self.parallel and _communicates(part) else self.step.module
                 made = call(f"finish_{stage}", (self.full, *args), f"finish_{stage}")
                 self.step.keep_items(made, part.gives)

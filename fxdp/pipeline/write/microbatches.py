@@ -1,9 +1,9 @@
-"""Split one rank's batch into the micro-batches of a step."""
+"""Split one rank's batch into the micro-batches of a step, or into blocks whose borders no mesh moves."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fxdp.errors import InputError
@@ -11,13 +11,21 @@ from fxdp.errors import InputError
 
 @dataclass(frozen=True)
 class MicrobatchSizes:
-    """Size symbols of each micro-batch (the full local batch under None), and start and size of each."""
+    """Size symbols of each micro-batch (the full local batch under None), and start and size of each.
+
+    Attributes
+    ----------
+    first : the number of the rank's first micro-batch among those of all ranks.
+    blocks : the number of blocks of the global batch, if the micro-batches are blocks; else None.
+    """
 
     sizes: Mapping[int | None, Mapping[str, int]]
     bounds: tuple[tuple[int, int], ...]
+    first: int = 0
+    blocks: int | None = None
 
     @classmethod
-    def of(cls, full: Mapping[str, int], microbatches: int) -> MicrobatchSizes:
+    def of(cls, full: Mapping[str, int], microbatches: int, rank: int = 0) -> MicrobatchSizes:
         """Split the sizes of the rank's full batch (`B`, `b`, `offset`, ...).
 
         Raises
@@ -26,11 +34,59 @@ class MicrobatchSizes:
         """
         if microbatches > 1 and full["B"] == 0:
             raise InputError("microbatches > 1 need at least one sample in the global batch")
-        bounds = _microbatch_bounds(full["b"], microbatches)
+        return cls._at(full, _microbatch_bounds(full["b"], microbatches), rank * microbatches)
+
+    @classmethod
+    def of_blocks(cls, full: Mapping[str, int], block: int) -> MicrobatchSizes:
+        """Split the sizes of the rank's full batch, which `check_blocks` accepts, at the borders of blocks.
+
+        A rank without samples runs one empty block, whose results no sum counts.
+        """
+        size, offset = full["b"], full["offset"]
+        starts = range(0, max(size, 1), block)
+        bounds = [(start, min(block, size - start)) for start in starts]
+        return cls._at(full, bounds, -(-offset // block), -(-full["B"] // block))
+
+    @classmethod
+    def _at(
+        cls, full: Mapping[str, int], bounds: Sequence[tuple[int, int]], first: int, blocks: int | None = None
+    ) -> MicrobatchSizes:
         found: dict[int | None, Mapping[str, int]] = {None: full}
         for index, (start, size) in enumerate(bounds):
             found[index] = {**full, "b": size, "offset": full["offset"] + start}
-        return cls(found, tuple(bounds))
+        return cls(found, tuple(bounds), first, blocks)
+
+    @property
+    def count(self) -> int:
+        """The number of micro-batches of the rank."""
+        return len(self.bounds)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the rank has no samples."""
+        return self.sizes[None]["b"] == 0
+
+
+def check_blocks(batches: Sequence[int], block: int) -> None:
+    """Refuse local batches that cut a block of the global batch.
+
+    Raises
+    ------
+    InputError : names the ranks whose batch ends within a block, and batches that fit.
+    """
+    total, ends = sum(batches), list(itertools.accumulate(batches))
+    cut = [rank for rank, end in enumerate(ends) if end % block and end != total]
+    if cut:
+        count, ranks = -(-total // block), len(batches)
+        shares = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+        borders = [min(end * block, total) for end in itertools.accumulate(shares, initial=0)]
+        fitting = [after - before for before, after in itertools.pairwise(borders)]
+        named = ", ".join(map(str, cut))
+        raise InputError(
+            f"fxdp.Bitwise(block={block}): the local batches {list(batches)} cut blocks of the global batch, "
+            f"at the ends of ranks {named}; expected multiples of {block} on all ranks but the last that has "
+            f"samples, as {fitting}"
+        )
 
 
 def _microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:

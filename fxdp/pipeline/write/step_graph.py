@@ -72,17 +72,19 @@ class StepGraph:
 
     `sizes` are the values of the size symbols in each micro-batch, and in the full local batch under None;
     `sharding` are the (ranks, index) pairs of sharded parameters, over data ranks and then over pipeline
-    ranks.
+    ranks; `parallel` is True if several data ranks share the batch, so that sums go over ranks.
     """
 
     rank: int
     sizes: Mapping[int | None, Mapping[str, int]]
     sharding: tuple[tuple[int, int], ...] = ((1, 0),)
+    parallel: bool = False
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
     tag: int = 0
     """Number of the last transfer; each transfer takes the next number, equally on all ranks."""
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
+    _roots: dict[str, tuple[fx.Node, ...]] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _in_flight: dict[int, list[tuple[fx.Node, _Origin | None]]] = field(default_factory=dict)
     _events: Events = field(init=False)
@@ -126,6 +128,17 @@ class StepGraph:
     def keep(self, name: str, microbatch: int | None, value: fx.Node) -> None:
         """Bind a name to a value from here on."""
         self._values[name, microbatch] = value
+
+    def keep_roots(self, name: str, roots: tuple[fx.Node, ...]) -> None:
+        """Bind a name to this rank's roots of the tree in which blocks are summed."""
+        self._roots[name] = roots
+
+    def total(self, name: str) -> fx.Node | tuple[fx.Node, ...]:
+        """Return a value of the step, or its roots; on one data rank, whose only root is the sum, the sum."""
+        roots = self._roots.get(name)
+        if roots is None:
+            return self.value(name, None)
+        return roots if self.parallel else roots[0]
 
     def keep_items(self, made: fx.Node, names: Sequence[str]) -> None:
         """Bind names to the results of a call, as values of the step."""

@@ -27,9 +27,6 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.ops.parts import join_parts
-from fxdp.ir.types.placements import Partial, Shard
-from fxdp.ir.types.sizes import evaluate
 from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, backward_parts, forward_gives
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
@@ -38,8 +35,10 @@ from fxdp.pipeline.schedule.transfers import End, Transfer, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import Message, StepGraph, suffix
+from fxdp.pipeline.write.totals import Totals
 from fxdp.runtime import p2p
 
 
@@ -65,7 +64,7 @@ class Writer:
     step : graph of the rank, with the sizes of all micro-batches.
     partition : the parts.
     schedule : the actions of all ranks.
-    bounds : start and size of each micro-batch within the local batch.
+    layout : start and size of each micro-batch within the local batch; for blocks, their numbers.
     batch_dims : the batch dim of each input.
     everywhere : True if all ranks get the gradients, False for only the stage that owns the parameter.
     recompute : the micro-batches for which no activations are saved.
@@ -76,7 +75,7 @@ class Writer:
     step: StepGraph
     partition: Partition
     schedule: Schedule
-    bounds: Sequence[tuple[int, int]]
+    layout: MicrobatchSizes
     batch_dims: Sequence[int | None]
     everywhere: bool
     recompute: Recompute
@@ -84,10 +83,12 @@ class Writer:
     keeps_unsharded: bool = False
     _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
-    _totals: dict[str, dict[int, fx.Node]] = field(default_factory=dict)
-    _summed: set[str] = field(default_factory=set)
     _sums: dict[int, fx.Node] = field(default_factory=dict)
     _batches: dict[int, fx.Node] = field(default_factory=dict)
+    _totals: Totals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._totals = Totals(self.step, self.partition, self.layout)
 
     def write(self) -> fx.Graph:
         """Return the program; the one input is the full local batch, the results are those of the partition.
@@ -143,9 +144,16 @@ class Writer:
         return list(found.values())
 
     def _prologue(self, sharded: StageShards) -> None:
-        part = self.partition.prologue
+        counts, part = self.partition.counts, self.partition.prologue
+        if counts is not None:
+            for index in range(self.layout.count):
+                made = self.step.module("counts", (self._batch(index),), f"counts{suffix(index)}")
+                for place, name in enumerate(counts.gives):
+                    self._totals.add(name, index, self.step.item(made, place, f"{name}{suffix(index)}"))
+            self._totals.put_together()
         if part is not None:
-            made = self.step.module("prologue", (self.full,), "prologue")
+            args = [self.step.total(c.name) for c in part.reads]
+            made = self.step.module("prologue", (self.full, *args), "prologue")
             self.step.keep_items(made, part.gives)
         if self.keeps_unsharded:
             take_gathered(self.step, self.partition, self.schedule, sharded)
@@ -154,9 +162,10 @@ class Writer:
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
-            start, size = self.bounds[microbatch]
+            start, size = self.layout.bounds[microbatch]
             args = (self.full, microbatch, start, size, list(self.batch_dims))
-            self._batches[microbatch] = self.step.function(p2p.microbatch, args, f"microbatch_{microbatch}")
+            part = p2p.microbatch if self.layout.blocks is None else p2p.block
+            self._batches[microbatch] = self.step.function(part, args, f"{part.__name__}_{microbatch}")
         return self._batches[microbatch]
 
     # ---- actions -----------------------------------------------------------------------------------------
@@ -246,34 +255,14 @@ class Writer:
             self.step.keep(name, microbatch, value)
             total = self.partition.totals.get(name)
             if total is not None and total.stage == stage:
-                self._add_up(name, microbatch, value)
-
-    def _add_up(self, name: str, microbatch: int, value: fx.Node) -> None:
-        placement = self.partition.totals[name].placement
-        found = self._totals.setdefault(name, {})
-        if not found or isinstance(placement, Shard):
-            found[microbatch] = value
-        elif isinstance(placement, Partial):
-            ((first, total),) = found.items()
-            args = (total, value, placement.op, name in self._summed)
-            self._summed.add(name)
-            found[first] = self.step.function(p2p.accumulate, args, f"total_{name}")
-        else:  # equal in every micro-batch
-            self._totals[name] = {microbatch: value}
+                self._totals.add(name, microbatch, value)
 
     def _put_together(self) -> None:
         """Turn the totals of micro-batches into values of the step."""
         for stage, sums in self._sums.items():
             part = self.partition.parts[stage]
             self.step.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
-        for name, found in self._totals.items():
-            placement = self.partition.totals[name].placement
-            value, *others = (found[microbatch] for microbatch in sorted(found))
-            if isinstance(placement, Shard) and others:
-                outer = evaluate(placement.outer, self.step.sizes[None])
-                args = ([value, *others], placement.dim, outer, [size for _, size in self.bounds])
-                value = self.step.function(join_parts, args, f"whole_{name}")
-            self.step.keep(name, None, value)
+        self._totals.put_together()
 
     def _first(self, stage: int) -> int:
         """Return the first micro-batch of a stage, after which the stage sends values of the step."""

@@ -276,7 +276,7 @@ def test_inductor_takes_numbers() -> None:
 def _on_ranks(uneven: bool) -> list[float]:
     torch.manual_seed(0)
     model = Net(lambda y, batch, b: (y * b).square().mean()).double()
-    compiled = fxdp.compile(model, backend="eager", uneven=uneven)
+    compiled = fxdp.compile(model, backend="eager", communication={"uneven": uneven})
     rank, errors = dist.get_rank(), []
     split = [3, 1] if uneven else [2, 2]
     for i in range(3):

@@ -60,7 +60,7 @@ def test_what_is_balanced_is_what_the_stages_do(stages: int) -> None:
     model = GPT(GPTConfig(vocabulary=32, length=8, layers=3, width=16, heads=2))
     tokens = torch.zeros(4, 8, dtype=torch.long)
     graph = staged(model, tokens, tokens, ranks=stages, pipeline={"microbatches": 2}).graph
-    phases = recall_phases(graph, 2)
+    phases = recall_phases(graph, several=True)
     own = [n for n in graph.nodes if phases.is_own(n)]
     forward = [n for n in own if n not in phases.backward]
     chosen = [0.0] * stages

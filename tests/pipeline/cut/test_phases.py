@@ -30,7 +30,7 @@ def _phases(microbatches: int) -> str:
     gm = staged(
         Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, pipeline={"microbatches": microbatches}
     )
-    phases = recall_phases(gm.graph, microbatches)
+    phases = recall_phases(gm.graph, several=microbatches > 1)
     ops = [n for n in gm.graph.nodes if n.op == "call_function"]
     own = [n for n in ops if phases.is_own(n)]
     lines = {
@@ -60,7 +60,7 @@ def test_one_micro_batch_needs_no_prologue() -> None:
 
 def test_collectives_are_in_prologue_or_epilogue() -> None:
     gm = staged(Masked(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, pipeline={"microbatches": 2})
-    phases = recall_phases(gm.graph, 2)
+    phases = recall_phases(gm.graph, several=True)
     collectives: list[fx.Node] = [n for n in gm.graph.nodes if n.target in redistributions.COLLECTIVES]
     assert len(collectives) == 3  # count, loss, gradient
     assert [n in phases.epilogue for n in collectives] == [n not in phases.free for n in collectives]

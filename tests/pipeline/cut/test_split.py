@@ -63,7 +63,7 @@ def _ops(gm: fx.GraphModule) -> list[str]:
 def test_each_op_is_in_the_parts_that_it_belongs_to(name: str) -> None:
     cut = _cut(name)
     partition, graph = cut.partition, cut.gm.graph
-    phases = recall_phases(graph, cut.options.pipeline.microbatches)
+    phases = recall_phases(graph, several=cut.options.pipeline.microbatches > 1)
     stages = [Counter(_ops(part.gm)) for part in partition.parts]
     for node in graph.nodes:
         if not phases.is_own(node):

@@ -1,0 +1,199 @@
+"""Blocks of the global batch: the same bits on any mesh, and one error where that is impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.pipeline.write.microbatches import MicrobatchSizes, check_blocks
+from tests.captures import captured_once
+from tests.rank_pool import RankPool
+
+T, D, WORDS = 9, 16, 23
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward layer, with dropout on the weights of the attention, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [t.unflatten(2, (2, D // 2)).transpose(1, 2) for t in self.qkv(self.before(x)).split(D, 2)]
+        scores = heads[0] @ heads[1].transpose(-2, -1) + torch.full((T, T), float("-inf")).triu(1)
+        mixed = F.dropout(scores.softmax(-1), 0.1, self.training) @ heads[2]
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), 0.1, self.training)
+        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """A tied head, and a mean over real targets: a count and sums of float weights before the first block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, D), nn.Embedding(T, D)
+        self.layer = Layer()
+        self.head = nn.Linear(D, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor, targets: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.layer(self.words(ids) + self.places(torch.arange(T))))
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        loss = (each * weights.flatten()).sum() / weights.sum().clamp(min=1)
+        return {"loss": loss, "largest": logits.amax(), "logits": logits}
+
+
+def _curve(parts: Sequence[int], block: int, steps: int, **options: Any) -> list[tuple[str, Tensor]]:
+    """Every number of a training, named: of the ranks of a process group, or of this process alone."""
+    rank = dist.get_rank() if len(parts) > 1 else 0
+    torch.manual_seed(0)
+    model = GPT()
+    compiled = fxdp.compile(model, numerics=fxdp.Bitwise(block=block), **{"backend": "eager", **options})
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    data, found = torch.Generator().manual_seed(7), list[tuple[str, Tensor]]()
+    first = sum(parts[:rank])
+
+    def keep(name: str, value: Tensor) -> None:
+        found.append((name, (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()))
+
+    for step in range(steps):
+        for half in range(2):  # two backwards add up
+            ids = torch.randint(0, WORDS, (sum(parts), T), generator=data)
+            weights = torch.rand(sum(parts), T, generator=data)
+            batch = ids, (ids * 3 + 1) % WORDS, torch.where(weights < 0.3, 0, weights)
+            given = compiled(*(t[first : first + parts[rank]] for t in batch))
+            given["loss"].backward()
+            keep(f"loss {step}.{half}", given["loss"])
+            keep(f"largest logit {step}.{half}", given["largest"])
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            keep(f"gradient of {name} in step {step}", parameter.grad)
+        if options.get("strategy") is None:
+            keep(f"norm {step}", nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, parameter in model.named_parameters():
+        keep(name, parameter)
+    return found
+
+
+_Case = tuple[int, tuple[int, ...], dict[str, Any]]
+"""Block, the ranks' batches, options."""
+
+_CASES: tuple[_Case, ...] = (
+    (1, (5, 3), {}),
+    (3, (6, 2), {"strategy": "shard"}),  # the last block is shorter
+    (1, (3, 3, 2), {}),
+    (3, (3, 3, 0, 2), {"strategy": "shard"}),
+)
+
+
+def _curves(cases: Sequence[_Case]) -> list[list[tuple[str, Tensor]]]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which the order of sums within a block depends
+    with captured_once():
+        found = [_curve(parts, block, 10 if not options else 2, **options) for block, parts, options in cases]
+    torch.set_num_threads(before)
+    return found
+
+
+def test_the_same_bits_on_any_mesh(ranks: RankPool) -> None:
+    alone = _curves([(block, (sum(parts),), options) for block, parts, options in _CASES[:2]]) * 2
+    for world in (2, 3, 4):
+        chosen = [i for i, (_, parts, _) in enumerate(_CASES) if len(parts) == world]
+        for curves in ranks.run(world, _curves, [_CASES[i] for i in chosen]):
+            for i, curve in zip(chosen, curves, strict=True):
+                pairs = zip(alone[i], curve, strict=True)
+                assert [a for (a, x), (_, y) in pairs if not torch.equal(x, y)] == [], _CASES[i]
+
+
+def test_one_device_is_exact() -> None:
+    torch.manual_seed(0)
+    model = GPT().double().eval()
+    ids, weights = torch.randint(0, WORDS, (7, T)), torch.rand(7, T).double()
+    compiled = fxdp.compile(model, numerics=fxdp.Bitwise(block=3), backend="eager")
+    given, expected = compiled(ids, ids, weights), model(ids, ids, weights)
+    given["loss"].backward()
+    own = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    expected["loss"].backward()
+    assert torch.allclose(given["loss"], expected["loss"], rtol=1e-13)
+    assert torch.equal(given["logits"].argmax(-1), expected["logits"].argmax(-1))
+    for gradient, parameter in zip(own, model.parameters(), strict=True):
+        assert torch.allclose(gradient, parameter.grad, rtol=1e-9, atol=1e-13)  # type: ignore[arg-type]
+
+
+class Centred(nn.Module):
+    """An output that reads the samples of all blocks at once, beside a loss that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x)
+        return y.square().mean(), (y - y.mean(0)).detach()
+
+
+def test_what_would_depend_on_the_mesh_is_refused() -> None:
+    for model, words in (
+        (Centred(), r"block=2\): these ops read .* at once.*\n  at .*test_blocks.py.*sub"),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"block=2\): the model needs values of the"),
+    ):
+        compiled = fxdp.compile(
+            model, numerics={"block": 2}, backend="eager",
+            **({} if isinstance(model, Centred) else {"loss_fn": lambda y, z: F.mse_loss(y, z)}),
+        )  # fmt: skip
+        batch = (torch.randn(4, 3),)
+        with pytest.raises(fxdp.StageError, match=words):
+            compiled(*batch, **({} if isinstance(model, Centred) else {"target": torch.randn(4, 3)}))
+
+
+@pytest.mark.parametrize(
+    "options", [{"pipeline": {"microbatches": 2}}, {"rng": "single-device"}, {"fallback": "eager"}], ids=str
+)
+def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
+    with pytest.raises(fxdp.InputError, match=r"numerics is fxdp.Bitwise\(block=2\) with .*blocks are"):
+        fxdp.compile(Centred(), numerics=fxdp.Bitwise(block=2), **options)
+
+
+def test_parts_that_cut_a_block() -> None:
+    for batches in ([6, 2], [3, 3, 2], [0, 3, 0, 5], [8], [6, 1, 0]):
+        check_blocks(batches, 3)
+    with pytest.raises(fxdp.InputError, match=r"\[4, 4\] cut .* at the ends of ranks 0; .* as \[6, 2\]"):
+        check_blocks([4, 4], 3)
+    with pytest.raises(fxdp.InputError, match=r"ends of ranks 0, 1; .* as \[4, 4, 2\]"):
+        check_blocks([3, 2, 5], 2)
+
+
+def test_blocks_of_a_rank() -> None:
+    layout = MicrobatchSizes.of_blocks({"B": 8, "b": 5, "offset": 3}, 3)
+    assert (layout.bounds, layout.first, layout.blocks) == (((0, 3), (3, 2)), 1, 3)
+    assert layout.sizes[1] == {"B": 8, "b": 2, "offset": 6}
+    empty = MicrobatchSizes.of_blocks({"B": 8, "b": 0, "offset": 8}, 3)
+    assert empty.bounds == ((0, 0),)
+    assert empty.is_empty
+
+
+def _seeded_apart() -> str:
+    torch.manual_seed(dist.get_rank())
+    compiled = fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=1), backend="eager")
+    ids = torch.zeros(2, T, dtype=torch.long)
+    with pytest.raises(fxdp.InputError) as caught:
+        compiled(ids, ids, torch.ones(2, T))
+    return str(caught.value)
+
+
+def test_ranks_with_seeds_of_their_own(ranks: RankPool) -> None:
+    assert all("in different states" in text for text in ranks.run(2, _seeded_apart))
