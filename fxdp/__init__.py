@@ -33,6 +33,12 @@ from fxdp.errors import (
 )
 from fxdp.version import __version__ as __version__
 
+if sys.platform == "win32":
+    raise FxdpError(
+        "fxdp does not run on Windows: its ranks share memory and are forked as on Linux; expected Linux, "
+        "such as WSL 2"
+    )
+
 # `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
 if TYPE_CHECKING:
     from torch import Tensor, nn

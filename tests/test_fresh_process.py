@@ -18,6 +18,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _FIRST = """
 import sys
+system, sys.platform = sys.platform, "win32"
+try:
+    import fxdp
+except Exception as error:
+    assert str(error).startswith("fxdp does not run on Windows") and len(str(error).splitlines()) == 1
+else:
+    raise AssertionError("imported on Windows")
+sys.platform = system
+for name in [name for name in sys.modules if name.startswith("fxdp")]:
+    del sys.modules[name]
 import fxdp.errors
 from fxdp.cli import main
 try:

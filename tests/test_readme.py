@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import runpy
 from pathlib import Path
@@ -33,6 +34,36 @@ def test_both_commands_set_up_by_themselves() -> None:
             "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e"
         )
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
+
+
+FIGURES = README.partition("\n## Figures\n")[2].partition("\n## ")[0]
+QUOTED = list(csv.DictReader((ROOT / "benchmarks" / "figures.csv").read_text().splitlines()))
+
+
+def test_each_figure_is_one_that_a_suite_has_measured() -> None:
+    """Ratios, errors and milliseconds of the section; other numbers say of what they are."""
+    quoted = re.findall(r"(?<![\w.])(?<!torch\s)\d\.\d\d(?!\.?\w)|\d+e-\d+|\d+(?= ms\b)", FIGURES)
+    measured = [value for row in QUOTED for value in row["values"].split()]
+    assert sorted(quoted) == sorted(measured)
+
+
+def test_each_figure_says_how_it_was_made() -> None:
+    for row in QUOTED:
+        assert all(row.values()), row
+        assert re.fullmatch(r"2026-\d\d-\d\d", row["date"])
+        for module in re.findall(r"python -m ([\w.]+)", row["command"]):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+            assert f"python -m {module}" in FIGURES
+        assert row["commit"] in FIGURES, row
+
+
+def test_scripts_that_are_counted_are_in_their_table() -> None:
+    table = (ROOT / "benchmarks" / "conformance" / "scripts.md").read_text()
+    exact = {ranks: int(count) for ranks, count in re.findall(r"(\d ranks(?:, 3:1)?): (\d+) exact", table)}
+    told = re.findall(r"\| (\d+) of (\d+) \|", README)
+    assert sum(int(right) for right, _ in told) == sum(int(of) for _, of in told) == exact["3 ranks"]
+    (both,) = re.findall(r"on three ranks, (\d+)\nof them on two even and two uneven ones", README)
+    assert exact["2 ranks"] == exact["2 ranks, 3:1"] == int(both)
 
 
 _CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
