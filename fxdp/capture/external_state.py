@@ -29,6 +29,7 @@ from fxdp.capture.bytecode_names import names_of, texts_of
 from fxdp.capture.external_places import ExternalPlace, Fields, ReadState
 from fxdp.capture.snapshot import ABSENT
 from fxdp.settings import variables_of_user
+from fxdp.torch_compat import HOOKS
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
@@ -123,7 +124,7 @@ class _Reached:
         self._class(type(module))
         everything = _is_foreign(type(module).__module__)
         for name, value in vars(module).items():
-            if name in _HOOKS:
+            if name in HOOKS:
                 self._todo.extend((f"a hook of {path}", hook) for hook in value.values())
             elif name not in _TORCHS and (everything or name in self.names):
                 self._todo.append((f"{name} of {path}", value))
@@ -253,11 +254,10 @@ class _Reached:
         """Follow a module that a list or an object holds, and that is not a submodule of the model."""
         self._class(type(module))
         for key in vars(module):
-            if key in _REGISTRIES or key == "training" or key in _HOOKS or key not in _TORCHS:
+            if key in _REGISTRIES or key == "training" or key in HOOKS or key not in _TORCHS:
                 self._place(f"{key} of {name}", vars(module), key)
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _TORCHS = frozenset(vars(nn.Module()))
 _CODE = (types.FunctionType, types.MethodType, functools.partial, type, property, staticmethod, classmethod)

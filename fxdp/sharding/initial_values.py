@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.graph.draws import kept_random_state
 from fxdp.ir.graph.model_tensors import full_value
+from fxdp.torch_compat import storage_id
 
 _Place: TypeAlias = "tuple[nn.Module, dict[str, Any], str]"
 """The place where a tensor is registered: module, registry of the module, name in the registry."""
@@ -89,7 +90,7 @@ class _Model:
                         self._places.setdefault(tensor, []).append((owner, registry, name))
         # by memory, because `weight.data.normal_()` writes through a different tensor with its own version
         # count
-        self._by_memory = {tensor.untyped_storage()._cdata: tensor for tensor in self._places}
+        self._by_memory = {storage_id(tensor): tensor for tensor in self._places}
         self.written: set[Tensor] = set()
 
     def let(self, run: Callable[[], Any], scope: nn.Module) -> None:
@@ -149,5 +150,5 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             if argument.is_write and isinstance(value, Tensor):
-                self.memory.add(value.untyped_storage()._cdata)
+                self.memory.add(storage_id(value))
         return func(*args, **kwargs)

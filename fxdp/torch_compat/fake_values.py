@@ -13,7 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["TRACED", "in_other_memory", "is_traced", "known_number", "traced_nodes", "written_value"]
+__all__ = [
+    "TRACED", "in_other_memory", "is_traced", "known_number", "storage_id", "traced_nodes", "written_value",
+]  # fmt: skip
 
 TRACED = (FakeTensor, FunctionalTensor)
 """The tensor classes that represent real tensors while tracing."""
@@ -74,7 +76,7 @@ def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]], further: in
         return value
     with in_kernel_invocation_manager(tensors[0].fake_mode):  # inside, the tensors are on the meta device
         pairs = [pair for operand in operands for pair in _each(*operand)]
-        memory = {_storage(one): (other, _moved(one, other) + further) for one, other in pairs}
+        memory = {storage_id(one): (other, _moved(one, other) + further) for one, other in pairs}
         made = {id(tensor): _made(tensor, memory) for tensor in tensors}
     found = [made.get(id(one), one) for one in ([value] if isinstance(value, FakeTensor) else value)]
     return found[0] if isinstance(value, FakeTensor) else type(value)(found)
@@ -93,10 +95,10 @@ def _moved(one: FakeTensor, other: Tensor) -> int:
 
 def _made(tensor: FakeTensor, memory: dict[int, tuple[Any, int]]) -> FakeTensor:
     shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    base, moved = memory.get(_storage(tensor), (None, 0))
+    base, moved = memory.get(storage_id(tensor), (None, 0))
     if base is None:
         found = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-        memory[_storage(tensor)] = found, 0
+        memory[storage_id(tensor)] = found, 0
     elif base.dtype == tensor.dtype:
         found = torch.as_strided(base, shape, stride, offset + moved if moved else offset)
     else:  # a view of the same bytes with another dtype
@@ -106,6 +108,7 @@ def _made(tensor: FakeTensor, memory: dict[int, tuple[Any, int]]) -> FakeTensor:
     return FakeTensor(tensor.fake_mode, found, tensor.fake_device)
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that tensors in the same memory share, also those without addresses."""
     address: int = tensor.untyped_storage()._cdata
     return address

@@ -14,9 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 __all__ = [
-    "READ_BY_WRAPPERS", "global_hook_registries", "global_hooks", "is_surrounded", "optimized", "running_ddp",
-    "running_transform",
+    "HOOKS", "READ_BY_WRAPPERS", "global_hook_registries", "global_hooks", "is_of_torch", "is_surrounded",
+    "optimized", "running_ddp", "running_transform",
 ]  # fmt: skip
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module with its hooks, by number."""
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
@@ -68,7 +71,7 @@ def global_hooks() -> list[int]:
     Hooks of torch's own tools (`CommDebugMode`, `ModuleTracker`), which only observe, are excluded.
     """
     registries = global_hook_registries()
-    return [number for each in registries for number, hook in each.items() if not _is_of_torch(hook)]
+    return [number for each in registries for number, hook in each.items() if not is_of_torch(hook)]
 
 
 def global_hook_registries() -> tuple[dict[int, Any], dict[int, Any]]:
@@ -76,7 +79,8 @@ def global_hook_registries() -> tuple[dict[int, Any], dict[int, Any]]:
     return modules._global_forward_hooks, modules._global_forward_pre_hooks
 
 
-def _is_of_torch(hook: Any) -> bool:
+def is_of_torch(hook: Any) -> bool:
+    """Return whether a hook is torch's own."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).partition(".")[0] == "torch"

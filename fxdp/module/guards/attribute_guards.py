@@ -23,13 +23,12 @@ from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.capture.snapshot import ABSENT, Objects, Snapshot, equal, frozen, is_container
 from fxdp.module.guards.comparison import Reading
 from fxdp.module.guards.values import fits
-from fxdp.torch_compat import global_hook_registries, global_hooks
+from fxdp.torch_compat import HOOKS, global_hook_registries, global_hooks
 
 Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
 """The attributes that differ from those of the beginning: name, type and value."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
+_SPOKEN = [kind.replace("_", " ") for kind in HOOKS]
 
 
 class AttributeGuards:
@@ -44,7 +43,7 @@ class AttributeGuards:
         self._named, self._modules = named, modules
         self._sizes = self._count()
         self._numbers: dict[int, _Number] = {}
-        self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
+        self._hooks = [vars(m)[kind] for m in modules for kind in HOOKS]
         self._kept_hooks, self._kept_classes = _Kept(), _Kept()
         self._specs: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fxdp.torch_compat.execution import unheard
-from fxdp.torch_compat.fake_values import in_other_memory
+from fxdp.torch_compat.fake_values import in_other_memory, storage_id
 from fxdp.torch_compat.shortcuts import is_on
 from fxdp.torch_compat.torch_ops import aten
 
@@ -118,7 +118,7 @@ def _begins(operands: Sequence[Tensor]) -> Hashable:
     """Return a key of the storage offsets of values that share memory or have a symbolic offset."""
     if len(operands) == 1 and type(operands[0].storage_offset()) is int:
         return None
-    memory = [value.untyped_storage()._cdata for value in operands]
+    memory = [storage_id(value) for value in operands]
     return tuple(
         (memory.index(one), _size(value.storage_offset()))
         for one, value in zip(memory, operands, strict=True)

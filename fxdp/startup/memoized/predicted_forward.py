@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.export.loop_iterations import writes_of
 from fxdp.ir.graph.graphs import attribute_of, given_arguments
-from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, aten, written_value
+from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, aten, storage_id, written_value
 
 ForwardMetadata: TypeAlias = tuple[Any, ...]
 
@@ -83,15 +83,10 @@ def forward_metadata(results: Sequence[Tensor], given: Iterable[Tensor]) -> Forw
     WrongPredictionError : a result shares memory with another result or with `given`.
     """
     taken = [tensor for tensor in given if isinstance(tensor, FunctionalTensor)]
-    own = {_memory(tensor) for tensor in results}.difference(map(_memory, taken))
+    own = {storage_id(tensor) for tensor in results}.difference(map(storage_id, taken))
     if len(own) < len(results):
         raise WrongPredictionError("a result lies in the memory of another value")
     return tuple(map(_kind, results)), tuple(map(_kind, taken))
-
-
-def _memory(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:
