@@ -32,14 +32,14 @@ def _along(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
-def softmax(op: Op) -> Iterator[Alternative]:
+def _softmax(op: Op) -> Iterator[Alternative]:
     """Yield shards for softmax and its logarithm along `dim`."""
     yield from together(op, _named(op))
     yield from in_parts(op, _named(op), softmax_in_parts)
 
 
 @rule("along-dim", aten.cumsum.default)
-def cumsum(op: Op) -> Iterator[Alternative]:
+def _cumsum(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dim`; cumsum is linear unless it casts and rounds first.
 
     Along a sharded dim, a rank needs the sums of all previous ranks, which no redistribution provides.
@@ -65,7 +65,7 @@ def _gradient_along(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", *existing("_masked_softmax", "_masked_softmax_backward"))
-def masked_softmax(op: Op) -> Iterator[Alternative]:
+def _masked_softmax(op: Op) -> Iterator[Alternative]:
     """Yield shards for softmax with a mask of equal shape, or its gradient.
 
     With a mask of a different shape, all values must be full.
@@ -77,14 +77,14 @@ def masked_softmax(op: Op) -> Iterator[Alternative]:
 
 
 @rule("along-dim", aten.flip.default, aten.rot90.default)
-def flip(op: Op) -> Iterator[Alternative]:
+def _flip(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dims`, which are reversed or rotated; linear."""
     yield from together(op, _named(op, "dims"))
     yield from linear(op, op.operands)
 
 
 @rule("along-dim", aten.roll.default)
-def roll(op: Op) -> Iterator[Alternative]:
+def _roll(op: Op) -> Iterator[Alternative]:
     """Yield shards of all dims except `dims`, along which elements are shifted; linear."""
     if op.arg("dims"):  # without dims, the last element of a row moves into the next row
         yield from together(op, _named(op, "dims"))

@@ -40,7 +40,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default,
 )
-def attention(op: Op) -> Iterator[Alternative]:
+def _attention(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for output and log-sum-exp; seeds and empty results are full."""
     if op.operands[0].ndim != 4 or argument_or_none(op, "return_debug_mask"):
         return
@@ -89,7 +89,7 @@ _RAGGED = (
 def _attention_by_position(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for kernels on `[samples, positions, heads, features]`, unless ragged."""
     if not _is_ragged(op):
-        yield from attention(op)
+        yield from _attention(op)
 
 
 @rule("attention", *existing("_flash_attention_backward"))

@@ -44,7 +44,7 @@ def _on_diagonal(op: Op, shape: tuple[Dim, ...], length: Dim) -> Iterator[tuple[
 
 
 @rule("diagonal", aten.diagonal.default, *existing("diagonal_copy"))
-def diagonal(op: Op) -> Iterator[Alternative]:
+def _diagonal(op: Op) -> Iterator[Alternative]:
     """Yield shards for the diagonal of two dims, which becomes the last dim."""
     (x,) = op.operands
     kept = [d for d in range(x.ndim) if d not in _plane(op, x.ndim)]
@@ -67,7 +67,7 @@ def _embedded(op: Op) -> Iterator[Alternative]:
 
 
 @rule("diagonal", aten.diagonal_scatter.default)
-def diagonal_scatter(op: Op) -> Iterator[Alternative]:
+def _diagonal_scatter(op: Op) -> Iterator[Alternative]:
     """Yield shards for a value with one diagonal replaced."""
     x, piece = op.operands
     kept = [d for d in range(x.ndim) if d not in _plane(op, x.ndim)]

@@ -90,7 +90,7 @@ def _linear_layer(op: Op) -> Iterator[Alternative]:
 
 
 @rule("einsum", aten._trilinear.default, kind="contracted")
-def trilinear(op: Op) -> Iterator[Alternative]:
+def _trilinear(op: Op) -> Iterator[Alternative]:
     """Yield shards for `(a * b * c).sum(sumdim)`.
 
     Each operand lacks the dims in the corresponding `expand` list.

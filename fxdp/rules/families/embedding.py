@@ -27,7 +27,7 @@ def no_larger(a: TensorType, b: TensorType) -> bool:
 
 
 @rule("embedding", aten.embedding.default)
-def embedding(op: Op) -> Iterator[Alternative]:
+def _embedding(op: Op) -> Iterator[Alternative]:
     """Yield shards for `weight[indices]`: of the index dims, or a partial table."""
     weight, indices = op.operands
     rows = letters(indices.ndim)
@@ -57,7 +57,7 @@ def _sparse_rows(op: Op) -> Iterator[Alternative]:
 
 
 @rule("embedding", *existing("_embedding_bag", "_embedding_bag_forward_only"), kind="gathered")
-def embedding_bag(op: Op) -> Iterator[Alternative]:
+def _embedding_bag(op: Op) -> Iterator[Alternative]:
     """Yield a partial table only: the range of a rank's bags, which begin at `offsets`, depends on values.
 
     Sums and means are linear in the table. Capture decomposes bags of equal length into reads of rows, which
@@ -69,7 +69,7 @@ def embedding_bag(op: Op) -> Iterator[Alternative]:
 
 @rule("embedding", *existing("_embedding_bag_backward"), kind="gathered")
 @rule("embedding", *existing("_embedding_bag_dense_backward"), kind="contracted")
-def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
+def _embedding_bag_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the table's gradient, which sums over indices.
 
     Each index reads the row of its bag in a full gradient.

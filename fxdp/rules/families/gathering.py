@@ -47,7 +47,7 @@ def _scatter(op: Op) -> Iterator[Alternative]:
 
 
 @rule("gathering", aten.index_select.default)
-def index_select(op: Op) -> Iterator[Alternative]:
+def _index_select(op: Op) -> Iterator[Alternative]:
     """Yield shards and partial values for entire slices at the positions of a 1-d index."""
     source, index = op.operands
     if source.ndim == 0 or index.ndim == 0:

@@ -31,7 +31,7 @@ def _has_batch_dim(op: Op) -> bool:
     aten.cudnn_convolution.default, aten.cudnn_convolution_transpose.default,
     *existing("cudnn_convolution_relu"),
 )  # fmt: skip
-def convolution(op: Op) -> Iterator[Alternative]:
+def _convolution(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, for convolutions of `[N, C, ...]`, including transposed ones."""
     x, weight = op.operands[:2]
     if x.ndim == weight.ndim:  # otherwise a single sample without a batch dim
@@ -47,7 +47,7 @@ def _convolution_onto(op: Op) -> Iterator[Alternative]:
 
 
 @rule("convolution", aten.convolution_backward.default, kind="contracted")
-def convolution_backward(op: Op) -> Iterator[Alternative]:
+def _convolution_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch: the gradient of the input is sharded, of weight and bias partial."""
     grad, x, weight = op.operands
     if x.ndim == weight.ndim:
@@ -75,7 +75,7 @@ def _convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
     aten.fractional_max_pool3d.default, aten.fractional_max_pool3d_backward.default,
     aten.max_unpool2d.default, aten.max_unpool3d.default,
 )  # fmt: skip
-def pooling(op: Op) -> Iterator[Alternative]:
+def _pooling(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, the first dim of all tensors, even indices and random samples."""
     if _has_batch_dim(op):
         yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
@@ -109,7 +109,7 @@ def pooling(op: Op) -> Iterator[Alternative]:
         "_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward",
     ),
 )  # fmt: skip
-def resampling(op: Op) -> Iterator[Alternative]:
+def _resampling(op: Op) -> Iterator[Alternative]:
     """Yield shards of the batch, and partial values, for interpolation and non-constant padding."""
     if _has_batch_dim(op):
         yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")

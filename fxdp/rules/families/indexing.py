@@ -76,7 +76,7 @@ def _keep(labels: str, kept: str) -> str:
 
 
 @rule("indexing", aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(op: Op) -> Iterator[Alternative]:
+def _index(op: Op) -> Iterator[Alternative]:
     """Yield shards and partial values for `self[indices]`."""
     source, indices = op.arg("self"), op.arg("indices")
     layout = _layout(source, indices)
@@ -91,7 +91,7 @@ def index(op: Op) -> Iterator[Alternative]:
 
 
 @rule("indexing", aten.index_put.default, aten._unsafe_index_put.default, kind="contracted")
-def index_put(op: Op) -> Iterator[Alternative]:
+def _index_put(op: Op) -> Iterator[Alternative]:
     """Yield shards and partial values for `self[indices] = values`, or `+=`."""
     target, indices, values = op.arg("self"), op.arg("indices"), op.arg("values")
     layout = _layout(target, indices)

@@ -18,7 +18,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("join", aten.cat.default)
-def cat(op: Op) -> Iterator[Alternative]:
+def _cat(op: Op) -> Iterator[Alternative]:
     """Yield shards for operands concatenated along a dim."""
     ndim = len(op.output.shape)
     dim = wrap(op.arg("dim"), ndim)
@@ -51,7 +51,7 @@ def _interleaved(op: Op) -> Iterator[Alternative]:
 
 
 @rule("join", aten.stack.default, aten._stack.default)
-def stack(op: Op) -> Iterator[Alternative]:
+def _stack(op: Op) -> Iterator[Alternative]:
     """Yield shards for operands of equal shape, stacked along a new dim."""
     dim = wrap(op.arg("dim"), len(op.output.shape))
     yield from linear(op, op.operands)
@@ -61,7 +61,7 @@ def stack(op: Op) -> Iterator[Alternative]:
 
 
 @rule("join", aten.unbind.int, *existing("unbind_copy.int"))
-def unbind(op: Op) -> Iterator[Alternative]:
+def _unbind(op: Op) -> Iterator[Alternative]:
     """Yield shards for all selections along a dim."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
@@ -73,7 +73,7 @@ def unbind(op: Op) -> Iterator[Alternative]:
     aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default, *existing("split_copy.Tensor", "split_with_sizes_copy"),
 )  # fmt: skip
-def split(op: Op) -> Iterator[Alternative]:
+def _split(op: Op) -> Iterator[Alternative]:
     """Yield shards for pieces of given sizes along a dim.
 
     Along the sharded dim, the target is `split_with_sizes`, because `split` of an empty part returns one

@@ -31,7 +31,7 @@ _PER_SAMPLE = frozenset({"input_gates", "hidden_gates", "cx", "cy", "hx", "grad_
     kind="contracted",
 )  # fmt: skip
 @rule("recurrent", aten._thnn_fused_lstm_cell.default, aten._thnn_fused_gru_cell.default)
-def cell(op: Op) -> Iterator[Alternative]:
+def _cell(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, for gates and states.
 
     Vectors among the results are gradients of biases.
@@ -80,7 +80,7 @@ def _split_heads(op: Op) -> Iterator[Alternative]:
 
 
 @rule("iterations", LOOP_OP)
-def iterations(op: Op) -> Iterator[Alternative]:
+def _iterations(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples, with one row of the result for each sample."""
     yield from by_labels(op, [(rows, "n...") for rows in op.arg("rows")], "n...")
 

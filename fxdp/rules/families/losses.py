@@ -71,7 +71,7 @@ def _elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, kind="contracted")
-def nll_loss(op: Op) -> Iterator[Alternative]:
+def _nll_loss(op: Op) -> Iterator[Alternative]:
     """Yield shards for the loss and the targets' total weight, which is zero unless the loss is reduced."""
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
@@ -85,7 +85,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
 
 
 @rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def nll_loss_backward(op: Op) -> Iterator[Alternative]:
+def _nll_loss_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for each sample's gradient; the total weight is read for the mean only."""
     prediction, target, grad = op.arg("self"), op.arg("target"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
@@ -126,7 +126,7 @@ def _margin_loss_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("losses", CTC_OP)
-def ctc_loss(op: Op) -> Iterator[Alternative]:
+def _ctc_loss(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples of `[T, N, C]`; concatenated targets in one dim are not sharded."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, _sequences(op), ["n"])

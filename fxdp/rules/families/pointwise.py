@@ -70,14 +70,14 @@ def _pointwise_ops() -> tuple[OpOverload, ...]:
 
 
 @rule("pointwise", *_pointwise_ops())
-def pointwise(op: Op) -> Iterator[Alternative]:
+def _pointwise(op: Op) -> Iterator[Alternative]:
     """Yield aligned shards, and partial values where the op is linear."""
     yield from aligned(op)
     yield from linear(op, *_linear_groups(op))
 
 
 @rule("pointwise", aten.masked_fill.Scalar)
-def masked_fill(op: Op) -> Iterator[Alternative]:
+def _masked_fill(op: Op) -> Iterator[Alternative]:
     """Yield aligned shards, and partial values if the mask fills with 0, which is linear."""
     yield from aligned(op)
     if op.arg("value") == 0:

@@ -67,7 +67,7 @@ def _drawn_like(op: Op) -> Iterator[Alternative]:
     aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator,
     aten.randint, aten.normal.float_float,
 )  # fmt: skip
-def drawn(op: Op) -> Iterator[Alternative]:
+def _drawn(op: Op) -> Iterator[Alternative]:
     """Yield shards for random numbers of an explicit size; a rank draws the numbers of its samples."""
     for dim, size in enumerate(op.output.shape):
         if batch_factor(size) is not None:

@@ -96,7 +96,7 @@ def _vector_norm(op: Op) -> Iterator[Alternative]:
 
 
 @rule("reduction", aten.logsumexp.default)
-def logsumexp(op: Op) -> Iterator[Alternative]:
+def _logsumexp(op: Op) -> Iterator[Alternative]:
     """Yield shards for the logarithm of a sum of exponentials."""
     yield from _over_full_dims(op)
     yield from in_parts(op, wrap_all(op.arg("dim"), op.operands[0].ndim), logsumexp_in_parts)
@@ -145,7 +145,7 @@ def _selecting_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("reduction", aten.trace.default, kind="gathered")
-def trace(op: Op) -> Iterator[Alternative]:
+def _trace(op: Op) -> Iterator[Alternative]:
     """Yield partial values only: the sum of a diagonal needs global row numbers."""
     yield from linear(op, op.operands)
 

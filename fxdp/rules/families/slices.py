@@ -119,7 +119,7 @@ def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
 
 
 @rule("slice", aten.select.int, *existing("select_copy.int"))
-def select(op: Op) -> Iterator[Alternative]:
+def _select(op: Op) -> Iterator[Alternative]:
     """Yield shards for `x[index]` on one dim, which is removed."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
@@ -127,7 +127,7 @@ def select(op: Op) -> Iterator[Alternative]:
 
 
 @rule("slice", aten.select_backward.default)
-def select_backward(op: Op) -> Iterator[Alternative]:
+def _select_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for the gradient of a selection: zeros, and the gradient at the index."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim + 1)
@@ -135,7 +135,7 @@ def select_backward(op: Op) -> Iterator[Alternative]:
 
 
 @rule("slice", aten.select_scatter.default)
-def select_scatter(op: Op) -> Iterator[Alternative]:
+def _select_scatter(op: Op) -> Iterator[Alternative]:
     """Yield shards for a value with one selection replaced."""
     x, piece = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
@@ -148,7 +148,7 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
 
 
 @rule("slice", aten.unfold.default, *existing("unfold_copy", "narrow_copy"))
-def unfold(op: Op) -> Iterator[Alternative]:
+def _unfold(op: Op) -> Iterator[Alternative]:
     """Yield shards for windows along one dim, which become the last dim; a single one stays in place."""
     (x,) = op.operands
     dim = wrap(op.arg("dimension" if has_argument(op, "dimension") else "dim"), x.ndim)
@@ -156,7 +156,7 @@ def unfold(op: Op) -> Iterator[Alternative]:
 
 
 @rule("slice", aten.unfold_backward.default)
-def unfold_backward(op: Op) -> Iterator[Alternative]:
+def _unfold_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards for windows summed back into the original dim."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim - 1)

@@ -52,7 +52,7 @@ def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> 
 
 
 @rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
-def reshape_copy(op: Op) -> Iterator[Alternative]:
+def _reshape_copy(op: Op) -> Iterator[Alternative]:
     """Yield shards for reshapes that copy; some take strides of the full value, so `reshape` runs instead."""
     for alternative in _regroup(op):
         shape = local_shape(op.output, alternative.outputs[0])
@@ -67,7 +67,7 @@ def _bitcast(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.expand.default, *existing("expand_copy"))
-def expand(op: Op) -> Iterator[Alternative]:
+def _expand(op: Op) -> Iterator[Alternative]:
     """Yield shards for repeating dims of size 1; a dim that becomes a batch dim is local for free.
 
     A partial value is reduced before it grows: the gradient of a mean over the batch is one row.
@@ -85,7 +85,7 @@ def expand(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.permute.default, *existing("permute_copy"))
-def permute(op: Op) -> Iterator[Alternative]:
+def _permute(op: Op) -> Iterator[Alternative]:
     """Yield shards for permuted dims."""
     (x,) = op.operands
     order = [wrap(d, x.ndim) for d in op.arg("dims")]
@@ -93,7 +93,7 @@ def permute(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.transpose.int, *existing("transpose_copy.int"))
-def transpose(op: Op) -> Iterator[Alternative]:
+def _transpose(op: Op) -> Iterator[Alternative]:
     """Yield shards for two swapped dims."""
     (x,) = op.operands
     first, second = wrap(op.arg("dim0"), x.ndim), wrap(op.arg("dim1"), x.ndim)
@@ -101,14 +101,14 @@ def transpose(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.t.default, *existing("t_copy"))
-def t(op: Op) -> Iterator[Alternative]:
+def _t(op: Op) -> Iterator[Alternative]:
     """Yield shards for a transposed matrix; vectors and numbers stay."""
     (x,) = op.operands
     yield from rearranged(op, lambda d: x.ndim - 1 - d)
 
 
 @rule("view", aten.unsqueeze.default, *existing("unsqueeze_copy"))
-def unsqueeze(op: Op) -> Iterator[Alternative]:
+def _unsqueeze(op: Op) -> Iterator[Alternative]:
     """Yield shards for an inserted dim of size 1."""
     (x,) = op.operands
     new = wrap(op.arg("dim"), x.ndim + 1)
@@ -120,7 +120,7 @@ def unsqueeze(op: Op) -> Iterator[Alternative]:
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     *existing("squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims"),
 )  # fmt: skip
-def squeeze(op: Op) -> Iterator[Alternative]:
+def _squeeze(op: Op) -> Iterator[Alternative]:
     """Yield shards for removing dims of size 1, but never a batch dim of a rank with a single sample."""
     (x,) = op.operands
     yield from linear(op, [x])
@@ -147,7 +147,7 @@ def _complex_view(op: Op) -> Iterator[Alternative]:
 
 
 @rule("view", aten.repeat.default)
-def repeat(op: Op) -> Iterator[Alternative]:
+def _repeat(op: Op) -> Iterator[Alternative]:
     """Yield shards: `k` copies of a shard with `outer` blocks have `k * outer`.
 
     A repetition by the batch is free.
@@ -174,6 +174,6 @@ def repeat(op: Op) -> Iterator[Alternative]:
     aten.as_strided.default, aten.as_strided_scatter.default, *existing("as_strided_copy"),
     kind="gathered",
 )  # fmt: skip
-def as_strided(op: Op) -> Iterator[Alternative]:
+def _as_strided(op: Op) -> Iterator[Alternative]:
     """Yield partial values only: strides refer to the full value's shape."""
     yield from linear(op, op.operands)
