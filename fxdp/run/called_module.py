@@ -24,10 +24,10 @@ from fxdp.ranks.liveness.failure import fails_this_call_alone
 from fxdp.run.call_arguments import CallArguments
 from fxdp.run.module_program import ModuleProgram
 from fxdp.run.observed_call import Backwards, Effects
-from fxdp.torch_compat import HOOKS, is_of_torch
 
 _log = logging.getLogger("fxdp")
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS = 64
 _PROGRAMS = 8
 _COMPILED = 16
@@ -219,9 +219,9 @@ class CalledModule:
 def _hooked(module: nn.Module) -> bool:
     """Return whether a module or a part of it has hooks that are not torch's own."""
     return any(
-        not is_of_torch(hook)
+        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
         for each in module.modules()
-        for hooks in map(each.__dict__.get, HOOKS)
+        for hooks in map(each.__dict__.get, _HOOKS)
         for hook in (hooks or {}).values()
     )
 
