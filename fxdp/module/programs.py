@@ -47,6 +47,7 @@ from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
+from fxdp.ranks.rank_fingerprint import check_fingerprints
 from fxdp.runtime.chained_modules import chained
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
@@ -109,6 +110,8 @@ class Programs:
         kind = self.kinds.find(call.kind)
         first = kind is None
         if kind is None:
+            if self._options.block is not None:
+                check_fingerprints(self._process_mesh)
             check_inputs_agree(self._process_mesh, call)
             kind = GuardKey(call.dims)
         dynamic = not first and self._needs_open_dims(kind, sizes)

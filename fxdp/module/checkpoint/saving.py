@@ -26,6 +26,7 @@ from fxdp.module.checkpoint.checkpoint_folder import (
     read_metadata,
 )
 from fxdp.module.checkpoint.checkpoint_state import differences, state_of, take, wanted_by
+from fxdp.module.checkpoint.saved_fingerprint import fingerprint_fault, write_fingerprint
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import everywhere, guard
@@ -71,6 +72,8 @@ def save(
         torch.save(_random_state(process_mesh), _random_file(new_folder(folder), process_mesh.index))
         if data is not None and process_mesh.index == 0:
             torch.save(data.state_dict(), new_folder(folder) / _DATA)
+        if process_mesh.index == 0:
+            write_fingerprint(new_folder(folder), compiled)
         _write(process_mesh, new_folder(folder), state)
         fault = None
     except (CheckpointException, OSError) as error:
@@ -85,17 +88,29 @@ def save(
 
 
 def load(
-    path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None, *, data: Any = None
+    path: Path | str,
+    compiled: CompiledModule,
+    optimizer: Optimizer | None = None,
+    *,
+    data: Any = None,
+    other_bits: bool = False,
 ) -> int:
     """Load a checkpoint written by `save`, on any number of ranks; return the number of the step.
 
     A collective call. If there are more ranks than at `save`, the additional ranks take the random state of
     rank 0. With `data`, what was saved as `data` goes on at its position.
 
+    Parameters
+    ----------
+    other_bits : with `numerics=fxdp.Bitwise(...)`, True: load a checkpoint of such a module even if it was
+        written by another processor, torch, number of threads or block, so that training goes on with bits
+        that it would not have had there.
+
     Raises
     ------
     InputError : not a checkpoint, an incomplete one, or one of a different model: all names that are missing,
-        extra or of a different shape are listed; or data of another order. Nothing is loaded then.
+        extra or of a different shape are listed; data of another order; or other bits, each difference
+        listed. Nothing is loaded then.
     RankFailedError : another rank failed or died.
     """
     process_mesh = process_mesh_of(compiled)
@@ -104,6 +119,7 @@ def load(
     metadata, fault = read_metadata(folder)
     together(process_mesh, fault, InputError)
     assert metadata is not None
+    together(process_mesh, None if other_bits else fingerprint_fault(folder, compiled), InputError)
     state = {**wanted_by(compiled, optimizer, metadata), "step": 0}
     faults = differences(state, metadata)
     if optimizer is not None and not faults:

@@ -112,7 +112,7 @@ class _Opening:
             opened = open_sockets() - before
             sockets = shared_sockets(control, opened) if gloo else set()
             transport.measure(groups)
-            alike = are_alike(control, self.backend)
+            alike = are_alike(control, "cuda" if self.backend == "nccl" else "cpu")
         except BaseException as error:
             control.broadcast_failure(
                 control.news() or Departure(self.rank, DepartureKind.FAILED, _words(error))

@@ -15,17 +15,22 @@ _NAMES = ("model name", "CPU part", "cpu")
 """Keys of a processor's name in Linux's cpuinfo: on x86, ARM and POWER."""
 
 
-def are_alike(control: Channel, backend: str) -> bool:
+def are_alike(control: Channel, device_type: str) -> bool:
     """Return whether all ranks of a mesh compute bitwise equal results; all ranks call this together."""
-    return len(set(control.exchange(_processor(backend).encode()))) == 1
+    return len(set(control.exchange(repr(processor(device_type)).encode()))) == 1
 
 
-def _processor(backend: str) -> str:
-    """Return a description of this rank's processor and torch, different where the last bits may differ."""
-    own = [version("torch"), torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()), _name()]
-    if backend == "nccl":
-        own.append(torch.cuda.get_device_name())
-    return ", ".join(own)
+def processor(device_type: str) -> dict[str, str]:
+    """Return torch, processor and threads of this rank, on which the last bits of its results depend."""
+    found = {
+        "torch": version("torch"),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "processor": _name(),
+    }
+    if device_type == "cuda":
+        found["GPU"] = torch.cuda.get_device_name()
+    return found
 
 
 def _name() -> str:
