@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from fxdp.run.calls.module_calls import module_patches
 from fxdp.run.children import child_patches
 from fxdp.run.file_calls import file_patches
 from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
-from fxdp.run.module_calls import module_patches
 from fxdp.run.parallel_wrappers import wrapper_patches
 from fxdp.run.process_groups import group_patches
 from fxdp.run.rank_zero import RankZero

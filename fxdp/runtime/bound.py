@@ -255,6 +255,8 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if getattr(ctx, REPLACED, False):
+            return (None,) * len(ctx.needs_input_grad)
         program: BoundProgram = ctx.program
         saved = _saved(ctx)
         release_saved_tensors(ctx)
@@ -281,6 +283,9 @@ def _saved(ctx: Any) -> list[Tensor]:
             "values as they were in the forward: run the backward first, or change a copy"
         ) from error
 
+
+REPLACED = "fxdp_replaced"
+"""Attribute of a call's autograd node whose gradients another node gives."""
 
 STEP_BACKWARD = backward_class(_Step)
 """The class of the autograd node behind every output of a compiled module."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.runtime.bound import STEP_BACKWARD
+from fxdp.runtime.bound import REPLACED, STEP_BACKWARD
 
 GLOBAL_GRADIENT = "fxdp_global_gradient"
 """Attribute of autograd nodes that take gradients of the global loss, and scale these themselves."""
@@ -63,6 +63,17 @@ def _behind(tensor: Tensor) -> Iterator[tuple[Any, int]]:
         yield node, output
         if not isinstance(node, STEP_BACKWARD) and not getattr(node, GLOBAL_GRADIENT, False):
             waiting += node.next_functions
+
+
+def replace_backward(nodes: Sequence[Any]) -> None:
+    """Let the compiled calls behind these nodes give no gradients: somebody else gives those of the call.
+
+    Each node is of a result as `module/global_calls.py` returns it, directly behind the call's own node.
+    """
+    for node in nodes:
+        step = node if isinstance(node, STEP_BACKWARD) else node.next_functions[0][0]
+        if isinstance(step, STEP_BACKWARD):
+            setattr(step, REPLACED, True)
 
 
 class _Times(torch.autograd.Function):

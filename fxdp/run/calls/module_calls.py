@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fxdp.run.called_module import CalledModule, CompileRule
+from fxdp.run.calls.called_module import CalledModule, CompileRule
 from fxdp.run.session import Session
 from fxdp.torch_compat import Patch, around, is_surrounded, optimized
 
@@ -49,11 +50,19 @@ class ModuleCalls:
         called = self._of(module)
         self._inside = True
         try:
-            return called.call(plain, module, args, kwargs)
+            return called.call(partial(self._op_by_op, plain), module, args, kwargs)
         finally:
             self._inside = False
             if called.programs:
                 self._keep(called)
+
+    def _op_by_op(self, plain: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a module op by op, also in a backward: the modules within are no calls of their own."""
+        before, self._inside = self._inside, True
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            self._inside = before
 
     def _keep(self, called: CalledModule) -> None:
         """Keep the programs of a module, which keep the module; drop the oldest of too many."""

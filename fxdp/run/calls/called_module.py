@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.errors import FxdpError, StateError
+from fxdp.errors import FxdpError
 from fxdp.ranks.liveness.failure import fails_this_call_alone
-from fxdp.run.call_arguments import CallArguments
-from fxdp.run.module_program import ModuleProgram
-from fxdp.run.observed_call import Backwards, Effects
+from fxdp.run.calls.call_arguments import CallArguments
+from fxdp.run.calls.module_program import ModuleProgram
+from fxdp.run.calls.observed_call import Backwards, Effects
+from fxdp.run.calls.replayed_call import ReplayedCall
 
 _log = logging.getLogger("fxdp")
 
@@ -150,7 +151,7 @@ class CalledModule:
 
     def _derived(self, kind: _Kind, unlike: str) -> None:
         kind.derived = True
-        if unlike and not kind.refused:
+        if unlike:
             self._stay_eager(kind, unlike)
 
     def _made(self, module: nn.Module, kind: _Kind, given: CallArguments) -> ModuleProgram | None:
@@ -179,6 +180,7 @@ class CalledModule:
         given: CallArguments,
     ) -> Any:
         args, kwargs = given.entered(self.rule.axis_of)
+        replayed = ReplayedCall(plain, module, args, kwargs, lambda unlike: self._stay_eager(kind, unlike))
         try:
             output = program.call(args, kwargs)
         except FxdpError as error:
@@ -189,10 +191,9 @@ class CalledModule:
         if program.refusal:
             kind.refused = program.refusal
             return output
-        Backwards(lambda unlike: _check_backward(self.name, unlike)).watch(output)
         if program.compiled > _COMPILED:
             self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
-        return output
+        return replayed.watch(output) if torch.is_grad_enabled() else output
 
     def _renew(self) -> None:
         """Begin anew, as the module has other parameters, buffers or children."""
@@ -206,6 +207,8 @@ class CalledModule:
         self.kinds.clear()
 
     def _stay_eager(self, kind: _Kind, why: str) -> None:
+        if kind.refused:
+            return
         kind.refused = why
         _log.info("%s runs op by op: %s", self.name, why)
 
@@ -229,17 +232,3 @@ def _hooked(module: nn.Module) -> bool:
 def _has_parameters(module: nn.Module) -> bool:
     """Return whether all parameters are parameters, as they are not inside of `functional_call`."""
     return all(isinstance(p, nn.Parameter) for _, p in module.named_parameters(remove_duplicate=False))
-
-
-def _check_backward(name: str, unlike: str) -> None:
-    """Refuse a backward that a program has not.
-
-    Raises
-    ------
-    StateError : a second backward, or one whose gradients may be differentiated again.
-    """
-    if unlike:
-        raise StateError(
-            f"{name} was compiled, as its first calls had one plain backward each, but now "
-            f"{unlike}; expected that from the first calls on, or fxdp run without --compile"
-        )

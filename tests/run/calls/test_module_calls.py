@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxdp.eager.data_ranks import data_ranks
-from fxdp.run.called_module import CompileRule
-from fxdp.run.module_calls import ModuleCalls
+from fxdp.run.calls.called_module import CompileRule
+from fxdp.run.calls.module_calls import ModuleCalls
 from fxdp.torch_compat import Patch, around, patched_everywhere
 from tests.eager.running import EXACT, OnRanks, difference, on_one_device, plain
 from tests.rank_pool import RankPool
 
 LOG: list[int] = []
+_AGAIN = "its gradients are differentiated again (create_graph=True)"
+_SECOND = "its outputs have a second backward (retain_graph=True)"
 
 
 class _Net(nn.Module):
@@ -40,6 +42,8 @@ class _Net(nn.Module):
 
 def _loop(batch: Any, net: nn.Module, step: Callable[..., Tensor]) -> dict[str, Any]:
     torch.manual_seed(3)
+    if isinstance(step, _Late):
+        step.steps = 0
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     found: dict[str, Any] = {}
     for i in range(4):
@@ -83,6 +87,23 @@ def _twice(net: nn.Module, x: Tensor) -> Tensor:
     return out.var(0).sum()
 
 
+def _first_order(net: nn.Module, x: Tensor) -> Tensor:
+    out = net(x * 1.0)
+    (grad,) = torch.autograd.grad(out.mean(), net.get_parameter("fc.weight"), create_graph=True)
+    return out.square().mean() + grad.detach().square().sum()
+
+
+class _Late:
+    """A step whose first two are plain, so that the third, compiled, has a backward that no program has."""
+
+    def __init__(self, then: Callable[..., Tensor], why: str) -> None:
+        self.then, self.why, self.steps, self.__name__ = then, why, 0, f"late {then.__name__}"
+
+    def __call__(self, net: nn.Module, x: Tensor) -> Tensor:
+        self.steps += 1
+        return _plain(net, x) if self.steps < 3 else self.then(net, x)
+
+
 def _functional(net: nn.Module, x: Tensor) -> Tensor:
     moved = {name: p * 1.01 for name, p in net.named_parameters()}
     return torch.func.functional_call(net, moved, (x,)).square().mean() + net(x).mean()
@@ -119,12 +140,15 @@ def _compared(split: tuple[int, ...], step: Callable[..., Tensor], effect: str =
     with _compiling(calls):
         found = plain(_loop(OnRanks(split), net, step))
     state = reference.calls == net.calls and logged == LOG and (net.last is None) == (reference.last is None)
-    return (*difference(expected, found), [one.name for one in calls.compiled if one.programs], state)
+    served = [one.name for one in calls.compiled if one.programs]
+    why = {kind.refused for one in calls.compiled for kind in one.kinds.values()}
+    return (*difference(expected, found), served, state and (not isinstance(step, _Late) or step.why in why))
 
 
 def _all_compared(split: tuple[int, ...]) -> list[tuple[Any, ...]]:
     cases: list[tuple[Any, ...]] = [
         (_training,), (_without_loader,), (_penalty,), (_twice,), (_functional,), (_parts,),
+        *((_Late(then, _AGAIN),) for then in (_penalty, _first_order)), (_Late(_twice, _SECOND),),
         (_plain, "count"), (_plain, "keep"), (_plain, "log"),
     ]  # fmt: skip
     return [(f"{case[0].__name__} {case[1:]}", *_compared(split, *case)) for case in cases]
@@ -137,7 +161,7 @@ def test_numbers_and_python_state_are_one_devices(ranks: RankPool) -> None:
             assert state, case
         names = {case: compiled for case, _, _, compiled, _ in found}
         served = [case for case in names if names[case]]
-        assert len(served) == 3, names
+        assert len(served) == 6, names
 
 
 def test_torch_compile_leaves_nothing_to_dynamo() -> None:
