@@ -83,12 +83,12 @@ def split_dim(apart: fx.Node) -> int:
     """Return the dim along which one of `SPLITS` splits a value."""
     source: Any = apart.args[0]
     position = 1 if apart.target is aten.unbind.int else 2
-    return int(argument_at(apart, position, 0) % source.meta["val"].dim())
+    return int(dim_at(apart, position) % source.meta["val"].dim())
 
 
-def argument_at(node: fx.Node, position: int, default: int) -> int:
-    """Return the argument called `dim`, which has this position."""
-    found: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
+def dim_at(node: fx.Node, position: int) -> int:
+    """Return the argument `dim` of a call, which has this position; 0 if the call leaves it out."""
+    found: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
     return int(found)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxdp import torch_compat
-from fxdp.capture.export.loop_iterations import SPLITS, argument_at, split_dim
+from fxdp.capture.export.loop_iterations import SPLITS, dim_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graph.graphs import given_arguments
 from fxdp.torch_compat import aten
@@ -92,7 +92,7 @@ def rejoin(gm: fx.GraphModule) -> None:
     for node in list(reversed(gm.graph.nodes)):
         if not node.users and node.target in _PICKED:
             if node in apart and node.target is aten.split_with_sizes.default:
-                unread.append((node.args[0], argument_at(node, 2, 0), node.args[1]))
+                unread.append((node.args[0], dim_at(node, 2), node.args[1]))
             gm.graph.erase_node(node)
     for x, dim, lengths in unread:
         drop_lengths(x, dim, lengths)
@@ -152,7 +152,7 @@ def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
 
 
 def _merged_dim(join: fx.Node) -> int:
-    return int(argument_at(join, 1, 0) % join.meta["val"].dim())
+    return int(dim_at(join, 1) % join.meta["val"].dim())
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from fxdp.capture.export.loop_iterations import (
     Group,
     OtherError,
     SamplePart,
-    argument_at,
+    dim_at,
     is_of_numbers,
     is_sum,
     memory_of,
@@ -97,7 +97,7 @@ class _Loops:
         rows = self._all_rows([tuple(parts[iteration::each]) for iteration in range(each)], node)
         if rows is None:
             return None
-        dim = argument_at(node, 1, 0) % node.meta["val"].dim()
+        dim = dim_at(node, 1) % node.meta["val"].dim()
         if node.target is _PAD:  # rows of all samples have equal lengths
             dim = 0 if argument(node, "batch_first") else 1
         if node.target is not _CAT:
@@ -110,7 +110,7 @@ class _Loops:
         """Return the join of the values of consecutive loops; None if iterations of a loop differ."""
         starts = range(0, len(parts), self.batch)
         loops = [self._joined(node, parts[start : start + self.batch]) for start in starts]
-        dim = argument_at(node, 1, 0) % node.meta["val"].dim()
+        dim = dim_at(node, 1) % node.meta["val"].dim()
         return None if None in loops else self._call(node, _CAT, loops, dim)
 
     def add(self, node: fx.Node) -> None:
