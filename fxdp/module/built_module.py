@@ -71,7 +71,12 @@ class BuiltModule(Inspected):
         self._process_mesh, unset = shard_model(self._model, self._process_mesh, self._options)
         self._mesh, self._sharded = self._process_mesh.mesh, True
         self._unset |= unset
-        ShardedOptimizers(self._model, self._process_mesh, self._full.note_step)
+        self._step_shards()
+
+    def _step_shards(self) -> None:
+        """Make optimizers of the model's parameters step on shards."""
+        bitwise = self._options.block is not None
+        ShardedOptimizers(self._model, self._process_mesh, self._full.note_step, bitwise=bitwise)
 
     def _renew(self) -> None:
         """Drop all programs, as the model holds different tensors than they read; a collective call."""
@@ -160,6 +165,6 @@ class BuiltModule(Inspected):
         twin._watch, twin._unset = None, set(self._unset)
         twin._full, twin._sharded = UnshardedParameters(twin._model), self._sharded
         if twin._sharded:
-            ShardedOptimizers(twin._model, twin._process_mesh, twin._full.note_step)
+            twin._step_shards()
         twin._build()
         return twin

@@ -22,6 +22,7 @@ from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.mesh_init import with_shard_group
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.sharded_parameters import materialise, shard_parameters
+from fxdp.torch_compat import compute_full_norms
 
 _STATIC = 4
 """The number of values per element of a trained parameter held all the time: value, gradient, Adam's two."""
@@ -114,6 +115,10 @@ def shard_model(
     """
     process_mesh = with_shard_group(process_mesh, post_forward_size(process_mesh.mesh, options))
     if device_type(module) == "meta":
-        return process_mesh, materialise(module, process_mesh)
-    shard_parameters(module, process_mesh)
-    return process_mesh, set()
+        unset = materialise(module, process_mesh)
+    else:
+        shard_parameters(module, process_mesh)
+        unset = set()
+    if options.block is not None and process_mesh.device_mesh is not None:
+        compute_full_norms(process_mesh.device_mesh)
+    return process_mesh, unset

@@ -41,17 +41,25 @@ class ShardedOptimizers:
     Parameters
     ----------
     note_step : called before each step.
+    bitwise : whether the bits of a step must not depend on the number of ranks.
 
     Raises
     ------
-    InputError (from `optimizer.step()`) : an LBFGS or SparseAdam.
+    InputError (from `optimizer.step()`) : an LBFGS or SparseAdam; with `bitwise`, a fused optimizer.
     RankFailedError (from `optimizer.step()`) : another rank failed or died.
     """
 
-    def __init__(self, module: nn.Module, process_mesh: ProcessMesh, note_step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        process_mesh: ProcessMesh,
+        note_step: Callable[[], None],
+        *,
+        bitwise: bool = False,
+    ) -> None:
         self._own = frozenset(id(p) for p in module.parameters() if is_sharded(p))
         self._process_mesh = process_mesh
-        self._note_step = note_step
+        self._note_step, self._bitwise = note_step, bitwise
         self._rows: weakref.WeakKeyDictionary[Optimizer, LocalShards] = weakref.WeakKeyDictionary()
         self._begin_hook = self._begin  # bound once, so that the hook can be identified
         handle = register_optimizer_step_pre_hook(self._meet)
@@ -79,6 +87,12 @@ class ShardedOptimizers:
             raise InputError(
                 f"{kind.__name__} cannot step on sharded parameters, as it needs all gradients as one; "
                 'expected another optimizer, or strategy="replicate"'
+            )
+        if self._bitwise and any(group.get("fused") for group in optimizer.param_groups):
+            raise InputError(
+                f"{kind.__name__}(fused=True) on sharded parameters with fxdp.Bitwise(...): its kernel "
+                "rounds the last elements of a shard in another way, so bits would depend on the number of "
+                'ranks; expected foreach=True instead, or strategy="replicate"'
             )
         by_rows = kind in _ELEMENTWISE and not optimizer.defaults.get("differentiable")
         if not by_rows and kind not in _BY_MATRIX:

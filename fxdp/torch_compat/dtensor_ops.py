@@ -28,7 +28,7 @@ from fxdp.torch_compat.dtensor import dtensor_like, new_dtensor
 from fxdp.torch_compat.operators import torch_release
 from fxdp.torch_compat.torch_ops import aten
 
-__all__ = ["act_as_plain"]
+__all__ = ["act_as_plain", "compute_full_norms"]
 
 _VIEWS = (aten.select.int, aten.slice.Tensor)
 _NORMS = (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar)
@@ -62,7 +62,7 @@ def act_as_plain(mesh: DeviceMesh) -> None:
         | dict.fromkeys(_OF_FULL_VALUES, _of_full_values)
         | dict.fromkeys(_VIEWS, _view)
     )
-    own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
+    own |= dict.fromkeys(_OF_EVEN_ROWS, _of_uneven_rows) | dict.fromkeys(_NORMS, _norm)
     if torch_release() == "2.11":
         own |= dict.fromkeys(_WRITES, _write) | {aten.detach.default: _detached}
     handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
@@ -71,7 +71,17 @@ def act_as_plain(mesh: DeviceMesh) -> None:
         handlers[op] = _OURS[op] = partial(_on_our_meshes, handler)
 
 
+def compute_full_norms(mesh: DeviceMesh) -> None:
+    """Compute norms of `DTensor`s of `mesh` from full values, with the bits of one device.
+
+    A sum of norms of shards has an order that depends on the number of ranks. Values are gathered one by one.
+    All modules that are sharded over this mesh, or an equal one, get such norms.
+    """
+    _OF_FULL_NORMS.add(mesh)
+
+
 _MESHES: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
+_OF_FULL_NORMS: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
 _BEFORE: dict[Any, Callable[..., Any] | None] = {}
 """torch's own handlers, process-wide like the replacements."""
 _OURS: dict[Any, Callable[..., Any]] = {}
@@ -105,11 +115,20 @@ def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op(_full(args[0]))
 
 
-def _of_uneven_rows(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    finite = op in _NORMS and not math.isinf(args[1] if len(args) > 1 else kwargs.get("ord", 2))
-    if not finite:
-        args, kwargs = tree_map_only(DTensor, _evened, (args, kwargs))
+def _norm(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+    if any(isinstance(t, DTensor) and t.device_mesh in _OF_FULL_NORMS for t in tensors):
+        if tensors is not args[0]:
+            return _of_full_values(op, args, kwargs)
+        each = (_of_full_values(op, ([tensor], *args[1:]), kwargs) for tensor in tensors)
+        return [norm for norms in each for norm in norms]
+    if math.isinf(args[1] if len(args) > 1 else kwargs.get("ord", 2)):
+        return _of_uneven_rows(op, args, kwargs)
     return _as_torch_does(op, args, kwargs)
+
+
+def _of_uneven_rows(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _as_torch_does(op, *tree_map_only(DTensor, _evened, (args, kwargs)))
 
 
 def _of_full_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
