@@ -11,19 +11,20 @@ from pathlib import Path
 from fxdp.errors import InputError
 from fxdp.settings import Settings, hashes_alike
 
+_PAYS = 50
+"""A module is compiled from this call on: by then op by op has cost about as much as compiling will."""
+
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] [--compile] (script.py | -m module) [arguments]"
+    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] [--eager] (script.py | -m module) [arguments]"
     parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
     parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
     parser.add_argument("--parts", type=_parts, default=(), help=argparse.SUPPRESS)  # for tests of splits
+    parser.add_argument("--eager", action="store_true", help="run all op by op, and compile no module")
     parser.add_argument(
-        "--compile", action="store_true", help="compile the modules that the script calls, as torch.compile"
-    )
-    parser.add_argument(
-        "--compile-from", type=int, default=3, metavar="N",
-        help="the number of the first compiled call of a kind (default: 3)",
+        "--compile-from", type=int, default=_PAYS, metavar="N",
+        help=f"the number of a module's first compiled call of a kind (default: {_PAYS})",
     )  # fmt: skip
     parser.add_argument(
         "--backend", choices=("inductor", "eager"), default="inductor",
@@ -49,7 +50,7 @@ def run(asked: argparse.Namespace) -> int:
     launch = Settings.from_environment().launch
     nproc = len(asked.parts) or asked.nproc
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
-    compile_from = max(1, asked.compile_from) if asked.compile else 0
+    compile_from = 0 if asked.eager else max(1, asked.compile_from)
     options = RunOptions(
         asked.script, tuple(asked.arguments), asked.is_module, logs, asked.parts, compile_from, asked.backend
     )

@@ -1,8 +1,8 @@
 """`CalledModule`: a module that a script calls, run op by op at first, and compiled from some call on.
 
-    call 1, 2    op by op, and observed: does the code print, count, draw in Python? is its gradient
-                 differentiated again, or twice? then this kind of call stays op by op
-    call 3 ...   compiled
+    call 1 ... 49    op by op; in the last two: does the code print, count, draw in Python? and in all: is
+                     its gradient differentiated again, or twice? then this kind of call stays op by op
+    call 50 ...      compiled, with `compile_from=50`
 
 Calls are of one kind if one program may serve them: equal structure, dtypes, modes and Python state. The
 ranks decide alike, because they run the same lines.
@@ -33,6 +33,8 @@ _KINDS = 64
 _PROGRAMS = 8
 _COMPILED = 16
 _RENEWED = 3
+_LOOKS = 2
+"""The calls before the first compiled one that are looked at for what they do beside their result."""
 _PATIENCE = 4
 """Calls that may have a backward wait for the first one as many times longer."""
 
@@ -43,7 +45,7 @@ class _Kind:
 
     Attributes
     ----------
-    calls : their number.
+    calls, looks : their number, and the number of those that were looked at.
     derived : whether one had a backward.
     effect : what the last call did beside its result; the first one alone may make what all others find.
     hooks : whether the module's hooks were looked at.
@@ -51,6 +53,7 @@ class _Kind:
     """
 
     calls: int = 0
+    looks: int = 0
     derived: bool = False
     effect: str = ""
     hooks: bool = False
@@ -102,7 +105,9 @@ class CalledModule:
             self._renew()
             program = None
         kind = self._kind(module, given, program)
-        if kind.refused or not self._is_due(kind):
+        kind.calls += 1
+        is_due = kind.calls >= self._first_call(kind) and kind.looks >= self._least_looks
+        if self.refused or kind.refused or not is_due:
             return self._observed(plain, module, kind, given)
         if kind.effect or (not kind.hooks and _hooked(module)):
             self._stay_eager(kind, kind.effect or "it has hooks")
@@ -128,12 +133,14 @@ class CalledModule:
             found = self.kinds[key] = _Kind()
         return found
 
-    def _is_due(self, kind: _Kind) -> bool:
-        """Return whether this call of a kind is to be compiled."""
-        kind.calls += 1
-        waits = torch.is_grad_enabled() and not kind.derived
-        first = self.rule.compile_from * (_PATIENCE if waits and self.rule.compile_from > 1 else 1)
-        return not self.refused and kind.calls >= first
+    def _first_call(self, kind: _Kind) -> int:
+        """Return the number of the first call of a kind that is to be compiled, as far as is known."""
+        derives_later = torch.is_grad_enabled() and not kind.derived
+        return self.rule.compile_from * (_PATIENCE if derives_later and self.rule.compile_from > 1 else 1)
+
+    @property
+    def _least_looks(self) -> int:
+        return min(_LOOKS, self.rule.compile_from - 1)
 
     def _observed(
         self, plain: Callable[..., Any], module: nn.Module, kind: _Kind, given: CallArguments
@@ -141,10 +148,13 @@ class CalledModule:
         """Run a call op by op, and note what would be no single device's in a program."""
         if kind.refused or self.refused:
             return plain(module, *given.args, **given.kwargs)
-        effects = Effects()
-        with effects.of(module):
+        if kind.calls >= self._first_call(kind) - self._least_looks:
+            effects = Effects()
+            with effects.of(module):
+                output = plain(module, *given.args, **given.kwargs)
+            kind.effect, kind.looks = effects.found, kind.looks + 1
+        else:
             output = plain(module, *given.args, **given.kwargs)
-        kind.effect = effects.found
         if not Backwards(lambda unlike: self._derived(kind, unlike)).watch(output):
             self._stay_eager(kind, "it returns no tensors")
         return output
