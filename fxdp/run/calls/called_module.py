@@ -25,10 +25,10 @@ from fxdp.run.calls.call_arguments import CallArguments
 from fxdp.run.calls.module_program import ModuleProgram
 from fxdp.run.calls.observed_call import Backwards, Effects
 from fxdp.run.calls.replayed_call import ReplayedCall
+from fxdp.torch_compat import HOOKS, is_of_torch
 
 _log = logging.getLogger("fxdp")
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS = 64
 _PROGRAMS = 8
 _COMPILED = 16
@@ -232,9 +232,9 @@ class CalledModule:
 def _hooked(module: nn.Module) -> bool:
     """Return whether a module or a part of it has hooks that are not torch's own."""
     return any(
-        not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
+        not is_of_torch(hook)
         for each in module.modules()
-        for hooks in map(each.__dict__.get, _HOOKS)
+        for hooks in map(each.__dict__.get, HOOKS)
         for hook in (hooks or {}).values()
     )
 
