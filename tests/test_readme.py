@@ -57,6 +57,16 @@ def test_each_figure_says_how_it_was_made() -> None:
         assert row["commit"] in FIGURES, row
 
 
+def test_figures_against_fxdp_are_measured_ones_too() -> None:
+    """Those of docs/when-not.md: decimals, and counts of three digits."""
+    pages = [ROOT / "README.md", *(ROOT / "benchmarks").glob("**/*.md")]
+    known = {number for page in pages for number in re.findall(r"\d+(?:\.\d+)?", page.read_text())}
+    text = (ROOT / "docs" / "when-not.md").read_text()
+    told = re.findall(r"(?<!torch )(?<![\w.])(?:\d+\.\d+|\d{3})(?!\.?\w)", text)
+    assert len(told) > 10
+    assert set(told) <= known
+
+
 def test_scripts_that_are_counted_are_in_their_table() -> None:
     table = (ROOT / "benchmarks" / "conformance" / "scripts.md").read_text()
     exact = {ranks: int(count) for ranks, count in re.findall(r"(\d ranks(?:, 3:1)?): (\d+) exact", table)}

@@ -14,6 +14,7 @@ import fxdp
 from fxdp.errors import UnsupportedTorchError, UntestedTorchWarning
 from fxdp.torch_compat import releases
 from fxdp.torch_compat.releases import OLDEST, PROVEN, installed, is_proven, release
+from tests.compatibility import rows
 
 
 def test_the_table_is_in_order_and_each_line_is_a_release() -> None:
@@ -73,6 +74,20 @@ def test_pages_name_the_proven_releases(page: str) -> None:
     named = re.findall(r"torch (2\.\d+) to (2\.\d+)", (ROOT / page).read_text())
     assert named
     assert set(named) == {(OLDEST, PROVEN[-1])}
+
+
+def test_each_release_and_python_has_run_without_a_fault() -> None:
+    """The page's table, written from runs, and what the package says that it works with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = "\n".join(project["classifiers"])
+    runs = rows()
+    assert {release(torch) for _, torch, *_ in runs} == set(PROVEN)
+    pythons = {python.rpartition(".")[0] for python, *_ in runs}
+    assert pythons == set(re.findall(r"Python :: (3\.\d+)", named))
+    assert project["requires-python"] == f">={min(pythons)}"  # of 3.11 and later, as text
+    for *_, doctor, tests, _ in runs:
+        assert doctor == "all is well"
+        assert re.match(r"\d+ passed(, \d+ skipped)?$", tests)
 
 
 @pytest.fixture
