@@ -13,13 +13,15 @@ from fxdp.ir.ops import collectives
 from fxdp.ir.ops.parameter_shards import start_reduce_scatter_shards
 from fxdp.ir.ops.sum_tree import (
     RankRoots,
+    finish_tree_moments,
     finish_tree_scatter,
     finish_tree_sum,
+    start_tree_moments,
     start_tree_scatter,
     start_tree_sum,
 )
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.placements import P
+from fxdp.ir.types.placements import P, Partial
 
 
 class _TreeSums:
@@ -34,10 +36,12 @@ class _TreeSums:
         for node in list(self.graph.nodes):
             summed = [a for a in node.all_input_nodes if a in self.found]
             if node.op == "placeholder":
-                if meta(node).placement == P:
+                if meta(node).placement in (P, Partial("moments")):
                     self.found[node] = self._items(node)
             elif summed and node.target is collectives.start_all_reduce:
                 self._reduce(node)
+            elif summed and node.target is collectives.start_moments:
+                self._gather(node)
             elif summed and node.target is start_reduce_scatter_shards:
                 self._scatter(node)
             elif summed:
@@ -65,6 +69,12 @@ class _TreeSums:
         values = self.found[start.args[0]]  # type: ignore[index]
         start.target, start.args = start_tree_sum, (values, self.roots, self.group)
         finish.target, finish.args = finish_tree_sum, (start, values[0], self.roots, self.group)
+
+    def _gather(self, start: fx.Node) -> None:
+        (finish,) = start.users
+        values = self.found[start.args[0]]  # type: ignore[index]
+        start.target, start.args = start_tree_moments, (values, self.roots, self.group)
+        finish.target, finish.args = finish_tree_moments, (start, values[0], self.roots)
 
     def _scatter(self, start: fx.Node) -> None:
         (finish,) = [user for user in start.users if user.target is collectives.finish]

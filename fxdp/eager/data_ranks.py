@@ -16,6 +16,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.equal_operands import Comparisons, PlainValues, unequal
 from fxdp.eager.message_report import user_line
 from fxdp.errors import AgreementError, InputError, MeshError
+from fxdp.ir.types.even_batches import even_batches
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ranks.agreement import Agreement, gather_objects
 from fxdp.ranks.comms import Comms
@@ -77,9 +78,9 @@ class DataRanks:
             found = self._axes[key] = BatchAxis(self, key, user_line())
         return found
 
-    def even_axis(self, total: int) -> BatchAxis:
-        """Return the axis of `total` samples: the first ranks have one more if they do not divide."""
-        return self.axis([total // self.world + (rank < total % self.world) for rank in range(self.world)])
+    def even_axis(self, total: int, block: int = 1) -> BatchAxis:
+        """Return the axis of `total` samples, split as evenly as blocks of this many samples allow."""
+        return self.axis(even_batches(total, self.world, block))
 
     def counted(self, size: int) -> BatchAxis:
         """Exchange each rank's number of samples, and return the axis; a collective call."""

@@ -253,7 +253,7 @@ class Bitwise(OptionGroup):
 
     Each rank holds full blocks, runs one after the other as micro-batches, and losses, counts and gradients
     are summed in one binary tree over the numbers of the blocks. The reference is the same program on one
-    device, which equals the model up to rounding.
+    device, which equals the model up to rounding. See docs/bitwise.md.
 
     Parameters
     ----------

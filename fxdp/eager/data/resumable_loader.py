@@ -36,11 +36,12 @@ class ResumableLoader:
 
     def __init__(
         self, data: Any, order: SampleOrder, mesh: DeviceMesh | Mapping[str, int] | None, batch_dims: Any,
-        local: bool, options: Mapping[str, Any],
+        local: bool, block: int, options: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._data, self._order, self._options = data, order, dict(options)
         self._kind = _kind_of(data)
         self._mesh, self._batch_dims, self._local = mesh, batch_dims, local
+        self._block = block
         self._by_rows = self._options.get("collate_fn") in (None, default_collate)
         self.epoch, self._given, self._resumes = 0, 0, False
 
@@ -99,7 +100,7 @@ class ResumableLoader:
         ------
         InputError : they differ, as of a data set with another length on one rank.
         """
-        own = self._defined_by() | {"epoch": self.epoch, "given": self._given}
+        own = self._defined_by() | {"epoch": self.epoch, "given": self._given, "block": self._block}
         with guard(ranks.process_mesh):
             rows = ranks.enter("an epoch of data", (number_of(repr(own).encode()),))
             if any(row != rows[0] for row in rows):
@@ -131,7 +132,7 @@ class ResumableLoader:
             batches = self._order.from_batch(self.epoch, self._given)
             for samples, data in zip(batches, self._loaded(ranks if self._by_rows else None), strict=False):
                 total = len(samples)
-                axis = ranks.even_axis(total)
+                axis = ranks.even_axis(total, self._block)
                 if not self._by_rows:
                     yield self._cut(data, axis)
                 elif all(_has_rows(leaf, max(axis.local, 1)) for leaf in pytree.tree_leaves(data)):
@@ -148,7 +149,7 @@ class ResumableLoader:
         def rows(samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
             if ranks is None:
                 return samples
-            axis = ranks.even_axis(len(samples))
+            axis = ranks.even_axis(len(samples), self._block)
             return (
                 samples[axis.offset : axis.offset + axis.local] or samples[:1]
             )  # one tells the kinds of tensors
@@ -187,7 +188,7 @@ class ResumableLoader:
             tensors = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
             dims = batch_dims_of(data, self._batch_dims)
             total = next((t.shape[dim] for t, dim in zip(tensors, dims, strict=True) if dim is not None), 0)
-            yield self._cut(data, ranks.even_axis(total))
+            yield self._cut(data, ranks.even_axis(total, self._block))
         if any(going):
             ended = [rank for rank, goes in enumerate(going) if not goes]
             raise everywhere(InputError(
@@ -214,8 +215,8 @@ class ResumableLoader:
 
 def data_loader(
     data: Any, batch_size: int | None = None, *, mesh: DeviceMesh | Mapping[str, int] | None = None,
-    batch_dims: Any = None, local: bool = False, shuffle: bool = False, drop_last: bool = False,
-    seed: int = 0, **options: Any,
+    batch_dims: Any = None, local: bool = False, block: int = 1, shuffle: bool = False,
+    drop_last: bool = False, seed: int = 0, **options: Any,
 ) -> ResumableLoader:  # fmt: skip
     """Return a loader of one device's batches, of which each rank loads its rows, and that resumes anywhere.
 
@@ -229,6 +230,7 @@ def data_loader(
     batch_size : the samples of a batch of all ranks together; None: the loader makes its batches.
     mesh, batch_dims : those of `global_batch`.
     local : True: this rank's rows as plain tensors, as a compiled module takes them. False: global tensors.
+    block : the samples that stay together on a rank, as of `fxdp.Bitwise(block=4)`.
     shuffle : whether an epoch has an order of its own, defined by `seed` and the epoch alone.
     drop_last : whether a shorter last batch is left out.
     seed : of the order, and of random numbers: each sample draws from a state of its own, by seed, epoch and
@@ -256,13 +258,15 @@ def data_loader(
         faults.append("shuffle=True of an iterable; expected a map-style data set, or one that shuffles")
     if kind == "map-style" and not hasattr(data, "__len__"):
         faults.append(f"{type(data).__name__} has no __len__; expected one, or an IterableDataset")
+    if block < 1:
+        faults.append(f"block={block}; expected at least 1 sample")
     if seed < 0:
         faults.append(f"seed={seed}; expected at least 0")
     if faults:
         raise InputError("data_loader: " + "; ".join(faults))
     length = len(data) if kind == "map-style" else 0
     order = SampleOrder(length, batch_size or 1, shuffle, drop_last, seed)
-    return ResumableLoader(data, order, mesh, batch_dims, local, options)
+    return ResumableLoader(data, order, mesh, batch_dims, local, block, options)
 
 
 def _kind_of(data: Any) -> str:

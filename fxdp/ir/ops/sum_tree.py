@@ -22,6 +22,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.parameter_shards import packed_shards
 
 Node: TypeAlias = tuple[int, int]
@@ -119,6 +120,23 @@ def finish_tree_sum(pending: Tensor, like: Tensor, roots: RankRoots, group: str)
     return gathered[: like.numel()].view(like.shape)  # type: ignore[no-any-return]
 
 
+def start_tree_moments(values: Sequence[Tensor], roots: RankRoots, group: str) -> Tensor:
+    """Start gathering all ranks' roots of moments `[3, *kept]`, which every rank gets in full."""
+    rows = torch.stack([value.reshape(-1) for value in values])[: len(roots.own)]
+    return _exchange(rows[:, None].expand(-1, len(roots.ranks), -1), roots, group)
+
+
+def finish_tree_moments(pending: Tensor, like: Tensor, roots: RankRoots) -> Tensor:
+    """Wait for the roots of moments and combine them, in the shape of `like`."""
+    got = _received(pending, like, like.numel())
+    return _merged([row.view(like.shape) for row in got], roots, _combined)
+
+
+def _combined(left: Tensor, right: Tensor, own: bool) -> Tensor:
+    """Return the moments of the union of two parts."""
+    return combine(torch.stack([left, right]))
+
+
 def start_tree_scatter(
     values: Sequence[Sequence[Tensor]],
     sizes: Sequence[int],
@@ -156,13 +174,23 @@ def _exchange(rows: Tensor, roots: RankRoots, group: str) -> Tensor:
 
 
 def _finished(pending: Tensor, like: Tensor, each: int, roots: RankRoots) -> Tensor:
-    got = _c10d.wait_tensor(pending).view(like.dtype).view(-1, each)
-    tree = SumTree[Tensor](roots.blocks, lambda left, right, own: left.add_(right))
-    for node, value in zip([node for nodes in roots.ranks for node in nodes], got, strict=True):
+    got = _received(pending, like, each)
+    return _merged(list(got), roots, lambda left, right, own: left.add_(right)).contiguous()
+
+
+def _received(pending: Tensor, like: Tensor, each: int) -> Tensor:
+    return _c10d.wait_tensor(pending).view(like.dtype).view(-1, each)  # type: ignore[no-any-return]
+
+
+def _merged(
+    values: Sequence[Tensor], roots: RankRoots, merge: Callable[[Tensor, Tensor, bool], Tensor]
+) -> Tensor:
+    tree = SumTree[Tensor](roots.blocks, merge)
+    for node, value in zip([node for nodes in roots.ranks for node in nodes], values, strict=True):
         tree.add(node, value)
     (total,) = tree.roots().values()
-    return total.contiguous()
+    return total
 
 
-for _start in (start_tree_sum, start_tree_scatter):
+for _start in (start_tree_sum, start_tree_moments, start_tree_scatter):
     torch.fx.node.has_side_effect(_start)  # all ranks wait for one another

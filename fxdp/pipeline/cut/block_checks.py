@@ -49,9 +49,8 @@ def check_blocks(
     results = {node for _, node in results_of(graph)}
     alone = [n for n in free if n in results or any(user in epilogue for user in n.users)]
     outside = [n for n in (*early, *epilogue, *_above(alone, set(early) | terms)) if _depends(n)]
-    moments = [n for n in epilogue if n.target is redistributions.all_reduce and n.args[1] == "moments"]
     chained = [t for t in terms if any(n.target in redistributions.COLLECTIVES for n in _above([t], set()))]
-    faults = [n for n in graph.nodes if n in {*outside, *chained, *moments}]
+    faults = [n for n in graph.nodes if n in {*outside, *chained}]
     if faults:
         lines = dict.fromkeys(f"at {meta(n).location}: {target_text(n.target)}" for n in faults)
         listing = "\n  ".join(lines)

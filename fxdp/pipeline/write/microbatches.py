@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fxdp.errors import InputError
+from fxdp.ir.types.even_batches import even_batches
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,7 @@ def check_blocks(batches: Sequence[int], block: int) -> None:
     total, ends = sum(batches), list(itertools.accumulate(batches))
     cut = [rank for rank, end in enumerate(ends) if end % block and end != total]
     if cut:
-        count, ranks = -(-total // block), len(batches)
-        shares = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
-        borders = [min(end * block, total) for end in itertools.accumulate(shares, initial=0)]
-        fitting = [after - before for before, after in itertools.pairwise(borders)]
+        fitting = even_batches(total, len(batches), block)
         named = ", ".join(map(str, cut))
         raise InputError(
             f"fxdp.Bitwise(block={block}): the local batches {list(batches)} cut blocks of the global batch, "

@@ -68,7 +68,7 @@ class Totals:
 
     def _by_tree(self, placement: object) -> bool:
         """Return whether the order of a sum counts; extrema and their signed zeros have none."""
-        return self.layout.blocks is not None and placement == Partial("sum")
+        return self.layout.blocks is not None and placement in (Partial("sum"), Partial("moments"))
 
     @property
     def _accumulate(self) -> Callable[..., object]:
@@ -81,4 +81,6 @@ class Totals:
         return self._trees[name]
 
     def _merge(self, name: str, left: fx.Node, right: fx.Node, own: bool) -> fx.Node:
-        return self.step.function(p2p.accumulate, (left, right, "sum", own), f"total_{name}")
+        placement = self.partition.totals[name].placement
+        assert isinstance(placement, Partial)
+        return self.step.function(p2p.accumulate, (left, right, placement.op, own), f"total_{name}")
