@@ -106,7 +106,7 @@ def is_guard(value: Any) -> bool:
     """Return whether a value, as found in `vars()` of an owner, is a guard installed by `patched`."""
     if isinstance(value, FunctionType):
         return value.__code__.co_filename == __file__ and value.__code__.co_name == "guard"
-    return isinstance(value, (_Method, _Value))
+    return isinstance(value, _Guard)
 
 
 class Here(threading.local):
@@ -125,18 +125,22 @@ class _Everywhere:
     inside = True
 
 
-class _Method:
-    """Guard in a class that returns methods, class methods and static methods unchanged, without a wrapper.
-
-    A function that dispatches would stand between caller and replacement, and would not be the object by
-    which torch's tables know `Tensor.item`.
-    """
+class _Guard:
+    """An attribute's new and old value; which of both is there depends on the thread."""
 
     def __init__(self, here: _Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
 
     def _chosen(self) -> Any:
         return self._new if self._here.inside else self._old
+
+
+class _Method(_Guard):
+    """Guard in a class that returns methods, class methods and static methods unchanged, without a wrapper.
+
+    A function that dispatches would stand between caller and replacement, and would not be the object by
+    which torch's tables know `Tensor.item`.
+    """
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self._chosen().__get__(instance, owner)
@@ -155,14 +159,8 @@ class _Property(_Method):
         self._chosen().__delete__(instance)
 
 
-class _Value:
+class _Value(_Guard):
     """Guard in a module for a class, a number or an object: for any value that is more than a function."""
-
-    def __init__(self, here: _Here, new: Any, old: Any) -> None:
-        self._here, self._new, self._old = here, new, old
-
-    def _chosen(self) -> Any:
-        return self._new if self._here.inside else self._old
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chosen(), name)
