@@ -2,7 +2,8 @@
 
     one device's batch      samples 7 2 9 4 1, by the script's own sampler, equal on all ranks
     rank 0, rank 1          7 2 9 | 4 1         default_collate: each rank loads its own samples
-                            7 2 9 4 1           any other collator: each rank loads all, then keeps its own
+                            7 2 9 4 1           any other collator: each rank loads all, then keeps its own;
+                                                of graphs and packed documents those where samples end
 
 Loading its own samples alone is one device's only if loading draws no random numbers and changes nothing:
 else a rank loads all samples, and has one device's draws.
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from fxdp.eager.ragged.cutting import cut
+from fxdp.eager.ragged.structure import Opened, tensors_in
 from fxdp.eager.tensor import wrapped
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.types.placements import Shard
@@ -92,24 +95,29 @@ def entered(batch: Any, session: Session) -> Any:
     """
     own = batch if isinstance(batch, OwnSamples) else None
     data = batch if own is None else own.data
-    tensors = [leaf for leaf in leaves_of(data) if can_be_cut(leaf)]
+    opened = Opened(data, None, in_place=True) if own is None else None
+    is_ragged = opened is not None and opened.is_ragged
+    leaves = tensors_in(data) if is_ragged else leaves_of(data)
+    tensors = [leaf for leaf in leaves if can_be_cut(leaf)]
     if not tensors:
         return data
     total = tensors[0].shape[0] if own is None else own.total
     session.batches += 1
     _compare(session, total, _checksum(tensors, session.batches) if own is None else own.digest)
+    if opened is not None and is_ragged:
+        return cut(opened, session.axis)
     axis = session.axis(total)
     if not total:
         return data
     start, count = (axis.offset, axis.local) if own is None else (0, own.count)
     size = total if own is None else max(own.count, 1)
 
-    def cut(leaf: Tensor) -> Tensor:
+    def part(leaf: Tensor) -> Tensor:
         if not can_be_cut(leaf) or leaf.shape[0] != size:
             return leaf
         return wrapped(leaf.detach().narrow(0, start, count), axis, Shard(0))
 
-    return map_tensors(data, cut)
+    return map_tensors(data, part)
 
 
 def fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, session: Session) -> Any:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import LEFT_OUT, RowsPerSample
 from fxdp.capture.ragged_rows import Rows, has_rows
-from fxdp.eager.ragged.kinds import fields_of, is_recognised, rows_by_key, rows_of_lists
+from fxdp.eager.ragged.kinds import fields_in_place, fields_of, is_recognised, rows_by_key, rows_of_lists
 from fxdp.eager.ragged.kinds.object_fields import Largest
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
@@ -50,9 +50,13 @@ class Entry:
 
 
 class Opened:
-    """A batch as entries by path; `make` puts values in their places."""
+    """A batch as entries by path; `make` puts values in their places.
 
-    def __init__(self, tree: Any, batch_dims: Any) -> None:
+    With `in_place` it is a batch of one device: its tensors are changed, and objects keep all else.
+    """
+
+    def __init__(self, tree: Any, batch_dims: Any, *, in_place: bool = False) -> None:
+        self._in_place = in_place
         self.entries: dict[str, Entry] = {}
         self.added: dict[str, list[Entry]] = {}
         """Entries that only other ranks have, by the path of their mapping."""
@@ -82,7 +86,9 @@ class Opened:
             return self._entry(value, path, None)
         if not is_told and not isinstance(value, Tensor) and is_recognised(value) and is_global(value):
             return self._entry(value, path, None)
-        found = None if is_told else fields_of(value)
+        found = None if is_told else (fields_in_place if self._in_place else fields_of)(value)
+        if found is None and self._in_place and is_recognised(value):
+            return self._entry(value, path, None)
         if found is not None:
             self.is_ragged = True
             if prefix is not LEFT_OUT and not isinstance(prefix, int):
@@ -102,7 +108,7 @@ class Opened:
             return self._open_sequence(value, path, prefix)
         leaves, spec = pytree.tree_flatten(value)
         if (len(leaves) == 1 and leaves[0] is value) or not leaves:
-            if _has_tensors(value):
+            if not self._in_place and _has_tensors(value):
                 return self._open_object(value, path, prefix)
             return self._entry(value, path, None)
         makes = [self._open(leaf, f"{path}[{i}]", prefix) for i, leaf in enumerate(leaves)]

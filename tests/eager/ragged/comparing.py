@@ -25,14 +25,20 @@ def trained(model: nn.Module, loss: Tensor, **results: Any) -> dict[str, Any]:
     return {"loss": loss, **named, **results}
 
 
-def error_of(program: Program, full: Any, parts: Sequence[Any], batch_dims: Any = None) -> float:
-    """The largest relative difference of the program's numbers on any rank from one device's."""
+def error_of(
+    program: Program, full: Any, parts: Sequence[Any], batch_dims: Any = None,
+    enter: Callable[[Any, Any, Any], Any] = _entered,
+) -> float:  # fmt: skip
+    """The largest relative difference of the program's numbers on any rank from one device's.
+
+    `enter` takes a rank's part, the ranks and `batch_dims`, and returns the global batch.
+    """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
 
     def on_rank(ranks: Any) -> dict[str, Any]:
         torch.manual_seed(0)
-        return plain(program(_entered(parts[ranks.rank], ranks, batch_dims)))
+        return plain(program(enter(parts[ranks.rank], ranks, batch_dims)))
 
     try:
         torch.manual_seed(0)

@@ -37,6 +37,11 @@ def fields_of(value: Any) -> ObjectFields | None:
     return next((fields(value) for matches, fields in _OBJECTS if matches(value)), None)
 
 
+def fields_in_place(value: Any) -> ObjectFields | None:
+    """Return the fields of one device's object; None where its kind arranges its tensors anew."""
+    return geometric.fields_in_place(value) if geometric.matches(value) else None
+
+
 def rows_by_key(mapping: Mapping[Any, Any]) -> dict[str, Rows | Largest]:
     """Return what the values of a mapping hold, where its keys tell."""
     return next((found for kind in _MAPPINGS if (found := kind(mapping))), {})

@@ -36,29 +36,46 @@ def fields(data: Any) -> ObjectFields:
     InputError : a sampled subgraph, whose seed nodes are the first ones.
     """
     stores = list(data.stores)
+    seeds = next((store["batch_size"] for store in stores if "batch_size" in store), None)
+    if seeds is not None:
+        raise InputError(
+            f"{type(data).__name__}.batch_size: the first {seeds} nodes of this rank are seeds, but in the "
+            "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
+            "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
+        )
+    in_place = fields_in_place(data)
+    counts = list(_counts(data, stores))
+
+    def make(given: list[Any]) -> Any:
+        made = in_place.make(given[: len(in_place.values)])
+        holders = [made, *made.stores]
+        for holder in holders:
+            for name in _OF_ONE_BATCH:
+                vars(holder).pop(name, None)
+        for (name, *_), one in zip(counts, given[len(in_place.values) :], strict=True):
+            for holder in holders:
+                if name == "num_graphs" and "_num_graphs" in vars(holder):
+                    vars(holder)["_num_graphs"] = one
+        return made
+
+    return ObjectFields([*in_place.values, *counts], make)
+
+
+def fields_in_place(data: Any) -> ObjectFields:
+    """Return the values of one device's graph or batch, which keeps all that it knows beside them."""
     values: list[tuple[str, Any, Any]] = []
     places: list[tuple[int, str]] = []
-    for i, store in enumerate(stores):
+    for i, store in enumerate(data.stores):
         for key, value in list(store.items()):
             rows = _rows(data, store, key, value)
             if rows is not None:
                 values.append((_name(store, key), value, rows))
                 places.append((i, key))
-    count = len(places)
-    values += _counts(data, stores)
 
     def make(given: list[Any]) -> Any:
         made = copy.copy(data)
-        holders = [made, *made.stores]
-        for holder in holders:
-            for name in _OF_ONE_BATCH:
-                vars(holder).pop(name, None)
-        for (i, key), value in zip(places, given, strict=False):
+        for (i, key), value in zip(places, given, strict=True):
             made.stores[i][key] = value
-        for name, one in zip([name for name, *_ in values[count:]], given[count:], strict=True):
-            for holder in holders:
-                if name == "num_graphs" and "_num_graphs" in vars(holder):
-                    vars(holder)["_num_graphs"] = one
         return made
 
     return ObjectFields(values, make)
@@ -66,12 +83,6 @@ def fields(data: Any) -> ObjectFields:
 
 def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
     """Return what one value holds; None: it is of no graph, and equal on all ranks."""
-    if key == "batch_size":
-        raise InputError(
-            f"{type(data).__name__}.batch_size: the first {value} nodes of this rank are seeds, but in the "
-            "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
-            "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
-        )
     if key == "num_nodes":
         return Rows(_nodes(store)) if isinstance(value, int) else None
     if isinstance(value, (list, tuple)):
