@@ -3,6 +3,10 @@
 A dim may be sharded only if its size is `c * B` with `c` free of `B` ("homogeneous"); `B - 1` and `B * B` in
 one dim never. All answers are cached: sympy would otherwise dominate the analysis.
 
+A ragged batch has further axes (nodes, edges), each with symbols of its own: `B_nodes`, `b_nodes`, ... What is
+said of `B` here holds for each; a size in two of them is no multiple of either. The axis with the empty name
+is the batch's own.
+
 Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 """
 
@@ -10,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -26,28 +30,75 @@ OFFSET: sympy.Symbol = sympy.Symbol("offset", integer=True, nonnegative=True)
 """The number of samples on the ranks before this one."""
 
 
+class Axis(NamedTuple):
+    """A batch axis, with the symbols of its global size, of its size on this rank, and of its offset there."""
+
+    name: str
+    whole: sympy.Symbol
+    local: sympy.Symbol
+    offset: sympy.Symbol
+
+    @property
+    def largest(self) -> str:
+        """The name of the size input that holds the size of the largest rank's part."""
+        return f"b_max_{self.name}" if self.name else "b_max"
+
+
+@lru_cache(maxsize=1024)
+def axis(name: str = "") -> Axis:
+    """Return the axis of this name, by default the batch's own."""
+    if not name:
+        return Axis("", B, LOCAL, OFFSET)
+    # other than the batch, an axis may be empty: graphs without edges
+    symbols = (sympy.Symbol(f"{of}_{name}", integer=True, nonnegative=True) for of in ("B", "b", "offset"))
+    return Axis(name, *symbols)
+
+
+@lru_cache(maxsize=65536)
+def axis_of(size: Dim) -> Axis | None:
+    """Return the one batch axis that a size depends on; None if it depends on none, or on several."""
+    if isinstance(size, int):
+        return None
+    found = _wholes_of(size)
+    return axis(found[0].partition("_")[2]) if len(found) == 1 else None
+
+
+def _wholes_of(size: sympy.Expr) -> list[str]:
+    """Return the names of the global sizes of axes in an expression."""
+    return [s.name for s in size.free_symbols if s.name == "B" or s.name.startswith("B_")]
+
+
+def is_axis(size: Any) -> bool:
+    """Return whether a size is that of a batch axis, once: neither a multiple nor a part."""
+    found = axis_of(size) if isinstance(size, sympy.Expr) else None
+    return found is not None and size == found.whole
+
+
 def named_size(name: str) -> sympy.Symbol:
-    """Return the symbol of a further dynamic size (`s0`, ...), or `B`, `LOCAL` or `OFFSET` by name."""
-    return next((s for s in (B, LOCAL, OFFSET) if s.name == name), None) or sympy.Symbol(
-        name, integer=True, positive=True
-    )
+    """Return the symbol of a size input by its name: of an axis (`B`, `b_nodes`) or a further one (`s0`)."""
+    kind, _, of = name.partition("_")
+    if kind in ("B", "b", "offset") and not of.startswith("max"):
+        found = axis(of)
+        return next(s for s in (found.whole, found.local, found.offset) if s.name == name)
+    return sympy.Symbol(name, integer=True, positive=True)
 
 
 @lru_cache(maxsize=65536)
 def batch_factor(size: Dim) -> Dim | None:
-    """Return `c` of `size == c * B`, or None if the size is no multiple of the batch."""
-    if isinstance(size, int) or B not in size.free_symbols:
+    """Return `c` of `size == c * B`, or None if the size is no multiple of the batch, or of a further axis."""
+    found = axis_of(size)
+    if found is None:
         return None
-    quotient = sympy.cancel(size / B)
-    if B in quotient.free_symbols or not quotient.is_integer:
+    quotient = sympy.cancel(size / found.whole)
+    if found.whole in quotient.free_symbols or not quotient.is_integer:
         return None
     return int(quotient) if quotient.is_Integer else quotient
 
 
 @lru_cache(maxsize=65536)
 def mentions_batch(size: Dim) -> bool:
-    """Return whether the size depends on the batch at all (also as `B - 1` or `B * B`)."""
-    return not isinstance(size, int) and B in size.free_symbols
+    """Return whether the size depends on a batch axis at all (also as `B - 1` or `B * B`)."""
+    return not isinstance(size, int) and bool(_wholes_of(size))
 
 
 @lru_cache(maxsize=65536)
@@ -103,8 +154,8 @@ def _substituted(expr: sympy.Basic, *numbers: Any) -> int | float | bool:
 
 @lru_cache(maxsize=65536)
 def hint(size: Dim, batch: int = 64) -> int:
-    """Return a typical value of the size for cost estimates: `B` counts `batch`, each further symbol 32."""
-    return evaluate(size, {B.name: batch}, unknown=32)
+    """Return a typical value of the size for cost estimates: an axis counts `batch`, further symbols 32."""
+    return evaluate(size, {} if isinstance(size, int) else dict.fromkeys(_wholes_of(size), batch), unknown=32)
 
 
 @lru_cache(maxsize=65536)
@@ -113,15 +164,52 @@ def fixed_by_data(size: Any) -> bool:
     return isinstance(size, sympy.Basic) and any(str(symbol).startswith("u") for symbol in size.free_symbols)
 
 
+class Split(tuple[int, ...]):
+    """The sizes of a ragged batch: of its own axis by rank, and of its further axes."""
+
+    further: Mapping[str, tuple[int, ...]]
+    """The size by rank of each further axis."""
+
+    def __new__(cls, own: Sequence[int], further: Mapping[str, Sequence[int]]) -> Split:
+        """Make the sizes of all axes."""
+        made = super().__new__(cls, own)
+        made.further = {name: tuple(sizes) for name, sizes in further.items()}
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and isinstance(other, Split) and self.further == other.further
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), *self.further.items()))
+
+
+def by_axis(split: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Return the size by rank of each axis, by name: of the batch alone, or of all axes of a ragged batch."""
+    return {"": split, **split.further} if isinstance(split, Split) else {"": split}
+
+
+def is_even(split: Sequence[int]) -> bool:
+    """Return whether all ranks' parts have equal sizes, along each axis."""
+    return all(len(set(sizes)) == 1 for sizes in by_axis(split).values())
+
+
 def rank_sizes(split: Sequence[int], rank: int) -> dict[str, int]:
-    """Return the values of `B`, `b` and `offset` on a rank, from the local batch size of each rank."""
-    return {B.name: sum(split), LOCAL.name: split[rank], OFFSET.name: sum(split[:rank])}
+    """Return the values of `B`, `b` and `offset` on a rank, and those of further axes."""
+    found: dict[str, int] = {}
+    for name, sizes in by_axis(split).items():
+        known = axis(name)
+        values = sum(sizes), sizes[rank], sum(sizes[:rank])
+        found |= zip((known.whole.name, known.local.name, known.offset.name), values, strict=True)
+    return found
 
 
 @lru_cache(maxsize=65536)
 def local_size(size: Dim) -> Dim:
     """Return the local size of a sharded dim of the global `size`: `c * B` becomes `c * b`."""
-    factor = batch_factor(size)
-    if factor is None:
+    factor, found = batch_factor(size), axis_of(size)
+    if factor is None or found is None:
         raise ValueError(f"{size} is no multiple of the batch")
-    return product(factor, LOCAL)
+    return product(factor, found.local)
