@@ -31,10 +31,12 @@ class BatchDimAnalyzer:
     ----------
     batch : the batch dim of each input, None for an input without one.
     single_device_rng : draw random values full on every rank, as one device would.
+    points : the axis of which each input's values are row numbers; None, or none at all, for other values.
     """
 
     batch: tuple[int | None, ...]
     single_device_rng: bool = False
+    points: tuple[str | None, ...] = ()
 
     name = "batch-dim-analyzer"
     requires = Level.CAPTURED
@@ -47,7 +49,7 @@ class BatchDimAnalyzer:
         best, redistribute_at = None, dict[fx.Node, Placement]()
         for _ in range(_MAX_ROUNDS):
             propagation = ShardingPropagation(
-                batch, self.single_device_rng, mesh.size == 1, redistribute_at, choices
+                batch, self.single_device_rng, mesh.size == 1, redistribute_at, choices, self.points
             )
             propagation.run(gm.graph)
             if best is not None and propagation.cost > best.cost:
@@ -60,6 +62,6 @@ class BatchDimAnalyzer:
         assert best is not None
         if best is not propagation:
             ShardingPropagation(
-                batch, self.single_device_rng, mesh.size == 1, best.redistribute_at, choices
+                batch, self.single_device_rng, mesh.size == 1, best.redistribute_at, choices, self.points
             ).run(gm.graph)
         return gm

@@ -14,7 +14,7 @@ from fxdp.errors import PlacementError
 from fxdp.ir import redistributions
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import is_host_size, meta, tensor_type
-from fxdp.ir.graph.signature import Constant, InputSpec, Size
+from fxdp.ir.graph.signature import Constant, InputSpec, Size, rows_of
 from fxdp.ir.network.transports import group_of
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
@@ -22,11 +22,8 @@ from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, sta
 from fxdp.ir.redistribution_entry import Call, Redistribution
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import R
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.sizes import Axis, axis_of
 from fxdp.ir.types.value_types import ScalarType, TensorType
-
-_LARGEST = "b_max"
-"""The name of the size input that holds the largest local batch."""
 
 _SPELLED_OUT: dict[Any, Any] = {
     MOMENTS_OP: moments,
@@ -34,9 +31,6 @@ _SPELLED_OUT: dict[Any, Any] = {
     STANDARDIZE_BACKWARD_OP: standardize_backward,
 }
 """Ops of fxdp that are lowered to plain ops, which Inductor can fuse."""
-
-_ROWS = Constant("<rows>")
-"""The input spec of the positions of real rows in a padded gather; no attribute can have this name."""
 
 
 @dataclass
@@ -73,21 +67,33 @@ class _Place:
         """True if the gather is zero-copy: all ranks read the local shard over shared memory."""
         return is_zero_copy(self.node, self.program.mesh)
 
+    @property
+    def axis(self) -> Axis:
+        """The batch axis of the dim that is gathered or sharded."""
+        dim = self.node.args[1]
+        assert isinstance(dim, int)
+        found = axis_of(tensor_type(self.node).shape[dim])
+        assert found is not None
+        return found
+
     def size(self, name: str) -> fx.Node:
-        """Return the size input of this name."""
-        self._refuse_part_of_the_ranks()
-        return self.program.size(name)
+        """Return the size input `B`, `b` or `offset` of the axis."""
+        return self._size(dict(zip(("B", "b", "offset"), self.axis.inputs, strict=False))[name])
 
     def largest(self) -> fx.Node | None:
-        """Return the size of the largest local batch, or None if local batches are equal."""
-        return None if self.program.even else self.size(_LARGEST)
+        """Return the size of the largest part along the axis, or None if local batches are equal."""
+        return None if self.program.even else self._size(self.axis.largest)
 
     def rows(self) -> fx.Node | None:
         """Return the positions of real rows among padded ones, or None if local batches are equal."""
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
-        return self.program.spec(_ROWS, TensorType(torch.int64, (B,)))
+        return self.program.spec(rows_of(self.axis.name), TensorType(torch.int64, (self.axis.whole,)))
+
+    def _size(self, name: str) -> fx.Node:
+        self._refuse_part_of_the_ranks()
+        return self.program.size(name)
 
     def _refuse_part_of_the_ranks(self) -> None:
         """Raise if the redistribution is along a subset of the data axes.
@@ -144,7 +150,7 @@ class _Lowering:
         """
         if spec not in self.specs:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                self.specs[spec] = node = self.graph.placeholder(spec.name.strip("<>"))
+                self.specs[spec] = node = self.graph.placeholder(spec.name.strip("<>").replace(" ", "_"))
             known = meta(node)
             known.spec, known.type = spec, type_
             known.placement = R if isinstance(type_, TensorType) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,20 +13,20 @@ from torch import fx
 
 from fxdp.ir import redistributions
 from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_type
-from fxdp.ir.graph.signature import Size
+from fxdp.ir.graph.signature import Input, Size
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
+from fxdp.ir.ops.library import aten
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import LOCAL, OFFSET, B, named_size
+from fxdp.ir.types.sizes import Axis, named_size
+from fxdp.ir.types.sizes import axis as axis_named
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.op_view import op_view
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.torch_compat import OpOverload, interpret_sympy
-
-_NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
-
 
 @dataclass
 class _Sizes:
@@ -36,12 +36,19 @@ class _Sizes:
     nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
     of_data: set[fx.Node] = field(default_factory=set)
 
-    def add_specs(self, symbols: Iterable[sympy.Symbol]) -> None:
-        """Insert one placeholder per symbol, before all existing placeholders."""
-        first = next(iter(self.graph.nodes))
+    def add_axes(self, names: Iterable[str]) -> None:
+        """Insert placeholders for the sizes of batch axes."""
+        for name in names:
+            of, behind = axis_named(name), f"_{name}" if name else ""
+            own = f"global{behind or '_batch'}", f"local{behind or '_batch'}", f"offset{behind}"
+            self.add_specs(dict(zip(own, (of.whole, of.local, of.offset), strict=True)))
+
+    def add_specs(self, symbols: Mapping[str, sympy.Symbol]) -> None:
+        """Insert one placeholder per symbol, by name, before those of tensors."""
+        first = next(node for node in self.graph.nodes if not isinstance(meta(node).spec, Size))
         with self.graph.inserting_before(first):
-            for symbol in symbols:
-                node = self.graph.placeholder(_NAMES.get(symbol, symbol.name))
+            for name, symbol in symbols.items():
+                node = self.graph.placeholder(name)
                 meta(node).spec, meta(node).type = Size(symbol.name), ScalarType(symbol)
                 self.nodes[symbol] = node
 
@@ -109,7 +116,7 @@ def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
     return full if python is None else python(*operands)
 
 
-def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
+def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node]) -> None:
     known = meta(node)
     if node.target in redistributions.REDISTRIBUTIONS or not isinstance(node.target, OpOverload):
         _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))
@@ -124,8 +131,18 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     target = _REGROUP.get(target, target)
     if target is not node.target:
         node.target = target
-    args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
-    _give(node, args, {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()})
+
+    def made(value: Any) -> Any:
+        if isinstance(value, MinusOffset):
+            source = sources[value.operand.index]
+            return _own_numbers(source, entered) or _minus_offset(source, node, sizes, value.axis)
+        if isinstance(value, Operand):
+            return sources[value.index]
+        if isinstance(value, tuple):
+            return [made(v) for v in value]
+        return sizes.of(value, node)
+
+    _give(node, tuple(map(made, args)), {k: made(v) for k, v in kwargs.items()})
 
 
 def _give(node: fx.Node, args: Any, kwargs: Any) -> None:
@@ -154,19 +171,52 @@ def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
     return fx.node.map_aggregate(arguments, global_size)
 
 
-def _to_nodes(value: Any, user: fx.Node, sources: list[fx.Node], sizes: _Sizes) -> Any:
-    """Turn the values that `localized` returns into arguments of a node."""
-    if isinstance(value, Operand):
-        return sources[value.index]
-    if isinstance(value, MinusOffset):
-        return _minus_offset(sources[value.operand.index], user, sizes)
-    if isinstance(value, tuple):
-        return [_to_nodes(v, user, sources, sizes) for v in value]
-    return sizes.of(value, user)
+def _enter(graph: fx.Graph, sizes: _Sizes, points: Sequence[str | None]) -> dict[fx.Node, fx.Node]:
+    """Add the offset to inputs whose values point into an axis: a caller counts from the rank's first row.
+
+    Return the input behind each sum.
+    """
+    found: dict[fx.Node, fx.Node] = {}
+    last = graph.find_nodes(op="placeholder")[-1]
+    for spec, node in inputs_of(graph, Input):
+        into = points[spec.index] if spec.index < len(points) else None
+        if into is not None and node.users:
+            with graph.inserting_after(last):
+                made = graph.call_function(aten.add.Tensor, (node, sizes.nodes[axis_named(into).offset]))
+            node.replace_all_uses_with(made)
+            made.replace_input_with(made, node)
+            copy_meta(node, made, spec=None, operands=(meta(node).placement,))
+            found[made] = node
+    return found
 
 
-def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
-    offset = sizes.of(OFFSET, user)
+def _own_numbers(source: fx.Node, entered: dict[fx.Node, fx.Node]) -> fx.Node | None:
+    """Return the caller's own numbers for moved ones of an input that entered; None for other values."""
+    if source in entered:
+        return entered[source]
+    operands = source.all_input_nodes
+    if source.target not in _VIEWS or not (inner := _own_numbers(operands[0], entered)):
+        return None
+    with source.graph.inserting_after(source):
+        made = source.graph.call_function(
+            source.target,  # type: ignore[arg-type]
+            fx.map_arg(source.args, lambda n: inner if n is operands[0] else n),
+            source.kwargs,
+        )
+    copy_meta(source, made)
+    entered[source] = made
+    return made
+
+
+_VIEWS = frozenset({
+    aten.select.int, aten.slice.Tensor, aten.view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.dim, aten.expand.default, aten.permute.default, aten.t.default, aten.alias.default,
+})  # fmt: skip
+"""Ops that move a caller's numbers, through which an offset need not be added and subtracted again."""
+
+
+def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes, axis: Axis) -> fx.Node:
+    offset = sizes.of(axis.offset, user)
     with user.graph.inserting_before(user):
         made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
     placement = meta(source).placement
@@ -221,6 +271,8 @@ class LocalizeShapes:
     """
 
     symbols: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    points: tuple[str | None, ...] = ()
 
     name = "localize-shapes"
     requires = Level.EXPLICIT
@@ -230,7 +282,9 @@ class LocalizeShapes:
         """Rewrite the graph in place."""
         nodes = list(gm.graph.nodes)
         sizes = _Sizes(gm.graph)
-        sizes.add_specs([B, LOCAL, OFFSET, *(named_size(name) for name in self.symbols)])
+        sizes.add_axes(["", *self.axes])
+        sizes.add_specs({name: named_size(name) for name in self.symbols})
+        entered = _enter(gm.graph, sizes, self.points) if mesh.size > 1 else {}
         captured: list[fx.Node] = []
         laid: _MemoryFormat = {}
         for node in nodes:
@@ -240,10 +294,13 @@ class LocalizeShapes:
             if isinstance(meta(node).type, ScalarType):  # a number read from data, say by `.item()`
                 sizes.keep(node)
             if node.op == "call_function":
-                _localize_call(node, sizes)
+                _localize_call(node, sizes, entered)
                 if node.target in READ_AS_THEY_LIE:
                     _lay_operands(node, laid)
                 sizes.read_from(node)
         for node in reversed(captured):
             gm.graph.erase_node(node)
+        for node in reversed(entered):
+            if not node.users:
+                gm.graph.erase_node(node)
         return gm

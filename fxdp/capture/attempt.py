@@ -179,7 +179,7 @@ class CaptureAttempt:
     def hints(self) -> dict[int, tuple[HintedNumber, ...]]:
         """The integers of its data that the code reads at the sizes of static traces, if the size decides."""
         inputs = self.tracer.request.inputs
-        if not self.probe.numbers or not inputs.batch:
+        if not self.probe.numbers or not inputs.batch or inputs.axes.names:
             return {}
         runs = {}
         for size in self.tracer.batches:

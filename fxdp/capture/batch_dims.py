@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.ragged_rows import Rows
+from fxdp.capture.input_axes import ONE_AXIS, SAMPLES, InputAxes
+from fxdp.capture.ragged_rows import Rows, has_rows
 from fxdp.errors import InputError
 
 
@@ -106,6 +107,24 @@ def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: A
     return tuple(value.count if isinstance(value, RowsPerSample) else 1 for value in given)
 
 
+def input_axes(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any, paths: Sequence[str]
+) -> InputAxes:
+    """Return the axes of the tensor leaves of a ragged call, named by `paths` in errors.
+
+    Raises
+    ------
+    InputError : descriptions that no program has yet, or that name an unknown axis.
+    """
+    if not has_rows(batch_dims):
+        return ONE_AXIS
+    rows: list[Rows | None] = []
+    for path, given, leaf in _spread(batch_dims, (args, kwargs)):
+        dim = _leaf_dim(path, given, leaf)
+        rows.append(given if isinstance(given, Rows) or dim is None else Rows(SAMPLES, dim))
+    return InputAxes.of(rows, paths)
+
+
 def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> torch.Tensor:
     """Return a view of the tensor with rows grouped by sample: `[12, ...]` becomes `[3, 4, ...]`.
 
@@ -130,12 +149,11 @@ def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
         return None
     if given is LEFT_OUT:
         return 0
-    if isinstance(given, Rows):
+    wanted: int | None = given if isinstance(given, int) else given.dim
+    if wanted is None:
         raise InputError(
-            f"batch_dims{path} is {given}, but a ragged batch cannot be compiled yet; expected an int or "
-            "None, or fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
+            f"batch_dims{path} is {given}, but a tensor is there; expected dim=, the dim of its rows"
         )
-    wanted: int = given.dim if isinstance(given, RowsPerSample) else given
     if not -leaf.dim() <= wanted < leaf.dim():
         raise InputError(
             f"batch_dims{path} is {given}, but a tensor there has shape {tuple(leaf.shape)}: give it a dim "

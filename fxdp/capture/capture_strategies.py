@@ -189,7 +189,7 @@ STATIC_TRACES: tuple[Strategy, ...] = (
     Strategy(
         "static traces",
         "code that takes the batch size for a Python constant",
-        lambda attempt: not attempt.asks_for_data,
+        lambda attempt: not attempt.asks_for_data and not attempt.tracer.request.inputs.axes.names,
         _static,
     ),
     Strategy(

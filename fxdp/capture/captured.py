@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.external_places import ExternalPlace, ReadState
+from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.capture.locations import Origin
 from fxdp.ir.graph.metadata import Location
 
@@ -136,6 +137,8 @@ class Captured:
     """For each further dynamic size (`s0`, ...), where to read the value: index of an input, dim."""
     batch: tuple[int | None, ...] = ()
     """The batch dim of each tensor input."""
+    axes: InputAxes = ONE_AXIS
+    """The batch axis of each tensor input, and into which axis its values point."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     """The tensors of the graph's `Constant` inputs."""
     conditions: tuple[Condition, ...] = ()

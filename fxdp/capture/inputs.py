@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.batch_dims import by_sample, resolve_batch_dims, rows_per_sample
+from fxdp.capture.batch_dims import by_sample, input_axes, resolve_batch_dims, rows_per_sample
+from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.capture.leaves import flat_leaves, leaf_names
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.python_values import AttributeNumber, unread
@@ -39,6 +40,8 @@ class Inputs:
 
     Tensors with more than 1 have here a dim of this size behind the batch dim.
     """
+    axes: InputAxes = ONE_AXIS
+    """The batch axis of each tensor."""
 
     @classmethod
     def of_leaves(
@@ -105,15 +108,31 @@ class Inputs:
     def batch(self) -> int | None:
         """Return the batch size that all tensors share; None if no tensor has a batch dim.
 
+        Of a ragged batch, the size of its own axis.
+
         Raises
         ------
         InputError : the batch sizes differ.
         """
-        pairs = zip(self.tensors, self.batch_dims, strict=True)
-        sizes = {tensor.shape[dim] for tensor, dim in pairs if dim is not None}
-        if len(sizes) > 1:
-            raise self._batches_differ(sizes)
-        return next(iter(sizes), None)
+        sizes = self.sizes
+        return sizes.get("")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each axis, in the order in which tensors have these.
+
+        Raises
+        ------
+        InputError : tensors with one axis differ in its size.
+        """
+        found: dict[str, set[int]] = {}
+        for i, (tensor, dim) in enumerate(zip(self.tensors, self.batch_dims, strict=True)):
+            if dim is not None:
+                found.setdefault(self.axes.axis(i).name, set()).add(tensor.shape[dim])
+        for name, sizes in found.items():
+            if len(sizes) > 1:
+                raise self._batches_differ(sizes, name)
+        return {name: next(iter(sizes)) for name, sizes in found.items()}
 
     @property
     def fixed_sizes(self) -> set[int]:
@@ -121,13 +140,18 @@ class Inputs:
         pairs = zip(self.tensors, self.batch_dims, strict=True)
         return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
 
-    def _batches_differ(self, sizes: Iterable[int]) -> InputError:
+    def _batches_differ(self, sizes: Iterable[int], axis: str) -> InputError:
         rows = zip(self.paths, self.tensors, self.batch_dims, strict=True)
         listed = "\n  ".join(
             f"{path}: {tensor.shape[dim]} in dim {dim} of {tuple(tensor.shape)}"
-            for path, tensor, dim in rows
-            if dim is not None
+            for i, (path, tensor, dim) in enumerate(rows)
+            if dim is not None and self.axes.axis(i).name == axis
         )
+        if self.axes.names:
+            return InputError(
+                f"the inputs differ in the size of one axis of batch_dims=:\n  {listed}\n"
+                "Expected one number of rows along an axis; fxdp.Rows of other rows names another axis"
+            )
         return InputError(
             f"the inputs' batch sizes differ:\n  {listed}\n"
             "Every input must have the same size in its batch dim; name other dims, or None for an input "
@@ -185,6 +209,7 @@ def read_inputs(
     check_plain_tensors(leaves, names)
     dims = resolve_batch_dims(args, kwargs, batch_dims)
     found = Inputs.of_leaves(leaves, spec, names, tuple(dims), rows_per_sample(args, kwargs, batch_dims))
+    found = replace(found, axes=input_axes(args, kwargs, batch_dims, found.paths))
     found.batch  # noqa: B018  (checks)
     return found
 

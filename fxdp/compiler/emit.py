@@ -20,6 +20,7 @@ from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.model_tensors import signature_values
 from fxdp.ir.graph.signature import Size
 from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import axes_of, is_even
 from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward
@@ -31,7 +32,6 @@ from fxdp.pipeline.cut.partition import Part, summed
 FULL = "this program"
 """Name of the single part of a program that is not cut."""
 
-_OF_THE_BATCH = frozenset({"B", "b", "offset", "b_max"})
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def lower_part(
     Exception : any error that Inductor raises.
     """
     mesh, options, part = program.mesh, program.options, wanted.part
-    even = len(set(wanted.batches)) == 1 and not (generic and mesh.size > 1)
+    even = is_even(wanted.batches) and not (generic and mesh.size > 1)
     manager = PassManager(mesh, options.debug.verify, level=Level.LOCAL)
     by_tree = (wanted.batches, options.block) if options.block and wanted.once and wanted.batches else None
     passes = emission(None if generic else wanted.sizes, even, wanted.place, by_tree)
@@ -135,7 +135,7 @@ def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
             names |= {s.name for n in shape if not isinstance(n, int) for s in n.free_symbols}
     everyone = any(n.target in redistributions.REDISTRIBUTIONS for n in graph.nodes)
     if everyone:
-        names |= _OF_THE_BATCH
+        names |= {name for one in axes_of(wanted.sizes) for name in one.inputs}
     own = tuple(sorted((key, value) for key, value in wanted.sizes.items() if key in names))
     return (own, wanted.batches if everyone else ())
 

@@ -82,7 +82,7 @@ class CompiledVariants:
         self,
         sizes: Mapping[str, int],
         batches: tuple[int, ...],
-        rows: Callable[[], Tensor],
+        rows: Callable[[], Mapping[str, Tensor]],
         *,
         generic: bool,
     ) -> _Executable:
@@ -164,8 +164,9 @@ class CompiledVariants:
         return tuple(found)
 
     def _step(
-        self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool
-    ) -> _Executable:
+        self, sizes: Mapping[str, int], batches: tuple[int, ...],
+        rows: Callable[[], Mapping[str, Tensor]], generic: bool,
+    ) -> _Executable:  # fmt: skip
         program = self.program
         if program.options.block is not None:
             check_blocks(batches, program.options.block)

@@ -73,7 +73,7 @@ class Order:
         several = stages is not None and options.has_microbatches
         # values that the model computes from its batch size concern all micro-batches, so they come first
         first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
-        localize = LocalizeShapes(tuple(captured.symbols))
+        localize = LocalizeShapes(tuple(captured.symbols), captured.axes.further, captured.axes.points)
         # a program that is cut gathers before its first micro-batch, once for all of them
         once = stages is not None or options.keeps_unsharded or options.keeps_unsharded_for_backward
         precision = options.precision
@@ -95,7 +95,7 @@ class Order:
             explicit=(
                 *first,
                 Canonicalize(),
-                BatchDimAnalyzer(captured.batch, options.single_device_rng),
+                BatchDimAnalyzer(captured.batch, options.single_device_rng, captured.axes.points),
                 ExpandDecompositions(),
                 *factors,
                 *again,

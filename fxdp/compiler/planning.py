@@ -16,6 +16,7 @@ from fxdp.ir.graph.parameter_buckets import parameter_of, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.types.mesh import REGATHER, Mesh
+from fxdp.ir.types.sizes import axes_of
 from fxdp.ir.types.value_types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
@@ -96,10 +97,14 @@ class Planning:
     @property
     def _local(self) -> dict[str, int]:
         """The sizes on a rank, by default of equal local batches."""
-        equal = self.sizes["B"] // self.program.mesh.size
-        if block := self.program.options.block:
-            equal = min(-(-equal // block) * block, self.sizes["B"])
-        return {"b": equal, "offset": 0, "b_max": equal, **self.sizes}
+        local: dict[str, int] = {}
+        for axis in axes_of(self.sizes):
+            whole = self.sizes[axis.whole.name]
+            equal = whole // self.program.mesh.size
+            if block := self.program.options.block:
+                equal = min(-(-equal // block) * block, whole)
+            local |= zip(axis.inputs[1:], (equal, 0, equal), strict=True)
+        return {**local, **self.sizes}
 
     @cached_property
     def _collectives(self) -> tuple[Collective, ...]:

@@ -75,7 +75,7 @@ def step_modules(
     module: nn.Module,
     parts: Sequence[tuple[WantedPart, Lowered]],
     layout: MicrobatchSizes,
-    rows: Callable[[], Tensor],
+    rows: Callable[[], Mapping[str, Tensor]],
     streams: Streams,
 ) -> dict[str, nn.Module]:
     """Return the callables of a step by name, made of lowered parts and the model's tensors.
@@ -124,8 +124,9 @@ def _first_results(program: Program, stage: int, microbatches: int) -> tuple[int
 
 
 def _code(
-    program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
-) -> Code:
+    program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered,
+    rows: Callable[[], Mapping[str, Tensor]],
+) -> Code:  # fmt: skip
     values: Mapping[InputSpec, Tensor] = signature_values(
         lowered.gm.graph, module, program.captured.constants
     )
@@ -136,7 +137,7 @@ def _code(
         values = {spec: value for spec, value in values.items() if not isinstance(spec, Parameter)}
         ahead = tuple(spec.name for spec in wanted.part.parameters)
     template = CallFrame.of(lowered.gm, values)
-    numbers = None if template.rows is None else rows()
+    numbers = rows() if template.rows else {}
     seed = None
     if graph_draws(wanted.part.gm.graph):
         number, index = _number(wanted.name), wanted.index or 0

@@ -27,7 +27,7 @@ class Emission(Protocol):
     """True if the gather is zero-copy: ranks read each shard over shared memory instead of sending it."""
 
     def size(self, name: str) -> fx.Node:
-        """Return the size input of this name."""
+        """Return the size input `B`, `b` or `offset` of the value's axis."""
 
     def largest(self) -> fx.Node | None:
         """Return the size input of the largest part, or None if all parts are equal."""

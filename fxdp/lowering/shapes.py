@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from fxdp.ir.types.sizes import axes_of
 from fxdp.torch_compat import FakeTensorMode, static_mode, symbolic_sizes
-
-_OF_THE_BATCH = ("B", "b", "offset", "b_max")
 
 
 class SizesFixedError(Exception):
@@ -45,15 +44,20 @@ class Shapes:
             B 6, b_max 4 (b 4 and offset 2, or b 2 and offset 0)    ->  B 10, b 4, offset 2, b_max 6
         """
         hints = {name: max(value, 2 + i) for i, (name, value) in enumerate(self.sizes.items())}
-        taken = {hint for name, hint in hints.items() if name not in _OF_THE_BATCH}
+        axes = axes_of(self.sizes)
+        of_axes = {name for one in axes for name in one.inputs}
+        taken = {hint for name, hint in hints.items() if name not in of_axes}
 
         def free(least: int) -> int:
             found = next(n for n in count(least) if n not in taken)
             taken.add(found)
             return found
 
-        full, largest = (self.sizes.get(name, 0) for name in ("B", "b_max"))
-        batch = {"b": free(max(largest, 2)), "offset": free(max(full - largest, 2))}
-        batch["b_max"] = free(batch["b"] + 2)
-        batch["B"] = free(max(full, batch["b_max"] + batch["offset"] + 2))
+        batch: dict[str, int] = {}
+        for one in axes:
+            full, largest = (self.sizes.get(name, 0) for name in (one.whole.name, one.largest))
+            local, offset = free(max(largest, 2)), free(max(full - largest, 2))
+            most = free(local + 2)
+            whole = free(max(full, most + offset + 2))
+            batch |= zip(one.inputs, (whole, local, offset, most), strict=True)
         return hints | {name: batch[name] for name in hints if name in batch}

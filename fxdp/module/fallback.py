@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.containers import register_containers
 from fxdp.capture.inputs import run_model
 from fxdp.capture.ragged_rows import has_rows
-from fxdp.errors import CaptureError, InputError
+from fxdp.errors import CaptureError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded
 from fxdp.ir.types.placements import Shard
 from fxdp.module.calls.call import ProgramKey
@@ -79,17 +79,10 @@ class Fallback:
             raise FallsBackError(text)
 
     def is_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call's batch is ragged, equally on all ranks: by `Rows`, or by a class.
+        """Return whether a call runs op by op as its batch is ragged, by `Rows` or class; equal on all ranks.
 
-        Raises
-        ------
-        InputError : it is so by `Rows`, and `fallback=None`.
+        With `fallback=None` it is compiled, as far as its rows can be.
         """
-        if self._has_rows and not self._is_asked:
-            raise InputError(
-                "batch_dims= has fxdp.Rows, but a ragged batch cannot be compiled yet; expected "
-                "fallback='eager', with which the call runs op by op on global tensors, exact"
-            )
         others = [value for value in (*args, *kwargs.values()) if type(value) not in _NOT_RAGGED]
         if not self._is_asked or not (self._has_rows or others):
             return False

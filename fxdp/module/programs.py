@@ -31,6 +31,7 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import log_program
 from fxdp.ir.graph.draws import graph_draws
 from fxdp.ir.graph.graphs import no_collection
+from fxdp.ir.types.sizes import axis, by_axis, is_even
 from fxdp.module.assertion_attribution import failing_ranks
 from fxdp.module.branch_specialization import OtherBranch, StateBefore, on_its_branch
 from fxdp.module.cache import LRU
@@ -236,7 +237,10 @@ class Programs:
                 found, len(call.tensors), call.inputs.number_names, dict(call.inputs.scalars)
             )
         seconds = time.perf_counter() - start
-        largest = {**sizes.values(found), "b": max(sizes.batches), "offset": 0}
+        largest = sizes.values(found)
+        for name, of_ranks in by_axis(sizes.batches).items():
+            of = axis(name)
+            largest |= {of.local.name: max(of_ranks), of.offset.name: 0}
         program = self._same.make(found, largest, capture)
         with refusing(self._process_mesh):
             if self._options.pipeline.gradients == "owner" and self._cut:
@@ -270,15 +274,15 @@ class Programs:
         if self._full.places and not cache_entry.keeps_unsharded:
             self._full.drop()  # of another program; there is no memory for both
         values: dict[str, int] = {}
-        rows = None
+        rows: Mapping[str, Tensor] = {}
         if cache_entry.takes_sizes:
             sizes = CallSizes.of(call, batches, self._mesh.rank)
             values = sizes.values(captured)
-            rows = self._row_numbers.of(sizes) if runs.takes_rows else None
+            rows = self._row_numbers.of(sizes) if runs.takes_rows else rows
         tensors: Sequence[Tensor] = call.inputs.tensors
         if self._mesh.size > 1:
             tensors = chained(tensors, call.inputs.batch_dims, self._mesh.size)
-        even = batches.count(batches[0]) == len(batches)
+        even = is_even(batches)
         with without_autocast():
             if not cache_entry.branches:
                 outputs = runs.run(tensors, values, rows, even)

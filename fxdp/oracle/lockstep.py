@@ -24,7 +24,8 @@ from fxdp.ir.op_kinds import mixes
 from fxdp.ir.tensor_difference import difference
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import ParamShard, Partial, Placement, Replicate, Shard
-from fxdp.ir.types.value_types import ScalarType, TensorType, local_shape
+from fxdp.ir.types.sizes import axis
+from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import cancelled, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
@@ -47,6 +48,7 @@ class LockStep:
     symbols : values of further dynamic sizes.
     tolerance : the largest relative error (of the largest value) that counts as equal.
     mesh : the arrangement of the ranks along axes; None for a single axis.
+    points : the axis of which each input's values are row numbers; ranks get their own numbers of rows.
     single_device_rng : True if the ranks' generators have equal states, as with `rng="single-device"`.
     tolerances : different tolerances for single nodes, by name.
     """
@@ -59,6 +61,7 @@ class LockStep:
     single_device_rng: bool = False
     tolerances: Mapping[str, float] = field(default_factory=dict)
     mesh: Mesh | None = None
+    points: tuple[str | None, ...] = ()
     faults: list[Fault] = field(default_factory=list)
     errors: dict[fx.Node, float] = field(default_factory=dict)
     """The relative error of each compared node."""
@@ -90,7 +93,7 @@ class LockStep:
         self.faults.clear()
         self.errors.clear()
         self.ties.clear()
-        self._one = Reference(self.captured, sum(self.sizes), self.symbols)
+        self._one = Reference(self.captured, self.sizes, self.symbols)
         self._ranks = VirtualRanks(self.sizes, self._one.sizes, self.mesh)
         self._values: dict[fx.Node, list[Any]] = {}
         self._floors: dict[fx.Node, float] = {}
@@ -134,7 +137,9 @@ class LockStep:
         full = self._one.values[node.name] = self._specs[spec]
         sharded = isinstance(meta(node).placement, ParamShard)
         placement = meta(node).placement if sharded or isinstance(spec, (Input, Tangent)) else None
-        return self._ranks.split(full, placement)  # type: ignore[arg-type]
+        parts = self._ranks.split(full, placement, meta(node).type)  # type: ignore[arg-type]
+        into = self.points[spec.index] if isinstance(spec, Input) and spec.index < len(self.points) else None
+        return parts if into is None else self._ranks.entered(parts, axis(into))
 
     # ---- comparing ---------------------------------------------------------------------------------------
 
@@ -177,11 +182,11 @@ class LockStep:
         placement, values = meta(node).placement, self._values[node]
         if isinstance(placement, tuple):
             return tuple(
-                None if p is None else self._ranks.combine([v[i] for v in values], p)
+                None if p is None else self._ranks.combine([v[i] for v in values], p, meta(node).types[i])
                 for i, p in enumerate(placement)
             )
         assert placement is not None
-        return self._ranks.combine(values, placement)
+        return self._ranks.combine(values, placement, meta(node).type)
 
     def _compare(self, node: fx.Node, full: Any) -> None:
         placement, values, types = meta(node).placement, self._values[node], meta(node).type
@@ -210,24 +215,28 @@ class LockStep:
             if tuple(value.shape) != shape:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
                 return
-        error = self._error(node, full, values, placement)
-        if not error <= self._tolerance(node) and self._is_tie(node, full, values, placement):
+        error = self._error(node, full, values, placement, type_)
+        if not error <= self._tolerance(node) and self._is_tie(node, full, values, placement, type_):
             self.ties.append(node)
-            self._values[node] = self._ranks.split(full, placement)
+            self._values[node] = self._ranks.split(full, placement, type_)
             error = 0.0
         self.errors[node] = max(error, self.errors.get(node, 0.0))
         if not error <= self._tolerance(node):
             self._fault(node, f"differs from one device by {error:.3g} (relative)", error)
 
-    def _error(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> float:
+    def _error(
+        self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement, type_: NodeType
+    ) -> float:
         if isinstance(placement, Partial):  # the terms of the sum count, and not the sum, which may cancel
             largest = cancelled(self._tolerance(node)) * max(map(magnitude, values))
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             return max(difference(v, full, self._floor(node)) for v in values)
-        return difference(self._put_together(values, placement, full), full, self._floor(node))
+        return difference(self._put_together(values, placement, full, type_), full, self._floor(node))
 
-    def _is_tie(self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement) -> bool:
+    def _is_tie(
+        self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement, type_: NodeType
+    ) -> bool:
         """Return whether both results are right: only the rounding of an operand decides between them."""
         read = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]  # without sizes
         operands = [n for n in moved_operands(node) if n in read]
@@ -235,12 +244,14 @@ class LockStep:
         if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
-        found = self._put_together(values, placement, full)
+        found = self._put_together(values, placement, full, type_)
         return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
 
-    def _put_together(self, values: list[Tensor], placement: Placement, full: Tensor) -> Tensor:
+    def _put_together(
+        self, values: list[Tensor], placement: Placement, full: Tensor, type_: NodeType
+    ) -> Tensor:
         """Combine the values of the ranks into the global value, without padding of parameter shards."""
-        found = self._ranks.combine(values, placement)
+        found = self._ranks.combine(values, placement, type_)
         return found[: full.shape[0]] if isinstance(placement, ParamShard) else found
 
     def _tolerance(self, node: fx.Node) -> float:
@@ -279,7 +290,9 @@ class LockStep:
         placements = meta(node).operands or [meta(v).placement for v in values]
         for spec, value, placement in zip(meta(node).results, values, placements, strict=True):
             if spec is not None:
-                found = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
+                found = self._ranks.combine(
+                    self._values[value], placement, meta(value).type  # type: ignore[arg-type]
+                )
                 results[spec] = found[: _rows_of(value)] if isinstance(placement, ParamShard) else found
         return results
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -14,7 +14,7 @@ from fxdp.ir.graph.signature import InputSpec, OutputSpec
 from fxdp.ir.op_kinds import is_unwritten
 from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.layouts import arguments_in_format
-from fxdp.ir.types.sizes import B, number
+from fxdp.ir.types.sizes import axis, by_axis, number
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload, aten
 
@@ -32,10 +32,11 @@ reshape, as in a rank's program; and no rank warns about the variance of an empt
 class Reference:
     """Interpreter of a CAPTURED graph that keeps the value of every node by name."""
 
-    def __init__(self, gm: fx.GraphModule, batch: int, symbols: Mapping[str, int]) -> None:
+    def __init__(self, gm: fx.GraphModule, split: Sequence[int], symbols: Mapping[str, int]) -> None:
         self._gm = gm
         self._nodes = {node.name: node for node in gm.graph.nodes}
-        self.sizes: dict[str, int] = {B.name: batch, **symbols}
+        wholes = {axis(name).whole.name: sum(sizes) for name, sizes in by_axis(split).items()}
+        self.sizes: dict[str, int] = {**wholes, **symbols}
         """The values of all size symbols by name; data-dependent sizes are added as values have them."""
         self.values: dict[str, Any] = {}
 

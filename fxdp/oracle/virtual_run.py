@@ -18,6 +18,7 @@ from fxdp.ir.graph.metadata import Location, meta
 from fxdp.ir.graph.signature import Gradient, Input, InputSpec, Mutation, OutputSpec
 from fxdp.ir.ops.sparse_rows import sparse_gradient
 from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import Split
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep
@@ -78,7 +79,9 @@ class Subject:
         """Run the first `sum(split)` samples of the inputs; the caller's random state is not changed."""
         reference, batch = self.reference, sum(split)
         inputs = read_inputs(self.module, args, dict(kwargs), self.options.batch_dims)
-        tensors = first_samples(inputs.tensors, reference.batch, batch)
+        # of a ragged batch all samples are there
+        dims = (None,) * len(reference.batch) if isinstance(split, Split) else reference.batch
+        tensors = first_samples(inputs.tensors, dims, batch)
         args, kwargs = inputs.rebuild(tensors)
         with kept_random_state():
             reseed(seed)
@@ -98,7 +101,7 @@ class Subject:
                 rows = compare_results(own, wanted, self._by_spec(), runner.floors(), eager.changed)
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
         return SplitRun(
-            tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
+            split, tuple(runner.faults), tuple(rows), len(runner.errors),
             0.0 if worst is None else runner.errors[worst], "" if worst is None else worst.name,
             tuple(dict.fromkeys(meta(node).location for node in runner.ties)),
         )  # fmt: skip
@@ -113,7 +116,7 @@ class Subject:
         return LockStep(
             self.local, self.reference.gm, split, symbols,
             single_device_rng=self.options.single_device_rng, tolerances=self.tolerances,
-            mesh=self.mesh,
+            mesh=self.mesh, points=self.reference.axes.points,
         )  # fmt: skip
 
     def _comparable(
@@ -123,7 +126,7 @@ class Subject:
         if not self.draws_apart(len(runner.sizes)):
             return self._without_rows(found)
         with without_autocast():
-            reference = Reference(self.reference.gm, sum(runner.sizes), runner.symbols)
+            reference = Reference(self.reference.gm, runner.sizes, runner.symbols)
             return self._without_rows(reference.run(specs))
 
     def _without_rows(self, found: dict[OutputSpec, Tensor]) -> dict[OutputSpec, Tensor]:

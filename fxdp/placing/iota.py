@@ -15,7 +15,7 @@ from torch import fx
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import keeps_values
 from fxdp.ir.ops.library import aten
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.sizes import is_axis
 from fxdp.ir.types.value_types import ScalarType, TensorType
 
 _COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
@@ -35,7 +35,7 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     dim = known[source]
     if keeps_values(target):
         dim += _ndim(node) - _ndim(source)
-        return dim if _shape(node)[dim] == B else None
+        return dim if is_axis(_shape(node)[dim]) else None
     if target is aten.unsqueeze.default:
         at = int(node.args[1]) % _ndim(node)  # type: ignore[arg-type]
         return dim + 1 if at <= dim else dim
@@ -52,7 +52,7 @@ def _counts_batch(node: fx.Node) -> bool:
         values = [0, values[0]]
     start, end = values[:2]
     step = values[2] if len(values) > 2 else 1
-    return start == 0 and end == B and step == 1
+    return start == 0 and is_axis(end) and step == 1
 
 
 def _expr(argument: Any) -> Any:
@@ -74,6 +74,6 @@ def _ndim(node: fx.Node) -> int:
 def _only_batch_dim(node: fx.Node, source: fx.Node) -> int | None:
     """Return the only dim of size B if a view only adds or drops dims of size 1, else None."""
     sizes = [n for n in _shape(node) if n != 1]
-    if sizes != [B] or [n for n in _shape(source) if n != 1] != [B]:
+    if len(sizes) != 1 or not is_axis(sizes[0]) or [n for n in _shape(source) if n != 1] != sizes:
         return None
-    return _shape(node).index(B)
+    return _shape(node).index(sizes[0])

@@ -23,7 +23,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import positions
 from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.types.sizes import LOCAL, OFFSET, B, exact_quotient, product
+from fxdp.ir.types.sizes import axis_of, exact_quotient, product
 from fxdp.ir.types.value_types import TensorType, type_bytes
 from fxdp.rules.dims import offered
 from fxdp.rules.registry import Alternative, Op, Operand
@@ -49,12 +49,14 @@ class DecompositionBuilder:
 
     def positions(self, like: Term, ndim: int, size: Dim, shard: Shard) -> Term:
         """Add the row numbers along a sharded dim of `size`, as a column of a value of `ndim` dims."""
-        inner = exact_quotient(size, product(shard.outer, B))
+        axis = axis_of(size)
+        assert axis is not None
+        inner = exact_quotient(size, product(shard.outer, axis.whole))
         assert inner is not None
         shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
         # S(dim, outer) of 3 + 2 rows in two blocks: rank 1 has rows 3 4 and 8 9, `between` = 5 apart
-        between = B if shard.outer != 1 else 0  # number of samples from one block to the next
-        args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, between, OFFSET)
+        between = axis.whole if shard.outer != 1 else 0  # number of samples from one block to the next
+        args = (like, ndim, shard.dim, shard.outer, inner, axis.local, between, axis.offset)
         return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
 
     def full(self, term: Term) -> Term:

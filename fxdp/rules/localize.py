@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
-from fxdp.ir.types.sizes import LOCAL, B
+from fxdp.ir.types.sizes import Axis, axis, axis_of
 from fxdp.ir.types.value_types import local_shape
 from fxdp.rules.registry import Alternative, Op, Operand, overloads
 from fxdp.torch_compat import OpOverload
@@ -59,9 +59,10 @@ SIZE_ARGUMENT: dict[OpOverload, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MinusOffset:
-    """Index operand with global row numbers, which must count from the rank's first row."""
+    """Index operand with global row numbers of an axis, which must count from the rank's first row."""
 
     operand: Operand
+    axis: Axis
 
 
 def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -82,7 +83,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
         return args, kwargs
 
     def shifted(operand: Operand) -> Operand | MinusOffset:
-        return MinusOffset(operand) if operand.index in rewrite.minus_offset else operand
+        return MinusOffset(operand, axis(rewrite.axis)) if operand.index in rewrite.minus_offset else operand
 
     found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Operand, shifted, (args, kwargs))
     return found
@@ -105,5 +106,10 @@ def _new_arguments(op: Op, alternative: Alternative, rewrite: Rewrite) -> dict[s
         placement = next(p for p, t in zip(alternative.outputs, op.outputs, strict=True) if t is not None)
         replaced[size_argument] = local_shape(op.output, placement)
     for name in rewrite.local:
-        replaced[name] = pytree.tree_map_only(sympy.Expr, lambda e: e.xreplace({B: LOCAL}), op.arg(name))
+        replaced[name] = pytree.tree_map_only(sympy.Expr, _on_rank, op.arg(name))
     return replaced | dict(rewrite.arguments)
+
+
+def _on_rank(size: sympy.Expr) -> sympy.Expr:
+    found = axis_of(size)
+    return size if found is None else size.xreplace({found.whole: found.local})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fxdp.errors import InputError
 from fxdp.ir.types.decompositions import Decomposition, Rewrite
@@ -21,6 +21,16 @@ from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
 
 
+class Pointer(NamedTuple):
+    """Fact about a value: what lies on a rank under `shard` are global row numbers of its rows of an axis.
+
+    The fact is about values, and holds wherever these were computed.
+    """
+
+    axis: str
+    shard: Shard
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """Tensor operand in the input of a rule.
@@ -28,7 +38,8 @@ class Operand:
     Attributes
     ----------
     placements : the placements in which the value already exists.
-    iota : the dim along which the value is `arange(B)` (broadcast along all remaining dims), or None.
+    into : the axis of which the value's elements are row numbers, and the shard under which each rank has
+        only numbers of its own rows, as `arange(B)` has; None for all other values.
     gather_bytes : the bytes to gather a smaller value (before a cast or an expansion) from which the full
         value is then computed; None if the value itself is gathered.
     """
@@ -36,7 +47,7 @@ class Operand:
     index: int
     type: TensorType
     placements: tuple[Placement, ...] = (R,)
-    iota: int | None = None
+    into: Pointer | None = None
     gather_bytes: int | None = None
 
     @property

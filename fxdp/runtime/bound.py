@@ -94,7 +94,7 @@ class BoundProgram:
     _warned: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
-        self.takes_sizes, self.takes_rows = bool(self.template.sizes), self.template.rows is not None
+        self.takes_sizes, self.takes_rows = bool(self.template.sizes), bool(self.template.rows)
         self.tangents = tuple(t for t in self.template.tangents if isinstance(t, TangentSpec))
         self.differentiable = frozenset(t.output for t in self.tangents)
 
@@ -115,8 +115,9 @@ class BoundProgram:
         return cls(pair, CallFrame.of(gm, values), world, rank, seeded, seeded and backward, written)
 
     def run(
-        self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None, even: bool = True
-    ) -> Sequence[Tensor]:
+        self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Mapping[str, Tensor],
+        even: bool = True,
+    ) -> Sequence[Tensor]:  # fmt: skip
         """Return this rank's outputs, with a backward if the program has one and gradients are enabled.
 
         `even` says whether the local batches of all ranks have equal sizes.

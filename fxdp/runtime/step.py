@@ -69,7 +69,7 @@ class Step:
         self,
         inputs: Sequence[Tensor],
         _sizes: Mapping[str, int] | None = None,
-        _rows: Tensor | None = None,
+        _rows: Mapping[str, Tensor] | None = None,
         _even: bool = True,
     ) -> Sequence[Tensor]:
         """Return this rank's outputs; the loss among the outputs carries the gradients of the step."""

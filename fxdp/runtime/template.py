@@ -20,7 +20,17 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graph.metadata import meta, tensor_type
-from fxdp.ir.graph.signature import Buffer, Constant, Input, InputSpec, Parameter, Size, StageValue, Tangent
+from fxdp.ir.graph.signature import (
+    Buffer,
+    Constant,
+    Input,
+    InputSpec,
+    Parameter,
+    Size,
+    StageValue,
+    Tangent,
+    rows_axis,
+)
 from fxdp.ir.types.placements import Shard
 from fxdp.lowering.eager import backward_inputs, forward_inputs
 
@@ -46,8 +56,8 @@ class CallFrame:
     """Pairs of position and index among the inputs of the call."""
     sizes: tuple[tuple[int, str], ...] = ()
     """Pairs of position and name of a size."""
-    rows: int | None = None
-    """Position of the row indices of padded gathers."""
+    rows: tuple[tuple[int, str], ...] = ()
+    """Pairs of position and axis of the row indices of padded gathers."""
     crossing: tuple[tuple[int, str], ...] = ()
     """Pairs of position and name of a value from another part."""
     tangents: tuple[TangentSpec | str, ...] = ()
@@ -60,12 +70,12 @@ class CallFrame:
         inputs: list[tuple[int, int]] = []
         sizes: list[tuple[int, str]] = []
         crossing: list[tuple[int, str]] = []
-        rows = None
+        rows: list[tuple[int, str]] = []
         for position, node in enumerate(forward_inputs(gm.graph)):
             spec, value = meta(node).spec, None
             match spec:
-                case Constant() if spec not in values:
-                    rows = position
+                case Constant(name) if spec not in values:
+                    rows.append((position, rows_axis(name)))
                 case Parameter(name) if spec not in values:
                     crossing.append((position, name))
                 case Parameter() | Buffer() | Constant():
@@ -78,22 +88,22 @@ class CallFrame:
                     crossing.append((position, name))
             known.append(value)
         later = tuple(map(_later, backward_inputs(gm.graph)))
-        return cls(tuple(known), tuple(inputs), tuple(sizes), rows, tuple(crossing), later)
+        return cls(tuple(known), tuple(inputs), tuple(sizes), tuple(rows), tuple(crossing), later)
 
-    def with_numbers(self, sizes: Mapping[str, int], rows: Tensor | None) -> CallFrame:
+    def with_numbers(self, sizes: Mapping[str, int], rows: Mapping[str, Tensor]) -> CallFrame:
         """Return a template with all values that are fixed for calls of one size filled in."""
         values = list(self.values)
         for position, name in self.sizes:
             values[position] = sizes[name]
-        if self.rows is not None:
-            values[self.rows] = rows
-        return replace(self, values=tuple(values), sizes=(), rows=None)
+        for position, name in self.rows:
+            values[position] = rows[name]
+        return replace(self, values=tuple(values), sizes=(), rows=())
 
     def filled(
         self,
         inputs: Sequence[Tensor],
         sizes: Mapping[str, int] = _NOTHING,
-        rows: Tensor | None = None,
+        rows: Mapping[str, Tensor] = _NOTHING,
         crossing: Mapping[str, Tensor | tuple[Tensor, ...]] = _NOTHING,
     ) -> list[Any]:
         """Return the arguments of a call, in a new list, which the callee empties."""
@@ -102,8 +112,8 @@ class CallFrame:
             values[position] = inputs[index].contiguous()
         for position, name in self.sizes:
             values[position] = sizes[name]
-        if self.rows is not None:
-            values[self.rows] = rows
+        for position, name in self.rows:
+            values[position] = rows[name]
         for position, name in self.crossing:
             # contiguous as if received: a stage of this rank may pass on a channels-last value
             value = crossing[name]

@@ -53,7 +53,7 @@ def test_hints_avoid_the_other_sizes() -> None:
     sizes = read_inputs(nn.Identity(), (x,), {}).fixed_sizes
     assert batch_hint(sizes) == 13
     assert static_hints(sizes) == (3, 13, 17, 19)
-    (example,) = make_examples([x.requires_grad_()], [0], 13)
+    (example,) = make_examples([x.requires_grad_()], [0], [13])
     assert example.shape == (13, 7, 11, 5)
     assert example.requires_grad
 

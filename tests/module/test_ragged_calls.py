@@ -1,4 +1,4 @@
-"""Compiled modules called with ragged batches: op by op with `fallback="eager"`, else refused."""
+"""Compiled modules called with ragged batches: as a program, or op by op with `fallback="eager"`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,30 @@ def _parts() -> list[tuple[Tensor, ...]]:
     ]  # fmt: skip
 
 
-def _called() -> dict[str, Any]:
+def _called(parts: list[tuple[Tensor, ...]], **options: Any) -> dict[str, Any]:
     model = _Graph().double()
     if dist.get_rank():  # the ranks start with rank 0's values
         nn.init.zeros_(model.linear.weight)
-    compiled = fxdp.compile(model, batch_dims=DIMS, fallback="eager")
-    out, loss = compiled(*_parts()[dist.get_rank()])
+    compiled = fxdp.compile(model, batch_dims=DIMS, **options)
+    out, loss = compiled(*parts[dist.get_rank()])
     loss.backward()
     return {"out": out.detach(), "loss": loss.item(), "grad": compiled.linear.weight.grad}
+
+
+def _compiled() -> list[dict[str, Any]]:
+    model, found = _Graph().double(), []
+    compiled = fxdp.compile(model, batch_dims=DIMS, backend="eager")
+    for parts in (_parts(), _parts()[::-1]):  # the second set of sizes is compiled for any
+        compiled.zero_grad()
+        out, loss = compiled(*parts[dist.get_rank()])
+        loss.backward()
+        found.append({"out": out.detach(), "loss": loss.item(), "grad": model.linear.weight.grad.clone()})
+    assert "all_gather" not in str(compiled.graph.graph)
+    x, _, y = _parts()[0]
+    outside = torch.tensor([[0, 3 + dist.get_rank()], [1, 2]])
+    with pytest.raises(fxdp.FxdpError, match=r"edge_index: 1 values outside of 'nodes', as 3 at \[0, 1\]"):
+        compiled(x, torch.tensor([[0, 1], [1, 2]]) if dist.get_rank() else outside, y)
+    return found
 
 
 def _called_with_global_tensors() -> dict[str, Any]:
@@ -71,22 +87,40 @@ def test_a_call_with_ragged_global_tensors_gives_global_ones(ranks: RankPool) ->
             assert one["loss"] == pytest.approx(loss.item(), rel=1e-12)
 
 
-def test_a_ragged_call_runs_op_by_op(ranks: RankPool) -> None:
-    model, parts = _Graph().double(), _parts()
-    out, loss = model(torch.cat([p[0] for p in parts]), parts[0][1], torch.cat([p[2] for p in parts]))
+def _expected(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, float, Tensor]:
+    """The outputs, the loss and the gradient of one device; the edges of one rank are all that there are."""
+    model, before = _Graph().double(), 0
+    edges = []
+    for part in parts:
+        edges.append(part[1] + before)
+        before += len(part[0])
+    out, loss = model(torch.cat([p[0] for p in parts]), torch.cat(edges, 1), torch.cat([p[2] for p in parts]))
     loss.backward()
-    for rows, got in zip(out.detach().split([3, 2, 0]), ranks.run(3, _called), strict=True):
-        torch.testing.assert_close(got["out"], rows)
-        assert got["loss"] == pytest.approx(loss.item(), rel=1e-12)
-        torch.testing.assert_close(got["grad"], model.linear.weight.grad)
+    return out.detach(), loss.item(), model.linear.weight.grad
 
 
-def test_without_fallback_it_is_refused() -> None:
-    compiled = fxdp.compile(_Graph().double(), batch_dims=DIMS)
-    with pytest.raises(fxdp.InputError, match=r"fxdp\.Rows.*fallback='eager'"):
-        compiled(*_parts()[0])
-    with pytest.raises(fxdp.InputError, match=r"Rows\('nodes'.*fallback='eager'"):
-        fxdp.plan(_Graph().double(), _parts()[0], batch_dims=DIMS)
+def _compare(parts: list[tuple[Tensor, ...]], found: list[dict[str, Any]]) -> None:
+    out, loss, grad = _expected(parts)
+    for rows, got in zip(out.split([len(part[0]) for part in parts]), found, strict=True):
+        torch.testing.assert_close(got["out"], rows, rtol=0, atol=1e-12)
+        assert got["loss"] == pytest.approx(loss, rel=1e-12)
+        torch.testing.assert_close(got["grad"], grad, rtol=0, atol=1e-12)
+
+
+def test_a_ragged_call_runs_op_by_op(ranks: RankPool) -> None:
+    _compare(_parts(), ranks.run(3, _called, _parts(), fallback="eager"))
+
+
+def test_a_ragged_call_is_compiled(ranks: RankPool) -> None:
+    found = ranks.run(3, _compiled)
+    for call, parts in enumerate((_parts(), _parts()[::-1])):
+        _compare(parts, [rank[call] for rank in found])
+
+
+def test_rows_that_no_program_has_are_refused() -> None:
+    dims = ((Rows("nodes"), Rows("edges", dim=1, into=("nodes", "nodes")), Rows("nodes")), {})
+    with pytest.raises(fxdp.InputError, match=r"edge_index: Rows\('edges'.*fallback='eager'"):
+        fxdp.compile(_Graph().double(), batch_dims=dims)(*_parts()[0])
 
 
 class _Recurrent(nn.Module):

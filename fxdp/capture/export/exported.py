@@ -21,6 +21,8 @@ from fxdp.capture.captured import Check, Route
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.export.written_constants import hold_written_constants
+from fxdp.capture.input_axes import ONE_AXIS, InputAxes
+from fxdp.capture.inputs import Inputs
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import one_name_each, read_old_values
 from fxdp.errors import CaptureError
@@ -51,6 +53,8 @@ class Exported:
     """Checks on outputs beyond the model's own, at which the model's code raises or branches."""
     routes: tuple[Route, ...] = ()
     """The skip connections; in the graph, skipped values have labels (`label_of`)."""
+    axes: InputAxes = ONE_AXIS
+    """The batch axis of each input."""
 
     @property
     def fakes(self) -> tuple[Any, ...]:
@@ -63,7 +67,9 @@ def export(
 ) -> Exported:
     """Export the program at a batch size of `hint`; `symbolic` makes batch sizes symbols, `dynamic` all."""
     inputs = program.inputs
-    examples = make_examples(inputs.tensors, batch, hint)
+    hints = axis_hints(inputs, hint)
+    batches = [hints[inputs.axes.axis(i).name] for i in range(len(batch))]
+    examples = make_examples(inputs.tensors, batch, batches)
     torch_compat.begin_autograd()
     with deferring() as deferred:
         exported = torch.export.export(
@@ -92,6 +98,7 @@ def export(
         loss=record.loss,
         checks=record.checks,
         routes=routes,
+        axes=inputs.axes,
     )
 
 
@@ -135,6 +142,14 @@ def static_hints(sizes: Set[int]) -> tuple[int, ...]:
     return _first_free(_STATIC_SIZES, sizes, 4)
 
 
+def axis_hints(inputs: Inputs, batch: int) -> dict[str, int]:
+    """Return the size of each axis to trace with, by name; equal ones would become one symbol."""
+    found = {"": batch}
+    for name in inputs.axes.further:
+        found[name] = _first_free(_HINTS, inputs.fixed_sizes | set(found.values()), 1)[0]
+    return found
+
+
 def _first_free(candidates: Iterable[int], taken: Set[int], count: int) -> tuple[int, ...]:
     """Return the first `count` candidates that are not taken; taken candidates only if too few are free."""
     ordered = sorted(candidates, key=lambda size: size in taken)
@@ -142,10 +157,10 @@ def _first_free(candidates: Iterable[int], taken: Set[int], count: int) -> tuple
 
 
 def make_examples(
-    tensors: Sequence[torch.Tensor], dims: Sequence[int | None], batch: int
+    tensors: Sequence[torch.Tensor], dims: Sequence[int | None], batches: Sequence[int]
 ) -> tuple[torch.Tensor, ...]:
-    """Return uninitialized contiguous tensors like the inputs, with `batch` samples; no values are read."""
-    return tuple(_example(*given, batch) for given in zip(tensors, dims, strict=True))
+    """Return uninitialized contiguous tensors like the inputs, with as many samples; no values are read."""
+    return tuple(_example(*given) for given in zip(tensors, dims, batches, strict=True))
 
 
 def _example(tensor: torch.Tensor, dim: int | None, batch: int) -> torch.Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 import sympy
 import torch
 
+from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.ir.types.placements import Dim
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.sizes import Axis
 from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 
 
@@ -21,15 +22,16 @@ class Sizes:
         fakes: Sequence[Any] = (),
         batch: Sequence[int | None] = (),
         equations: Iterable[sympy.Basic] = (),
+        axes: InputAxes = ONE_AXIS,
     ) -> None:
         self.symbols: dict[str, tuple[int, int]] = {}
         self._mapping: dict[sympy.Basic, sympy.Basic] = {}
         self._cache: dict[sympy.Basic, sympy.Basic] = {}
         self._dims: dict[sympy.Basic, Dim] = {}
         self._unbacked = 0
-        for fake, dim in zip(fakes, batch, strict=True):
+        for index, (fake, dim) in enumerate(zip(fakes, batch, strict=True)):
             if dim is not None:
-                self._bind_batch(fake.shape[dim])
+                self._bind_batch(fake.shape[dim], axes.axis(index))
         for index, fake in enumerate(fakes):
             for dim, size in enumerate(fake.shape):
                 self._bind_other(size, index, dim)
@@ -78,13 +80,13 @@ class Sizes:
         found = self.type(value)
         return None if isinstance(found, tuple) else found
 
-    def _bind_batch(self, size: Any) -> None:
-        """Map the symbol in this batch dim so that the dim becomes `B`."""
+    def _bind_batch(self, size: Any, axis: Axis) -> None:
+        """Map the symbol in this batch dim so that the dim becomes `B`, or the size of its further axis."""
         raw = size.node.expr
         # for a batch of samples in pairs torch's size is 2*s0: then the symbol is B/2, and the size still is
         # B
         for symbol in raw.free_symbols - self._mapping.keys():
-            self._mapping[symbol] = B if raw == symbol else sympy.solve(raw - B, symbol)[0]
+            self._mapping[symbol] = axis.whole if raw == symbol else sympy.solve(raw - axis.whole, symbol)[0]
 
     def _bind_other(self, size: Any, index: int, dim: int) -> None:
         raw = None if isinstance(size, int) else size.node.expr

@@ -13,7 +13,7 @@ from fxdp.capture.captured import Condition
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.locations import LocationIndex, Origin
 from fxdp.ir.graph.metadata import Location, meta, tensor_type
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.sizes import B, is_axis
 from fxdp.torch_compat import aten
 
 _TRAINING = 5  # the position of `training` among the arguments of aten.batch_norm
@@ -105,7 +105,7 @@ def _always(expr: sympy.Basic) -> bool:
         return bool(expr != sympy.false)
     if len(symbols) > 2:
         return False
-    grids = [_BATCHES if str(symbol) == "B" else _OTHERS for symbol in symbols]
+    grids = [_BATCHES if is_axis(symbol) else _OTHERS for symbol in symbols]
     places = (dict(zip(symbols, map(sympy.Integer, values), strict=True)) for values in product(*grids))
     return all(expr.xreplace(place) == sympy.true for place in places)
 

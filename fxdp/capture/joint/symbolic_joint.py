@@ -39,6 +39,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
         detached=raw.detached,
         symbols=sizes.symbols,
         batch=exported.batch,
+        axes=exported.axes,
         constants=converted.constants,
         conditions=(
             *find_conditions(raw.shape_env, sizes),
@@ -64,7 +65,9 @@ def joint_of_forward(exported: Exported, options: JointOptions) -> Captured:
 def annotated_joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint]:
     """Trace the joint graph and annotate its nodes."""
     raw = trace_joint(exported, options)
-    sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
+    sizes = Sizes(
+        raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)], exported.axes
+    )
     return raw, sizes, annotate_joint(raw, sizes)
 
 

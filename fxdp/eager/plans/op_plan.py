@@ -35,7 +35,7 @@ from fxdp.placing.chooser import priced
 from fxdp.placing.memory_order import order_and_gaps
 from fxdp.rules.families.random import drawn_for_full_batch
 from fxdp.rules.localize import local_target, localized
-from fxdp.rules.registry import Alternative, Op, Operand, registry
+from fxdp.rules.registry import Alternative, Op, Operand, Pointer, registry
 from fxdp.torch_compat import OpOverload
 
 _SENDS = 1.0
@@ -103,13 +103,13 @@ def cheapest_plan(call: PlacedCall) -> OpPlan | None:
         results = proven_results(call.op, call.leaves, types, hypothesis, axis)
         if results is None:
             continue
-        index_dims = [
-            dim
+        pointers = [
+            Pointer("", Shard(dim))
             if dim is not None and type_.shape[dim] == B
             else None  # of a batch of 1, [0] is arange(B), too
             for dim, type_ in zip(iotas(call.op, call.leaves.tensors, axis), types, strict=True)
         ]
-        operands = tuple(map(Operand, range(len(types)), types, ((p,) for p in call.placements), index_dims))
+        operands = tuple(map(Operand, range(len(types)), types, ((p,) for p in call.placements), pointers))
         args, kwargs = call.leaves.filled(operands, dict(hypothesis.sizes))
         outputs = tuple(None if r is None else r.type for r in results)
         op = Op(call.op, tuple(args), tuple(kwargs.items()), operands, outputs)

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import LEFT_OUT, RowsPerSample
+from fxdp.capture.input_axes import SAMPLES
 from fxdp.capture.ragged_rows import Rows, has_rows
 from fxdp.eager.ragged.kinds import fields_in_place, fields_of, is_recognised, rows_by_key, rows_of_lists
 from fxdp.eager.ragged.kinds.object_fields import Largest
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
 
-SAMPLES = "samples"
-"""The axis of tensors for which `batch_dims` has an int, or nothing."""
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 """Classes of values that hold no tensors."""
 Make = Callable[[Mapping[str, Any]], Any]

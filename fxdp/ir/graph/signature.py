@@ -30,6 +30,19 @@ class Constant:
     name: str
 
 
+def rows_of(axis: str) -> Constant:
+    """Return the input spec of the positions of an axis' real rows in a padded gather.
+
+    No attribute can have its name.
+    """
+    return Constant(f"<rows {axis}>" if axis else "<rows>")
+
+
+def rows_axis(name: str) -> str:
+    """Return the axis of which a constant of this name has the positions (see `rows_of`)."""
+    return name.strip("<>").removeprefix("rows").strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """Input spec of a tensor input: index among the tensor leaves of `(args, kwargs)`, and path."""

@@ -3,16 +3,16 @@
 A dim may be sharded only if its size is `c * B` with `c` free of `B` ("homogeneous"); `B - 1` and `B * B` in
 one dim never. All answers are cached: sympy would otherwise dominate the analysis.
 
-A ragged batch has further axes (nodes, edges), each with symbols of its own: `B_nodes`, `b_nodes`, ... What is
-said of `B` here holds for each; a size in two of them is no multiple of either. The axis with the empty name
-is the batch's own.
+A ragged batch has further axes (nodes, edges), each with its own symbols: `B_nodes`, `b_nodes`, ... All that
+holds for `B` here holds for each; a size that depends on two axes is a multiple of neither. The axis with the
+empty name is the batch's own.
 
 Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ OFFSET: sympy.Symbol = sympy.Symbol("offset", integer=True, nonnegative=True)
 
 
 class Axis(NamedTuple):
-    """A batch axis, with the symbols of its global size, of its size on this rank, and of its offset there."""
+    """A batch axis, with the symbols of its global size, of its size on a rank, and of its offset there."""
 
     name: str
     whole: sympy.Symbol
@@ -42,6 +42,11 @@ class Axis(NamedTuple):
     def largest(self) -> str:
         """The name of the size input that holds the size of the largest rank's part."""
         return f"b_max_{self.name}" if self.name else "b_max"
+
+    @property
+    def inputs(self) -> tuple[str, str, str, str]:
+        """The names of the axis' size inputs: global, local, offset, largest."""
+        return self.whole.name, self.local.name, self.offset.name, self.largest
 
 
 @lru_cache(maxsize=1024)
@@ -68,6 +73,11 @@ def _wholes_of(size: sympy.Expr) -> list[str]:
     return [s.name for s in size.free_symbols if s.name == "B" or s.name.startswith("B_")]
 
 
+def axes_of(sizes: Iterable[str]) -> list[Axis]:
+    """Return the axes among the names of size inputs, the batch's own first."""
+    return [axis(), *(axis(name[2:]) for name in sizes if name.startswith("B_"))]
+
+
 def is_axis(size: Any) -> bool:
     """Return whether a size is that of a batch axis, once: neither a multiple nor a part."""
     found = axis_of(size) if isinstance(size, sympy.Expr) else None
@@ -85,7 +95,7 @@ def named_size(name: str) -> sympy.Symbol:
 
 @lru_cache(maxsize=65536)
 def batch_factor(size: Dim) -> Dim | None:
-    """Return `c` of `size == c * B`, or None if the size is no multiple of the batch, or of a further axis."""
+    """Return `c` of `size == c * B`, or None if the size is no multiple of a batch axis."""
     found = axis_of(size)
     if found is None:
         return None
@@ -177,7 +187,9 @@ class Split(tuple[int, ...]):
         return made
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and isinstance(other, Split) and self.further == other.further
+        if not isinstance(other, Split):
+            return False
+        return tuple(self) == tuple(other) and self.further == other.further
 
     def __ne__(self, other: object) -> bool:
         return not self == other

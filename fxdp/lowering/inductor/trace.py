@@ -12,11 +12,12 @@ from torch import Tensor, fx
 from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import argument, results_of
 from fxdp.ir.graph.metadata import Metadata, meta
-from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size
+from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size, rows_axis
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.ir.types.placements import Shard
-from fxdp.ir.types.sizes import B, named_size
+from fxdp.ir.types.sizes import axes_of, named_size
+from fxdp.ir.types.sizes import axis as axis_named
 from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.decomposition_overrides import mended
@@ -64,7 +65,8 @@ def trace(
     inputs, tangents = forward_inputs(gm.graph), backward_inputs(gm.graph)
     env = {named_size(name): value for name, value in sizes.items()}
     if shapes.single:
-        env[named_size("b")] = env[B]  # one symbol instead of two equal ones, so that equality stays provable
+        for axis in axes_of(sizes):  # one symbol instead of two equal ones, so that equality stays provable
+            env[axis.local] = env[axis.whole]
     given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
@@ -83,7 +85,8 @@ def _fake(
         if spec in values:
             return fake_mode.from_tensor(values[spec].detach(), static_shapes=True)
         with fake_mode:  # the row index of a padded gather
-            return torch.empty(sizes["B"], dtype=torch.int64, device=device)
+            whole = axis_named(rows_axis(spec.name)).whole
+            return torch.empty(sizes[whole.name], dtype=torch.int64, device=device)
     assert isinstance(type_, TensorType)
     placement = meta(node).placement
     shape = local_shape(type_, placement if isinstance(placement, Shard) else None)

@@ -70,6 +70,8 @@ class Call:
     values: Values = field(default_factory=Values)
     """Knowledge about the Python values of such calls, shared by all calls with equal keys."""
     strided: bool = False
+    further: tuple[int, ...] = ()
+    """This rank's sizes of the further axes of a ragged batch, in order."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

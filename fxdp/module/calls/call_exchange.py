@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import Split, is_even
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey, call_lines
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
@@ -31,6 +32,10 @@ _log = logging.getLogger("fxdp")
 
 _CALLS = 1024
 """The number of calls (kinds and sizes) that are remembered as equal on all ranks."""
+
+
+class _Columns(Protocol):
+    def __getitem__(self, column: int) -> tuple[int, ...]: ...
 
 
 class CallExchanged(NamedTuple):
@@ -60,6 +65,8 @@ class _Digests(NamedTuple):
 
 
 _NO_NUMBERS = digest_of(())
+_FURTHER = 9
+"""The first column with the size of a further axis."""
 
 
 class CallExchange:
@@ -108,12 +115,15 @@ class CallExchange:
         """
         if self._alone:
             return CallExchanged(
-                (call.batch,) if call.batch else _nonempty((call.batch,)), strided=call.strided
+                _all_axes(call, _nonempty((call.batch,)), [(size,) for size in call.further]),
+                strided=call.strided,
             )
         numbers = call.inputs.scalars if call.inputs.open else ()
-        key = (call.kind, call.dims, call.batch, numbers)
+        key = (call.kind, call.dims, call.batch, call.further, numbers)
         if self._spared and not due and key in self._even:
-            return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
+            size = self._mesh.size
+            even = _all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
+            return CallExchanged(even, strided=call.strided, told=False)
         comms = self._process_mesh.comms
         order = 0 if comms is None else comms.sequence_log.order
         state = torch_generators(self._mesh.device_type) if self._equal_draws else 0
@@ -124,21 +134,25 @@ class CallExchange:
         told = digest_of(numbers) if numbers else _NO_NUMBERS
         flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
-        own = (call.batch, last.of_kind, last.of_dims, state, int(call.strided), told, order, *flags)
+        # from 9: the sizes of further axes
+        own = (
+            call.batch, last.of_kind, last.of_dims, state, int(call.strided), told, order, *flags,
+            *call.further,
+        )  # fmt: skip
         try:
             found = self._agreement.columns(own)
         except ValueError:  # as many integers as of a backward
             raise apart(self._process_mesh) from None
         if self._uneven and found.settled(same=(1, 2, 3, 5, 6), zero=(4, 7, 8)):
-            return CallExchanged(_nonempty(_batches(self._mesh, found[0])))
+            return CallExchanged(self._sizes(call, found))
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._process_mesh)
         if not (found.same(1) and found.same(5)):
             agree_on_call(self._process_mesh, call_lines(call))
-        batches = _nonempty(_batches(self._mesh, found[0]))
+        batches = self._sizes(call, found)
         if not self._uneven:
-            if len(set(batches)) > 1:
+            if not is_even(batches):
                 raise everywhere(
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
@@ -146,6 +160,12 @@ class CallExchange:
         if found.any(8):
             self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
+
+    def _sizes(self, call: Call, found: _Columns) -> tuple[int, ...]:
+        """Return the size of each data rank along all axes."""
+        batches = _nonempty(_batches(self._mesh, found[0]))
+        places = range(_FURTHER, _FURTHER + len(call.further))
+        return _all_axes(call, batches, [_batches(self._mesh, found[place]) for place in places])
 
     def padded(self, call: Call) -> Call:
         """Return the call padded to the sizes that all ranks agree on; a collective call."""
@@ -211,6 +231,13 @@ def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
                 )
             )
     return tuple(found[place] for place in range(mesh.size))
+
+
+def _all_axes(
+    call: Call, batches: tuple[int, ...], further: Sequence[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the ranks' batch sizes, with those of the further axes of a ragged batch."""
+    return Split(batches, dict(zip(call.inputs.axes.further, further, strict=True))) if further else batches
 
 
 def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:

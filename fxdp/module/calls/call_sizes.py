@@ -16,7 +16,7 @@ from fxdp.errors import InputError
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import Location, meta
 from fxdp.ir.graph.signature import Input
-from fxdp.ir.types.sizes import B, evaluate, named_size, rank_sizes
+from fxdp.ir.types.sizes import B, axis, by_axis, evaluate, named_size, rank_sizes
 from fxdp.ir.types.value_types import TensorType
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call
@@ -29,7 +29,7 @@ class CallSizes:
     """The sizes of a call, without its tensors."""
 
     batches: tuple[int, ...]
-    """The batch size of each data rank."""
+    """The batch size of each data rank; a `Split` of a ragged batch."""
     dims: tuple[tuple[int, ...], ...]
     """All sizes of this rank's tensors but the batch."""
     shapes: tuple[torch.Size, ...]
@@ -58,7 +58,8 @@ class CallSizes:
 
     def values(self, captured: Captured) -> dict[str, int]:
         """Return the value of each size input for this rank."""
-        sizes = {**rank_sizes(self.batches, self.rank), "b_max": max(self.batches)}
+        sizes = rank_sizes(self.batches, self.rank)
+        sizes |= {axis(name).largest: max(of_ranks) for name, of_ranks in by_axis(self.batches).items()}
         for name, (index, dim) in captured.symbols.items():
             sizes[name] = self.shapes[index][dim]
         return sizes
@@ -66,7 +67,7 @@ class CallSizes:
     def broken(self, program: Program) -> list[Condition]:
         """Return the conditions of a program that these sizes do not fulfil."""
         values = self.values(program.captured)
-        sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
+        sizes = {named_size(name): value for name, value in values.items()}
         conditions = [
             *program.captured.conditions,
             *self._fixed_dims(program.gm, program.captured.batch, values),
@@ -122,12 +123,15 @@ class RowNumbers:
     """The row numbers of padded gathers, cached by batch sizes and device."""
 
     def __init__(self) -> None:
-        self._known: LRU[Any, Tensor] = LRU(_ROWS)
+        self._known: LRU[Any, dict[str, Tensor]] = LRU(_ROWS)
 
-    def of(self, sizes: CallSizes) -> Tensor:
-        """Return the row numbers on the device of a call."""
+    def of(self, sizes: CallSizes) -> dict[str, Tensor]:
+        """Return the row numbers of each axis, by name, on the device of a call."""
         key = sizes.batches, sizes.device
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _row_numbers(sizes.batches).to(sizes.device)
+            found = self._known[key] = {
+                name: _row_numbers(of_ranks).to(sizes.device)
+                for name, of_ranks in by_axis(sizes.batches).items()
+            }
         return found

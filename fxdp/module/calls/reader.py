@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
+from fxdp.capture.batch_dims import input_axes, resolve_batch_dims, rows_per_sample
+from fxdp.capture.input_axes import InputAxes
 from fxdp.capture.inputs import Inputs, check_plain_tensors
 from fxdp.capture.leaves import flat_leaves, leaf_names
 from fxdp.capture.python_values import AttributeNumber, number_tensor, stable_text
@@ -19,6 +20,7 @@ from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey
+from fxdp.module.calls.ragged_check import check_pointers
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
@@ -34,6 +36,7 @@ class _Structure:
     """The number of rows per sample of each tensor."""
     alone: bool
     """Whether all of these are 1."""
+    axes: InputAxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +98,21 @@ class CallReader:
             )
         else:
             inputs = Inputs.of_leaves(leaves, spec, known.names, known.batch_dims, known.rows)
+        further: tuple[int, ...] = ()
+        if known.axes.names:
+            inputs = replace(inputs, axes=known.axes)
+            check_pointers(inputs)
+            further = tuple(inputs.sizes[name] for name in known.axes.further)
         batch: int | None = None
         dims: list[tuple[int, ...]] = []
-        for tensor, dim in zip(inputs.tensors, known.batch_dims, strict=True):
+        for i, (tensor, dim) in enumerate(zip(inputs.tensors, known.batch_dims, strict=True)):
             shape = tensor.shape
             if dim is None:
                 dims.append(tuple(shape))
                 continue
-            if batch is None:
+            if known.axes.axis(i).name:  # a further axis, of which `check_pointers` has compared the sizes
+                pass
+            elif batch is None:
                 batch = shape[dim]
             elif batch != shape[dim]:
                 inputs.batch  # noqa: B018  (raises)
@@ -111,7 +121,7 @@ class CallReader:
             inputs, kind = self._with_values(inputs, values, kind)
             dims += [()] * (len(inputs.tensors) - len(tensors))
         strided = self._guards.strided(tensors)
-        return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided)
+        return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided, further)
 
     def _looked_up(
         self,
@@ -205,7 +215,9 @@ class CallReader:
             )
         rows = rows_per_sample(args, kwargs, self._batch_dims)
         dims = resolve_batch_dims(args, kwargs, self._batch_dims)
-        return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows))
+        paths = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)]
+        axes = input_axes(args, kwargs, self._batch_dims, paths)
+        return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows), axes)
 
     def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
         """Return a number below 2**62 for a key or sizes, equal on all ranks for equal values."""

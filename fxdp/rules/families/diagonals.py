@@ -14,7 +14,7 @@ import sympy
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Dim, Shard
-from fxdp.ir.types.sizes import OFFSET, batch_factor
+from fxdp.ir.types.sizes import axis_of, batch_factor
 from fxdp.rules.dims import rearranged, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
@@ -22,8 +22,8 @@ from fxdp.rules.registry import Alternative, Op, rule
 
 def _first(size: Dim, outer: Dim) -> sympy.Expr | None:
     """Return the global number of a rank's first row, or None if the rows are not one contiguous range."""
-    factor = batch_factor(size)
-    return None if factor is None or outer != 1 else factor * OFFSET
+    factor, axis = batch_factor(size), axis_of(size)
+    return None if factor is None or axis is None or outer != 1 else factor * axis.offset
 
 
 def _shifted(name: str, value: Dim, by: sympy.Expr) -> Rewrite:

@@ -8,14 +8,16 @@ sharded, unless each row is divided by its *global* frequency.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.ops.sparse_rows import SPARSE_ROWS
-from fxdp.ir.types.placements import P, R
-from fxdp.ir.types.sizes import hint, product
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim, P, R, S
+from fxdp.ir.types.sizes import axis, hint, product
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, rule
+from fxdp.rules.registry import Alternative, Op, Operand, Pointer, rule
 
 _MAXIMUM = 2
 """The `mode` of bags whose rows are compared, not summed."""
@@ -26,12 +28,24 @@ def no_larger(a: TensorType, b: TensorType) -> bool:
     return hint(product(*a.shape)) <= hint(product(*b.shape))
 
 
+def _own_rows(size: Dim, indices: Operand) -> Pointer | None:
+    """Return where indices point, if these are rows of the rank's own in a table of this size."""
+    into = indices.into
+    return None if into is None or size != axis(into.axis).whole else into
+
+
+def _less(indices: Operand, own: Pointer) -> Rewrite:
+    return Rewrite(minus_offset=(indices.index,), axis=own.axis)
+
+
 @rule("embedding", aten.embedding.default)
 def _embedding(op: Op) -> Iterator[Alternative]:
     """Yield shards for `weight[indices]`: of the index dims, or a partial table."""
     weight, indices = op.operands
     rows = letters(indices.ndim)
     yield from by_labels(op, [(weight, "_Z"), (indices, rows)], [rows + "Z"])
+    if (own := _own_rows(weight.shape[0], indices)) is not None:
+        yield op.alternative({weight.index: S(0), indices.index: own.shard}, own.shard, _less(indices, own))
     yield from linear(op, [weight])
 
 
@@ -45,6 +59,10 @@ def _embedding_backward(op: Op) -> Iterator[Alternative]:
     counted = op.arg("scale_grad_by_freq")
     rows = "_" * indices.ndim if counted else letters(indices.ndim)
     yield from by_labels(op, [(grad, rows + "Z"), (indices, rows)], ["_Z"])
+    own = _own_rows(op.output.shape[0], indices)
+    if own is not None and int(op.arg("padding_idx")) < 0:
+        rewrite = replace(_less(indices, own), local=("num_weights",))
+        yield op.alternative({grad.index: own.shard, indices.index: own.shard}, S(0), rewrite)
     if no_larger(op.output, grad.type):
         yield from linear(op, [grad])
 

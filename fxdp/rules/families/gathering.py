@@ -2,8 +2,8 @@
 
 Laws: all dims except `dim` may be sharded if all tensors agree in size. A read may be sharded along the
 positions, from a full operand. Writes that *add* may be sharded along the positions too, with a partial
-result. Positions that are `arange(B)` on a dim of size `B` (`iota`) access each sample's own row: then `dim`
-itself is sharded and the positions count from the rank's first row.
+result. Positions that point to rows of the rank's own (`Operand.into`), as `arange(B)` or a graph's edges,
+access these alone: then `dim` itself is sharded and the positions count from the rank's first row.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.decompositions import Rewrite
-from fxdp.ir.types.placements import P, S
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.placements import P, Placement, S, Shard
+from fxdp.ir.types.sizes import axis
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -27,7 +27,7 @@ def _gather(op: Op) -> Iterator[Alternative]:
         return
     dim, kept = _kept_labels(op, source)
     yield from by_labels(op, [(source, kept), (index, _with(kept, dim))], [_with(kept, dim)])
-    yield from _own_rows(op, index, dim, dim, [source])
+    yield from _own_rows(op, index, dim, dim, source)
     yield from linear(op, [source])
 
 
@@ -40,7 +40,7 @@ def _scatter(op: Op) -> Iterator[Alternative]:
         return
     dim, kept = _kept_labels(op, target)
     yield from by_labels(op, [(o, kept) for o in op.operands], [kept])
-    yield from _own_rows(op, index, dim, dim, [target, *sources])
+    yield from _own_rows(op, index, dim, dim, target, sources)
     if _adds(op):
         along = _with("_" * target.ndim, dim)
         yield from _sums(op, [(index, along), (sources[0], along)], target, sources[0])
@@ -54,7 +54,7 @@ def _index_select(op: Op) -> Iterator[Alternative]:
         return
     dim, kept = _kept_labels(op, source)
     yield from by_labels(op, [(source, kept), (index, "Z")], [_with(kept, dim)])
-    yield from _own_rows(op, index, 0, dim, [source])
+    yield from _own_rows(op, index, 0, dim, source)
     yield from linear(op, [source])
 
 
@@ -77,7 +77,7 @@ def _index_write(op: Op) -> Iterator[Alternative]:
         return
     dim, kept = _kept_labels(op, target)
     yield from by_labels(op, [(target, kept), *((s, kept) for s in sources)], [kept])
-    yield from _own_rows(op, index, 0, dim, [target, *sources])
+    yield from _own_rows(op, index, 0, dim, target, sources)
     if op.target is aten.index_add.default:
         along = _with("_" * target.ndim, dim)
         yield from _sums(op, [(index, "Z"), (sources[0], along)], target, sources[0])
@@ -118,15 +118,24 @@ def _with(labels: str, dim: int) -> str:
 
 
 def _own_rows(
-    op: Op, index: Operand, along: int, dim: int, others: Sequence[Operand]
+    op: Op, index: Operand, along: int, dim: int, accessed: Operand, written: Sequence[Operand] | None = None
 ) -> Iterator[Alternative]:
-    """Yield the shard of `dim`, of size `B`, if the index is `arange(B)` along its dim `along`."""
-    # exactly `B`: with several blocks a local row number is not the global one minus the offset
-    if index.iota != along or any(o.shape[dim] != B for o in others):
+    """Yield the shard by which each rank accesses rows of its own, if the index points to these.
+
+    `dim` of `accessed` has the rows; `along` is the dim of the index with the positions, to which `dim` of
+    the `written` values and of what is read belongs.
+    """
+    into = index.into
+    # exactly one axis: with several blocks a local row number is not the global one minus the offset
+    if into is None or into.shard.dim != along or accessed.shape[dim] != axis(into.axis).whole:
         return
-    chosen = {o.index: S(dim) for o in others}
-    chosen[index.index] = S(along)
-    yield op.alternative(dict(chosen), S(dim), Rewrite(minus_offset=(index.index,)))
+    positions = Shard(dim, into.shard.outer)
+    if any(value.shape[dim] != index.shape[along] for value in written or ()):
+        return
+    chosen: dict[int, Placement] = {value.index: positions for value in written or ()}
+    chosen |= {accessed.index: S(dim), index.index: into.shard}
+    result = positions if written is None else S(dim)
+    yield op.alternative(dict(chosen), result, Rewrite(minus_offset=(index.index,), axis=into.axis))
 
 
 def _adds(op: Op) -> bool:

@@ -2,10 +2,10 @@
 
 Laws, with result dims in numpy's order (index dims in place if the index tensors are adjacent, else in
 front): shards of dims without an index stay; the index dims may be sharded, with each rank reading from a
-full operand; a write that accumulates is partial over sharded index dims. An index that is `arange(B)` along
-an index dim (`iota`), on a dim of size `B`, reads each sample's own row: that dim and the index dim are
-sharded together. Boolean masks have a dynamic size and stay unsharded, except where a write of one value
-through a mask keeps the shape.
+full operand; a write that accumulates is partial over sharded index dims. An index that points to rows of
+the rank's own (`Operand.into`), as `arange(B)` does, reads these alone: the dim with the rows is sharded by
+them, and the index dim as the index is. Boolean masks have a dynamic size and stay unsharded, except where a
+write of one value through a mask keeps the shape.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.decompositions import Rewrite
-from fxdp.ir.types.placements import Dim
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.placements import Dim, Placement, Shard
+from fxdp.ir.types.sizes import axis
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -57,18 +57,31 @@ def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | N
     return _Layout(labels, result, broadcast, indexed)
 
 
-def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewrite]]:
-    """Yield (label, source labels with only this label, rewrite) for each index that is `arange(B)`.
+def _own_rows(
+    op: Op, layout: _Layout, source: Operand, values: tuple[Operand, str] | None = None
+) -> Iterator[Alternative]:
+    """Yield the shard of the rows for each index that points to rows of the rank's own; `values` are written.
 
         x[arange(B), last], rank 1 of (3, 2):  x rows 3 4, index 3 4, less the offset: local rows 0 1
 
-    Without this, a rank would need all of x to read its own rows. The dim has size `B`, not a multiple: so a
-    shard is one block, and the local number of a row is the global one minus the offset.
+    Without this, a rank would need all of x to read its own rows. The dim has the size of the axis, not a
+    multiple: so a shard is one block, and the local number of a row is the global one minus the offset.
     """
     for dim, index in layout.indexed:
-        if index.iota is not None and source.shape[dim] == B:
-            label = trailing(layout.broadcast, index.ndim)[index.iota]
-            yield label, "_" * dim + label + "...", Rewrite(minus_offset=(index.index,))
+        into = index.into
+        if into is None or source.shape[dim] != axis(into.axis).whole:
+            continue
+        label, size = trailing(layout.broadcast, index.ndim)[into.shard.dim], index.shape[into.shard.dim]
+        along = [*layout.indices, *([] if values is None else [values])]
+        places = [(o, labels.index(label)) for o, labels in along if label in labels]
+        if any(o.shape[d] not in (1, size) for o, d in places):
+            continue
+        chosen: dict[int, Placement] = {
+            o.index: Shard(d, into.shard.outer) for o, d in places if o.shape[d] == size
+        }
+        result = Shard(layout.result.index(label), into.shard.outer) if values is None else Shard(dim)
+        rewrite = Rewrite(minus_offset=(index.index,), axis=into.axis)
+        yield op.alternative({**chosen, source.index: Shard(dim)}, result, rewrite)
 
 
 def _keep(labels: str, kept: str) -> str:
@@ -84,9 +97,7 @@ def _index(op: Op) -> Iterator[Alternative]:
         return
     inputs = [(source, layout.source), *layout.indices]
     yield from by_labels(op, inputs, [layout.result], broadcast=True)
-    for label, rows, rewrite in _own_rows(source, layout):
-        split = [(source, rows), *((o, _keep(labels, label)) for o, labels in layout.indices)]
-        yield from by_labels(op, split, [_keep(layout.result, label)], broadcast=True, rewrite=rewrite)
+    yield from _own_rows(op, layout, source)
     yield from linear(op, [source])
 
 
@@ -104,9 +115,7 @@ def _index_put(op: Op) -> Iterator[Alternative]:
     if not _fits(values, written, layout):
         return
     positions = [*layout.indices, (values, _keep(written, layout.broadcast))]
-    for label, rows, rewrite in _own_rows(target, layout):
-        split = [(target, rows), *((o, _keep(labels, label)) for o, labels in positions)]
-        yield from by_labels(op, split, [rows], broadcast=True, rewrite=rewrite)
+    yield from _own_rows(op, layout, target, positions[-1])
     # Ranks may write to one row. Added values come together in a sum, in which the target counts once.
     # Of plain writes one must win, which no rank can know: then the positions are not sharded.
     if op.arg("accumulate"):

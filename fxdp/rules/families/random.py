@@ -20,7 +20,7 @@ from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Placement, R, Shard
-from fxdp.ir.types.sizes import LOCAL, OFFSET, B, batch_factor
+from fxdp.ir.types.sizes import axis_of, batch_factor
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import filled_like
 from fxdp.rules.families.pointwise import aligned
@@ -114,6 +114,7 @@ def _kept(
         UNREAD if unread and i == 0 else p.dim if isinstance(p, Shard) else -1
         for i, p in enumerate(alternative.inputs)
     )
+    axis = None if shard is None else axis_of(op.output.shape[shard.dim])
     arguments: tuple[tuple[str, Any], ...] = (
         ("full", op.output.shape),
         ("dims", dims),
@@ -121,9 +122,9 @@ def _kept(
         ("gaps", gaps if op.target in IN_PLACE or op.target in FUSED_DROPOUTS else ()),
         ("dim", -1 if shard is None else shard.dim),
         ("outer", 1 if shard is None else shard.outer),
-        ("batch", B if shard is not None else 1),
-        ("start", OFFSET if shard is not None else 0),
-        ("rows", LOCAL if shard is not None else 1),
+        ("batch", 1 if axis is None else axis.whole),
+        ("start", 0 if axis is None else axis.offset),
+        ("rows", 1 if axis is None else axis.local),
         ("after", None),
         *((f"{a.name}_", op.arg(a.name)) for a in op.target._schema.arguments if a.name == "from"),
     )

@@ -14,7 +14,7 @@ import sympy
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Dim, Shard
-from fxdp.ir.types.sizes import B, exact_quotient
+from fxdp.ir.types.sizes import axis_of, exact_quotient
 from fxdp.rules.dims import has_argument, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
@@ -99,7 +99,8 @@ def _block_number(bound: Any, block: Dim, outer: int) -> int | None:
 
 def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
     """Return whether every rank's part of every block starts and ends on a multiple of the step."""
-    inner = exact_quotient(size, sympy.sympify(outer) * B)
+    axis = axis_of(size)
+    inner = None if axis is None else exact_quotient(size, sympy.sympify(outer) * axis.whole)
     first = 0 if start is None else start
     if not (isinstance(step, int) and isinstance(inner, int) and isinstance(first, int)):
         return False

@@ -16,6 +16,7 @@ from fxdp.ir.ops.parts import combine
 from fxdp.ir.types.placements import Dim, Partial, Placement, Shard
 from fxdp.ir.types.sizes import B, number, rank_sizes
 from fxdp.ir.types.value_types import TensorType
+from fxdp.rules.registry import Pointer
 
 _TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
@@ -35,6 +36,11 @@ class Sample:
     ) -> None:  # fmt: skip
         self.shape: tuple[Dim, ...] = tuple(map(expression, shape))
         self.dtype, self.low, self.high, self.iota, self.fill = dtype, low, high, iota, fill
+
+    @property
+    def pointer(self) -> Pointer | None:
+        """The fact that rules know of row numbers of the batch."""
+        return None if self.iota is None else Pointer("", Shard(self.iota))
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

@@ -89,7 +89,8 @@ def _restored(kept: Captured, exported: Exported, own: dict[str, torch.Tensor]) 
     constants = {spec: own[t] if isinstance(t, str) else t for spec, t in plain.constants.items()}
     return replace(
         kept, gm=graph_of_bytes(plain.gm, "Joint"), leaves=exported.leaves, out_spec=exported.out_spec,
-        batch=exported.batch, constants=constants, checks=exported.checks, routes=exported.routes,
+        batch=exported.batch, axes=exported.axes, constants=constants, checks=exported.checks,
+        routes=exported.routes,
     )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def _key(exported: Exported, options: JointOptions) -> str | None:
             exact_text(options),
             repr(tracing_modes()),
             ShortcutSettings.from_environment().text,  # a shortcut's results are kept apart
-            repr((exported.paths, exported.batch, exported.loss)),
+            repr((exported.paths, exported.batch, exported.axes.names, exported.loss)),
             "\n".join(_graph_lines(exported.gm)),
             "\n".join(_tensor_lines(exported.gm)),
             repr(first_names(exported.owner)),

@@ -1,0 +1,94 @@
+"""`InputAxes`: the batch axis of each tensor of a ragged call, and the axis into which its values point."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxdp.capture.ragged_rows import Rows
+from fxdp.errors import InputError
+from fxdp.ir.types.sizes import Axis
+from fxdp.ir.types.sizes import axis as axis_named
+
+SAMPLES = "samples"
+"""The axis of tensors for which `batch_dims` has an int, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputAxes:
+    """The axes of the tensors of calls, by index of the tensor; empty for a batch with one axis.
+
+    Attributes
+    ----------
+    names : the axis of each tensor's batch dim, as the program names it; empty for the batch's own.
+    points : the axis of which each tensor's values are row numbers; None for other values.
+    rows : what each tensor holds, with the axes as the user names them; None without a batch dim.
+    """
+
+    names: tuple[str, ...] = ()
+    points: tuple[str | None, ...] = ()
+    rows: tuple[Rows | None, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Rows | None], paths: Sequence[str]) -> InputAxes:
+        """Return the axes of tensors with these descriptions; the first axis is the batch's own.
+
+        Raises
+        ------
+        InputError : a description that only global tensors fit, or an axis of which no tensor has rows.
+        """
+        known: dict[str, str] = {}
+        for one in rows:
+            if one is not None and one.axis not in known:
+                known[one.axis] = _symbol_name(one.axis, known)
+        for one, path in zip(rows, paths, strict=True):
+            if one is not None:
+                _check(one, path, known)
+        return cls(
+            tuple("" if one is None else known[one.axis] for one in rows),
+            tuple(None if one is None or one.into is None else known[one.targets[0]] for one in rows),
+            tuple(rows),
+        )
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names of all axes but the batch's own, in order."""
+        return tuple(dict.fromkeys(name for name in self.names if name))
+
+    def axis(self, index: int) -> Axis:
+        """Return the axis of a tensor's batch dim."""
+        return axis_named(self.names[index] if index < len(self.names) else "")
+
+    def target(self, index: int) -> Axis | None:
+        """Return the axis into which a tensor's values point."""
+        name = self.points[index] if index < len(self.points) else None
+        return None if name is None else axis_named(name)
+
+
+ONE_AXIS = InputAxes()
+"""The axes of a batch that is not ragged."""
+
+
+def _symbol_name(name: str, known: dict[str, str]) -> str:
+    """Return the name of an axis in symbols of sizes, which are identifiers."""
+    if not known:
+        return ""
+    made = re.sub(r"\W+", "_", name).strip("_") or "axis"
+    while made in known.values() or made.startswith("max"):
+        made += "_"
+    return made
+
+
+def _check(one: Rows, path: str, known: dict[str, str]) -> None:
+    if one.meaning not in (None, "into") or isinstance(one.into, tuple):
+        raise InputError(
+            f"{path}: {one} cannot be compiled yet; expected rows, or row numbers of one axis (into=), or "
+            "fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
+        )
+    for name in one.targets:
+        if name not in known:
+            raise InputError(
+                f"{path}: into={name!r} is an axis of which no input has rows; expected one of "
+                f"{sorted(known)}"
+            )

@@ -1,0 +1,65 @@
+"""Which values are row numbers of an axis, and on each rank of its own rows alone.
+
+That is so of inputs by contract (`fxdp.Rows(into=)`), checked at each call, and passes through ops that only
+move elements; arithmetic loses it. Values that lost it are global row numbers all the same: reads gather.
+
+    edge_index                     into nodes       by contract
+    edge_index[0], cat(a, b)       into nodes       moved
+    graph_of[edge_index[0]]        into graphs      read at rows of the rank's own
+    edge_index + 1                 unknown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.ops.library import aten
+from fxdp.ir.types.placements import R, Shard
+from fxdp.ir.types.value_types import TensorType
+from fxdp.placing.op_view import op_view
+from fxdp.rules.registry import Operand, Pointer, registry
+
+_MOVES = frozenset({
+    aten.alias.default, aten.clone.default, aten.detach.default, aten._to_copy.default,
+    aten.lift_fresh_copy.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default,
+    aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+    aten.cat.default, aten.stack.default, aten.repeat.default, aten.where.self, aten.flip.default,
+})  # fmt: skip
+"""Ops whose results are elements of their integer operands."""
+_READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.Tensor})
+"""Ops whose results are elements of the first operand."""
+
+
+def pointer_of(node: fx.Node, known: Mapping[fx.Node, Pointer]) -> Pointer | None:
+    """Return where the values of a node point, from what is known of earlier nodes.
+
+    The op's own rule says whether each rank's part of the result comes from its parts of the operands.
+    """
+    type_ = meta(node).type
+    if node.target not in _MOVES | _READS or not isinstance(type_, TensorType) or _may_round(type_):
+        return None
+
+    def operand(index: int, source: fx.Node) -> Operand:
+        fact, type_ = known.get(source), meta(source).type
+        assert isinstance(type_, TensorType)
+        return Operand(index, type_, (R,) if fact is None else (fact.shard,), fact)
+
+    op, sources = op_view(node, operand)
+    moved = sources[:1] if node.target in _READS else sources[node.target is aten.where.self :]
+    facts = [known[source] for source in moved if source in known]
+    if len(facts) < len(moved) or len({fact.axis for fact in facts}) != 1:
+        return None
+    wanted = {i: known[source].shard for i, source in enumerate(sources) if source in known}
+    for alternative in registry[op.target].rule(op):
+        (result,) = alternative.outputs
+        if isinstance(result, Shard) and all(alternative.inputs[i] == shard for i, shard in wanted.items()):
+            return Pointer(facts[0].axis, result)
+    return None
+
+
+def _may_round(type_: TensorType) -> bool:
+    return type_.dtype.is_floating_point or type_.dtype.is_complex or type_.dtype.itemsize < 4

@@ -1,0 +1,130 @@
+"""Ragged batches on virtual ranks: several axes, values that point into one, ranks without rows of any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import fxdp
+from fxdp import Rows
+from fxdp.ir import redistributions
+from fxdp.ir.graph.metadata import tensor_type
+from fxdp.ir.types.mesh import mesh_of
+from fxdp.ir.types.sizes import Split
+from fxdp.options import Options
+from fxdp.oracle.verified_capture import capture_for
+from fxdp.oracle.verify import prepare_subject
+from fxdp.oracle.virtual_run import Subject
+
+_ROWS = (Rows("nodes"), Rows("edges", dim=1, into="nodes"), Rows("nodes", into="graphs"), Rows("graphs"))
+
+
+def _part(nodes: int, edges: int, graphs: int) -> tuple[Tensor, ...]:
+    index = torch.randint(0, max(nodes, 1), (2, edges))
+    of_graph = torch.arange(nodes) % max(graphs, 1)
+    return torch.randn(nodes, 5, dtype=torch.float64), index, of_graph, torch.arange(graphs) % 3
+
+
+def _joined(parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows]) -> tuple[Any, dict[str, list[int]]]:
+    """Return the global batch, and the rows of each rank along each axis."""
+    sizes = {one.axis: [part[i].shape[one.dim or 0] for part in parts] for i, one in enumerate(rows)}
+    full = []
+    for i, one in enumerate(rows):
+        of = sizes.get(str(one.into), [0] * len(parts))
+        full.append(torch.cat([part[i] + sum(of[:rank]) if one.into else part[i]
+                               for rank, part in enumerate(parts)], one.dim or 0))  # fmt: skip
+    return tuple(full), sizes
+
+
+def _run(model: nn.Module, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows], **given: Any) -> Any:
+    """Run a model's program on virtual ranks, compare it with one device, and return the program."""
+    full, sizes = _joined(parts, rows)
+    options, mesh = Options(batch_dims=(tuple(rows), {}), **given), mesh_of({"dp": len(parts)}, "cpu")
+    found = capture_for(model, full, {}, options)
+    local, reference = prepare_subject(model, found, mesh, options, 4)
+    own, *further = sizes.values()
+    split = Split(own, dict(zip(found.axes.further, further, strict=True)))
+    tolerances = dict.fromkeys((node.name for node in local.gm.graph.nodes), 1e-9)
+    run = Subject(model, local.gm, reference, options, tolerances, local.mesh).run(full, {}, split, 0)
+    assert run.ok, (run.faults, run.wrong)
+    return local.gm.graph
+
+
+def _gathered(graph: fx.Graph) -> list[Any]:
+    targets = (redistributions.all_gather, redistributions.reduce_scatter)
+    return [tensor_type(node) for node in graph.nodes if node.target in targets]
+
+
+class _Network(nn.Module):
+    """Two graph convolutions and a loss by graph; `read` is how the rows of edges are read and added."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.read = nn.Linear(5, 8).double(), nn.Linear(8, 3).double(), read
+
+    def _convolved(self, layer: nn.Linear, x: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges[0], edges[1]
+        h = layer(x)
+        if self.read == "index":
+            degree = h.new_ones(len(h)).index_add(0, target, h.new_ones(len(target)))
+            scale = degree.rsqrt()[source] * degree.rsqrt()[target]
+            return h / degree[:, None] + torch.zeros_like(h).index_add(0, target, h[source] * scale[:, None])
+        if self.read == "gather":
+            wide = source[:, None].expand(-1, h.shape[1]), target[:, None].expand(-1, h.shape[1])
+            top = torch.full_like(h, -1.0).scatter_reduce(0, wide[1], h.gather(0, wide[0]), "amax")
+            return top + torch.zeros_like(h).scatter_add(0, wide[1], h.gather(0, wide[0]))
+        rows = F.embedding(source, h) + h.index_select(0, target)
+        return h + torch.zeros_like(h).index_put((target,), rows, accumulate=True)
+
+    def forward(self, x: Tensor, edges: Tensor, of_graph: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = self._convolved(self.second, self._convolved(self.first, x, edges).relu(), edges)
+        edge_graphs = torch.zeros(len(y), 3, dtype=h.dtype).index_add(0, of_graph[edges[0]], h[edges[1]])
+        pooled = torch.zeros(len(y), 3, dtype=h.dtype).index_add(0, of_graph, h) + edge_graphs
+        return h, F.cross_entropy(pooled, y)
+
+
+@pytest.mark.parametrize("read", ["index", "gather", "embedding"])
+def test_a_graph_network_gathers_nothing(read: str) -> None:
+    torch.manual_seed(1)
+    parts = [_part(7, 12, 3), _part(2, 0, 1), _part(0, 0, 0), _part(3, 9, 2)]
+    for strategy in ("replicate", "shard") if read == "index" else ("replicate",):
+        graph = _run(_Network(read), parts, _ROWS, strategy=strategy)
+        assert _gathered(graph) == []
+
+
+class _Lost(nn.Module):
+    """Reads at row numbers of the global batch that arithmetic has made, and along two axes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(5, 4).double()
+
+    def forward(self, x: Tensor, edges: Tensor, of_graph: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x)
+        back = h[len(h) - 1 - edges[0]]
+        pairs = h @ back.t()
+        both = torch.cat([h, back]).softmax(0)
+        return pairs.cumsum(1).sum(0) + of_graph.max(), both.std() + (y[of_graph] * h[:, 0]).mean()
+
+
+def test_without_a_rule_values_are_gathered() -> None:
+    torch.manual_seed(1)
+    for parts in ([_part(4, 6, 2), _part(2, 3, 1)], [_part(0, 0, 0), _part(5, 0, 2), _part(3, 7, 1)]):
+        assert _gathered(_run(_Lost(), parts, _ROWS))
+
+
+class _Added(nn.Module):
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return x[:, 0] + edges[0]
+
+
+def test_axes_of_equal_size_are_not_one() -> None:
+    with pytest.raises(fxdp.CaptureError, match=r"test_ragged_axes.*x\[:, 0\] \+ edges\[0\]"):
+        _run(_Added(), [_part(3, 3, 1)[:2]], _ROWS[:2])
