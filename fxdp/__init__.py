@@ -264,6 +264,7 @@ def compile(
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
         dim). None: dim 0 of every tensor input with at least one dim. `fxdp.RowsPerSample(4)` in the place
         of an int: four rows are one sample and stay together on a rank, as the model's `view(-1, 4)` asks.
+        `fxdp.Rows("nodes")`: a ragged batch, whose axes have sizes of their own (docs/ragged.md).
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside; text
         with an `attention_mask` is padded as tokenizers do, with one line of the log.

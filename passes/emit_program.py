@@ -89,7 +89,7 @@ class _Place:
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
-        return self.program.spec(rows_of(self.axis.name), TensorType(torch.int64, (self.axis.whole,)))
+        return self.program.spec(rows_of(self.axis.name), TensorType(torch.int64, (self.axis.total,)))
 
     def _size(self, name: str) -> fx.Node:
         self._refuse_part_of_the_ranks()

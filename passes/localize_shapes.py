@@ -28,6 +28,7 @@ from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, locali
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.torch_compat import OpOverload, interpret_sympy
 
+
 @dataclass
 class _Sizes:
     """Host integers of a program: size inputs at the top, arithmetic on sizes right before the first use."""
@@ -41,7 +42,7 @@ class _Sizes:
         for name in names:
             of, behind = axis_named(name), f"_{name}" if name else ""
             own = f"global{behind or '_batch'}", f"local{behind or '_batch'}", f"offset{behind}"
-            self.add_specs(dict(zip(own, (of.whole, of.local, of.offset), strict=True)))
+            self.add_specs(dict(zip(own, (of.total, of.local, of.offset), strict=True)))
 
     def add_specs(self, symbols: Mapping[str, sympy.Symbol]) -> None:
         """Insert one placeholder per symbol, by name, before those of tensors."""

@@ -88,16 +88,23 @@ _spread = partial(
 
 
 def resolve_batch_dims(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None, *, ragged: bool = False
 ) -> list[int | None]:
     """Return the batch dim of each tensor leaf of `(args, kwargs)`, in order; None for a leaf without one.
 
     `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix of
     `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may omit keys,
-    which keep the default.
+    which keep the default. With `ragged` a leaf may be `Rows`, too.
     """
     prefix = LEFT_OUT if batch_dims is None else batch_dims
-    return [_leaf_dim(*row) for row in _spread(prefix, (args, kwargs))]
+    rows = list(_spread(prefix, (args, kwargs)))
+    for path, given, _ in rows:
+        if isinstance(given, Rows) and not ragged:
+            raise InputError(
+                f"batch_dims{path} is {given} of a ragged batch, but all inputs have one axis here; expected "
+                "plain tensors of this rank in a call of fxdp.compile's module, or fallback='eager'"
+            )
+    return [_leaf_dim(*row) for row in rows]
 
 
 def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> tuple[int, ...]:

@@ -207,7 +207,7 @@ def read_inputs(
     leaves, spec = flat_leaves(args, kwargs)
     names = leaf_names(module, args, kwargs)
     check_plain_tensors(leaves, names)
-    dims = resolve_batch_dims(args, kwargs, batch_dims)
+    dims = resolve_batch_dims(args, kwargs, batch_dims, ragged=True)
     found = Inputs.of_leaves(leaves, spec, names, tuple(dims), rows_per_sample(args, kwargs, batch_dims))
     found = replace(found, axes=input_axes(args, kwargs, batch_dims, found.paths))
     found.batch  # noqa: B018  (checks)
@@ -274,5 +274,5 @@ def _several_rows(sizes: Iterable[int]) -> str:
         ". Where each sample has as many rows as it likes (bags with offsets, boxes, a graph's edges) the "
         "batch is ragged, and no rank's part of it has a size: pad each sample to one length, with a mask "
         "for what counts (nn.EmbeddingBag takes indices [batch, length] without offsets, and a padding_idx); "
-        "or describe it by fxdp.Rows in batch_dims=, with fallback='eager', which runs it op by op"
+        "or describe it by fxdp.Rows in batch_dims="
     )

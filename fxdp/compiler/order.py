@@ -82,9 +82,12 @@ class Order:
         again: tuple[Pass, ...] = (RecomputeModules(modules),) if modules else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         reduce = precision.reduce if precision else None
-        # a batch in micro-batches would gather sufficient factors once per micro-batch
+        # a batch in micro-batches would gather sufficient factors once per micro-batch; of a ragged one only
+        # the size of its own axis is known here
         factors: tuple[Pass, ...] = (
-            (GatherSufficientFactors(batch, options.shards, reduce),) if stages is None else ()
+            (GatherSufficientFactors(batch, options.shards, reduce),)
+            if stages is None and not captured.axes.further
+            else ()
         )
         rows: tuple[Pass, ...] = (
             (BucketParameters(options.bucket_bytes, kept), SchedulePrefetch(options.keeps_unsharded))

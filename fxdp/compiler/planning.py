@@ -99,10 +99,10 @@ class Planning:
         """The sizes on a rank, by default of equal local batches."""
         local: dict[str, int] = {}
         for axis in axes_of(self.sizes):
-            whole = self.sizes[axis.whole.name]
-            equal = whole // self.program.mesh.size
+            total = self.sizes[axis.total.name]
+            equal = total // self.program.mesh.size
             if block := self.program.options.block:
-                equal = min(-(-equal // block) * block, whole)
+                equal = min(-(-equal // block) * block, total)
             local |= zip(axis.inputs[1:], (equal, 0, equal), strict=True)
         return {**local, **self.sizes}
 

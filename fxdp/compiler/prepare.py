@@ -16,7 +16,7 @@ from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import log_captured
 from fxdp.compiler.verifier import verify
-from fxdp.errors import MeshError, PlacementError, StageError
+from fxdp.errors import InputError, MeshError, PlacementError, StageError
 from fxdp.ir.graph.factors import has_sufficient_factors
 from fxdp.ir.graph.graph_text import target_text, type_text
 from fxdp.ir.graph.graphs import copy_graph, inputs_of, results_of
@@ -72,6 +72,11 @@ def prepare(
     _check_writes(captured, options, cut=cut)
     check_sparse_gradients(captured.gm.graph, captured.origin, options.strategy, cut=cut)
     if cut:
+        if captured.axes.names:
+            raise InputError(
+                "a ragged batch (fxdp.Rows in batch_dims=) with stages or micro-batches, which would cut it "
+                "between nodes and their edges; expected data axes only and one micro-batch"
+            )
         check_options(mesh, options)
         check_reductions(captured, options)
     loss = _loss_index(captured.gm.graph) if cut else None

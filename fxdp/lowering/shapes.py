@@ -55,9 +55,9 @@ class Shapes:
 
         batch: dict[str, int] = {}
         for one in axes:
-            full, largest = (self.sizes.get(name, 0) for name in (one.whole.name, one.largest))
+            full, largest = (self.sizes.get(name, 0) for name in (one.total.name, one.largest))
             local, offset = free(max(largest, 2)), free(max(full - largest, 2))
             most = free(local + 2)
-            whole = free(max(full, most + offset + 2))
-            batch |= zip(one.inputs, (whole, local, offset, most), strict=True)
+            total = free(max(full, most + offset + 2))
+            batch |= zip(one.inputs, (total, local, offset, most), strict=True)
         return hints | {name: batch[name] for name in hints if name in batch}

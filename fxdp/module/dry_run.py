@@ -25,6 +25,7 @@ from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.mesh_text import parse_mesh
+from fxdp.ir.types.sizes import axis
 from fxdp.module.calls.call import Call, check_arguments, request_of
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
@@ -128,6 +129,8 @@ def _local_program(
     check_layouts(captured, call.inputs, full_batch_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     sizes = {"B": call.batch * data.size}
+    further = zip(call.inputs.axes.further, call.further, strict=True)
+    sizes |= {axis(name).total.name: size * data.size for name, size in further}
     limit = own_memory(device) if options.strategy == "auto" else None
     local = choose(captured, data, options, sizes, options.memory_limit or limit)
     local.seconds = {"capture": seconds, **local.seconds}

@@ -35,8 +35,8 @@ class Reference:
     def __init__(self, gm: fx.GraphModule, split: Sequence[int], symbols: Mapping[str, int]) -> None:
         self._gm = gm
         self._nodes = {node.name: node for node in gm.graph.nodes}
-        wholes = {axis(name).whole.name: sum(sizes) for name, sizes in by_axis(split).items()}
-        self.sizes: dict[str, int] = {**wholes, **symbols}
+        totals = {axis(name).total.name: sum(sizes) for name, sizes in by_axis(split).items()}
+        self.sizes: dict[str, int] = {**totals, **symbols}
         """The values of all size symbols by name; data-dependent sizes are added as values have them."""
         self.values: dict[str, Any] = {}
 

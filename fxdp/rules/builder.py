@@ -51,11 +51,11 @@ class DecompositionBuilder:
         """Add the row numbers along a sharded dim of `size`, as a column of a value of `ndim` dims."""
         axis = axis_of(size)
         assert axis is not None
-        inner = exact_quotient(size, product(shard.outer, axis.whole))
+        inner = exact_quotient(size, product(shard.outer, axis.total))
         assert inner is not None
         shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
         # S(dim, outer) of 3 + 2 rows in two blocks: rank 1 has rows 3 4 and 8 9, `between` = 5 apart
-        between = axis.whole if shard.outer != 1 else 0  # number of samples from one block to the next
+        between = axis.total if shard.outer != 1 else 0  # number of samples from one block to the next
         args = (like, ndim, shard.dim, shard.outer, inner, axis.local, between, axis.offset)
         return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
 

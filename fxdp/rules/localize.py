@@ -112,4 +112,4 @@ def _new_arguments(op: Op, alternative: Alternative, rewrite: Rewrite) -> dict[s
 
 def _on_rank(size: sympy.Expr) -> sympy.Expr:
     found = axis_of(size)
-    return size if found is None else size.xreplace({found.whole: found.local})
+    return size if found is None else size.xreplace({found.total: found.local})

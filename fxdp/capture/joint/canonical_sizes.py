@@ -86,7 +86,7 @@ class Sizes:
         # for a batch of samples in pairs torch's size is 2*s0: then the symbol is B/2, and the size still is
         # B
         for symbol in raw.free_symbols - self._mapping.keys():
-            self._mapping[symbol] = axis.whole if raw == symbol else sympy.solve(raw - axis.whole, symbol)[0]
+            self._mapping[symbol] = axis.total if raw == symbol else sympy.solve(raw - axis.total, symbol)[0]
 
     def _bind_other(self, size: Any, index: int, dim: int) -> None:
         raw = None if isinstance(size, int) else size.node.expr

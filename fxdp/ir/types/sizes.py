@@ -34,7 +34,7 @@ class Axis(NamedTuple):
     """A batch axis, with the symbols of its global size, of its size on a rank, and of its offset there."""
 
     name: str
-    whole: sympy.Symbol
+    total: sympy.Symbol
     local: sympy.Symbol
     offset: sympy.Symbol
 
@@ -46,7 +46,7 @@ class Axis(NamedTuple):
     @property
     def inputs(self) -> tuple[str, str, str, str]:
         """The names of the axis' size inputs: global, local, offset, largest."""
-        return self.whole.name, self.local.name, self.offset.name, self.largest
+        return self.total.name, self.local.name, self.offset.name, self.largest
 
 
 @lru_cache(maxsize=1024)
@@ -64,11 +64,11 @@ def axis_of(size: Dim) -> Axis | None:
     """Return the one batch axis that a size depends on; None if it depends on none, or on several."""
     if isinstance(size, int):
         return None
-    found = _wholes_of(size)
+    found = _totals_of(size)
     return axis(found[0].partition("_")[2]) if len(found) == 1 else None
 
 
-def _wholes_of(size: sympy.Expr) -> list[str]:
+def _totals_of(size: sympy.Expr) -> list[str]:
     """Return the names of the global sizes of axes in an expression."""
     return [s.name for s in size.free_symbols if s.name == "B" or s.name.startswith("B_")]
 
@@ -81,7 +81,7 @@ def axes_of(sizes: Iterable[str]) -> list[Axis]:
 def is_axis(size: Any) -> bool:
     """Return whether a size is that of a batch axis, once: neither a multiple nor a part."""
     found = axis_of(size) if isinstance(size, sympy.Expr) else None
-    return found is not None and size == found.whole
+    return found is not None and size == found.total
 
 
 def named_size(name: str) -> sympy.Symbol:
@@ -89,7 +89,7 @@ def named_size(name: str) -> sympy.Symbol:
     kind, _, of = name.partition("_")
     if kind in ("B", "b", "offset") and not of.startswith("max"):
         found = axis(of)
-        return next(s for s in (found.whole, found.local, found.offset) if s.name == name)
+        return next(s for s in (found.total, found.local, found.offset) if s.name == name)
     return sympy.Symbol(name, integer=True, positive=True)
 
 
@@ -99,8 +99,8 @@ def batch_factor(size: Dim) -> Dim | None:
     found = axis_of(size)
     if found is None:
         return None
-    quotient = sympy.cancel(size / found.whole)
-    if found.whole in quotient.free_symbols or not quotient.is_integer:
+    quotient = sympy.cancel(size / found.total)
+    if found.total in quotient.free_symbols or not quotient.is_integer:
         return None
     return int(quotient) if quotient.is_Integer else quotient
 
@@ -108,7 +108,7 @@ def batch_factor(size: Dim) -> Dim | None:
 @lru_cache(maxsize=65536)
 def mentions_batch(size: Dim) -> bool:
     """Return whether the size depends on a batch axis at all (also as `B - 1` or `B * B`)."""
-    return not isinstance(size, int) and bool(_wholes_of(size))
+    return not isinstance(size, int) and bool(_totals_of(size))
 
 
 @lru_cache(maxsize=65536)
@@ -165,7 +165,7 @@ def _substituted(expr: sympy.Basic, *numbers: Any) -> int | float | bool:
 @lru_cache(maxsize=65536)
 def hint(size: Dim, batch: int = 64) -> int:
     """Return a typical value of the size for cost estimates: an axis counts `batch`, further symbols 32."""
-    return evaluate(size, {} if isinstance(size, int) else dict.fromkeys(_wholes_of(size), batch), unknown=32)
+    return evaluate(size, {} if isinstance(size, int) else dict.fromkeys(_totals_of(size), batch), unknown=32)
 
 
 @lru_cache(maxsize=65536)
@@ -214,7 +214,7 @@ def rank_sizes(split: Sequence[int], rank: int) -> dict[str, int]:
     for name, sizes in by_axis(split).items():
         known = axis(name)
         values = sum(sizes), sizes[rank], sum(sizes[:rank])
-        found |= zip((known.whole.name, known.local.name, known.offset.name), values, strict=True)
+        found |= zip((known.total.name, known.local.name, known.offset.name), values, strict=True)
     return found
 
 

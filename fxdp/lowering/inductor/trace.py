@@ -66,7 +66,7 @@ def trace(
     env = {named_size(name): value for name, value in sizes.items()}
     if shapes.single:
         for axis in axes_of(sizes):  # one symbol instead of two equal ones, so that equality stays provable
-            env[axis.local] = env[axis.whole]
+            env[axis.local] = env[axis.total]
     given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
@@ -85,8 +85,8 @@ def _fake(
         if spec in values:
             return fake_mode.from_tensor(values[spec].detach(), static_shapes=True)
         with fake_mode:  # the row index of a padded gather
-            whole = axis_named(rows_axis(spec.name)).whole
-            return torch.empty(sizes[whole.name], dtype=torch.int64, device=device)
+            total = axis_named(rows_axis(spec.name)).total
+            return torch.empty(sizes[total.name], dtype=torch.int64, device=device)
     assert isinstance(type_, TensorType)
     placement = meta(node).placement
     shape = local_shape(type_, placement if isinstance(placement, Shard) else None)

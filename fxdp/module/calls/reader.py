@@ -214,7 +214,7 @@ class CallReader:
                 f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
         rows = rows_per_sample(args, kwargs, self._batch_dims)
-        dims = resolve_batch_dims(args, kwargs, self._batch_dims)
+        dims = resolve_batch_dims(args, kwargs, self._batch_dims, ragged=True)
         paths = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)]
         axes = input_axes(args, kwargs, self._batch_dims, paths)
         return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows), axes)

@@ -31,7 +31,7 @@ def no_larger(a: TensorType, b: TensorType) -> bool:
 def _own_rows(size: Dim, indices: Operand) -> Pointer | None:
     """Return where indices point, if these are rows of the rank's own in a table of this size."""
     into = indices.into
-    return None if into is None or size != axis(into.axis).whole else into
+    return None if into is None or size != axis(into.axis).total else into
 
 
 def _less(indices: Operand, own: Pointer) -> Rewrite:

@@ -127,7 +127,7 @@ def _own_rows(
     """
     into = index.into
     # exactly one axis: with several blocks a local row number is not the global one minus the offset
-    if into is None or into.shard.dim != along or accessed.shape[dim] != axis(into.axis).whole:
+    if into is None or into.shard.dim != along or accessed.shape[dim] != axis(into.axis).total:
         return
     positions = Shard(dim, into.shard.outer)
     if any(value.shape[dim] != index.shape[along] for value in written or ()):

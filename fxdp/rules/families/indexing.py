@@ -69,7 +69,7 @@ def _own_rows(
     """
     for dim, index in layout.indexed:
         into = index.into
-        if into is None or source.shape[dim] != axis(into.axis).whole:
+        if into is None or source.shape[dim] != axis(into.axis).total:
             continue
         label, size = trailing(layout.broadcast, index.ndim)[into.shard.dim], index.shape[into.shard.dim]
         along = [*layout.indices, *([] if values is None else [values])]

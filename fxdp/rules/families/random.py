@@ -122,7 +122,7 @@ def _kept(
         ("gaps", gaps if op.target in IN_PLACE or op.target in FUSED_DROPOUTS else ()),
         ("dim", -1 if shard is None else shard.dim),
         ("outer", 1 if shard is None else shard.outer),
-        ("batch", 1 if axis is None else axis.whole),
+        ("batch", 1 if axis is None else axis.total),
         ("start", 0 if axis is None else axis.offset),
         ("rows", 1 if axis is None else axis.local),
         ("after", None),

@@ -100,7 +100,7 @@ def _block_number(bound: Any, block: Dim, outer: int) -> int | None:
 def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
     """Return whether every rank's part of every block starts and ends on a multiple of the step."""
     axis = axis_of(size)
-    inner = None if axis is None else exact_quotient(size, sympy.sympify(outer) * axis.whole)
+    inner = None if axis is None else exact_quotient(size, sympy.sympify(outer) * axis.total)
     first = 0 if start is None else start
     if not (isinstance(step, int) and isinstance(inner, int) and isinstance(first, int)):
         return False
