@@ -212,6 +212,7 @@ def _own_numbers(source: fx.Node, entered: dict[fx.Node, fx.Node]) -> fx.Node | 
 _VIEWS = frozenset({
     aten.select.int, aten.slice.Tensor, aten.view.default, aten.reshape.default, aten.unsqueeze.default,
     aten.squeeze.dim, aten.expand.default, aten.permute.default, aten.t.default, aten.alias.default,
+    aten.unbind.int, operator.getitem,
 })  # fmt: skip
 """Ops that move a caller's numbers, through which an offset need not be added and subtracted again."""
 

@@ -11,6 +11,7 @@ move elements; arithmetic loses it. Values that lost it are global row numbers a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 from torch import fx
@@ -28,6 +29,7 @@ _MOVES = frozenset({
     aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
     aten.cat.default, aten.stack.default, aten.repeat.default, aten.where.self, aten.flip.default,
+    aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
 })  # fmt: skip
 """Ops whose results are elements of their integer operands."""
 _READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.Tensor})
@@ -39,7 +41,9 @@ def pointer_of(node: fx.Node, known: Mapping[fx.Node, Pointer]) -> Pointer | Non
 
     The op's own rule says whether each rank's part of the result comes from its parts of the operands.
     """
-    type_ = meta(node).type
+    type_, place = meta(node).type, 0
+    if node.target is operator.getitem:
+        node, place = node.args  # type: ignore[assignment]
     if node.target not in _MOVES | _READS or not isinstance(type_, TensorType) or _may_round(type_):
         return None
 
@@ -55,7 +59,7 @@ def pointer_of(node: fx.Node, known: Mapping[fx.Node, Pointer]) -> Pointer | Non
         return None
     wanted = {i: known[source].shard for i, source in enumerate(sources) if source in known}
     for alternative in registry[op.target].rule(op):
-        (result,) = alternative.outputs
+        result = alternative.outputs[place]
         if isinstance(result, Shard) and all(alternative.inputs[i] == shard for i, shard in wanted.items()):
             return Pointer(facts[0].axis, result)
     return None

@@ -148,7 +148,11 @@ class ShardingPropagation:
             along = axis_of(tensor_type(node).shape[dim])
             if along is not None:
                 self.pointers[node] = Pointer(along.name, Shard(dim))
-        elif self.points and (found := pointer_of(node, self.pointers)) is not None:
+        else:
+            self._learn_pointer(node)
+
+    def _learn_pointer(self, node: fx.Node) -> None:
+        if self.points and (found := pointer_of(node, self.pointers)) is not None:
             self.pointers[node] = found
 
     def _place_getitem(self, node: fx.Node) -> None:
@@ -159,6 +163,7 @@ class ShardingPropagation:
         placement = placements[node.args[1]] or R  # type: ignore[index]
         reason = meta(source).reason or "getitem"
         self._settle(node, placement, reason, replicable=self.values[source].replicable)
+        self._learn_pointer(node)
 
     def _settle(self, node: fx.Node, placement: Placement, reason: str, *, replicable: bool = False) -> None:
         known = meta(node)

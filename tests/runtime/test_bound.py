@@ -155,7 +155,7 @@ def test_sizes_and_rows_have_their_places() -> None:
     y = g.call(aten.div.Tensor, taken, size, type="f32[B]", at=S(0), reads=(S(0),))
     gm = g.returns({Output(0): y})
     program = BoundProgram.bind(gm, lower_eager(gm), {}, world=2, rank=1, seeded=False)
-    (result,) = program.run([torch.tensor([1.0, 2.0, 4.0])], {"B": 2}, torch.tensor([2, 0]))
+    (result,) = program.run([torch.tensor([1.0, 2.0, 4.0])], {"B": 2}, {"": torch.tensor([2, 0])})
     assert result.tolist() == [2.0, 0.5]
 
 

@@ -28,16 +28,16 @@ def test_each_slot_has_its_place() -> None:
     weight, x, h, rows = torch.tensor(2.0), torch.ones(2), torch.zeros(2), torch.tensor([0, 1])
     template = _template(weight)
     inputs = (torch.empty(0), x)
-    values = template.filled(inputs, {"B": 2}, rows, {"h": h})
+    values = template.filled(inputs, {"B": 2}, {"": rows}, {"h": h})
     assert sorted(map(id, values)) == sorted(map(id, [weight, rows, x, h, 2]))
     assert template.tangents == ("g", TangentSpec(0, torch.float32, sharded=True))
 
 
 def test_what_is_fixed_for_all_calls_of_one_size_is_filled_in_once() -> None:
     template, rows = _template(torch.tensor(2.0)), torch.tensor([0, 1])
-    fixed = template.with_numbers({"B": 2}, rows)
-    assert (fixed.sizes, fixed.rows) == ((), None)
+    fixed = template.with_numbers({"B": 2}, {"": rows})
+    assert (fixed.sizes, fixed.rows) == ((), ())
     x, h = torch.ones(2), torch.zeros(2)
     given = {"crossing": {"h": h}}
-    wanted = template.filled((x, x), {"B": 2}, rows, **given)
+    wanted = template.filled((x, x), {"B": 2}, {"": rows}, **given)
     assert all(a is b for a, b in zip(fixed.filled((x, x), **given), wanted, strict=True))
