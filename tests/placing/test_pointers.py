@@ -27,7 +27,7 @@ def test_moved_values_point_on() -> None:
         (g.call(operator.getitem, parts, 1, type="i64[B]"), S(0)),
         (g.call(aten.t.default, edges, type="i64[B, 2]"), S(0)),
         (g.call(aten.cat.default, [edges, edges], 1, type="i64[2, 2*B]"), S(1, 2)),
-        (g.call(aten._to_copy.default, edges, type="i32[2, B]"), S(1)),
+        (g.call(aten.clone.default, edges, type="i64[2, B]"), S(1)),
     ):
         assert pointer_of(moved, known) == Pointer("nodes", shard), moved.target
 
