@@ -203,7 +203,7 @@ class CalledModule:
             return output
         if program.compiled > _COMPILED:
             self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
-        return replayed.watch(output) if torch.is_grad_enabled() else output
+        return replayed.watch(output, program.buffers_before) if torch.is_grad_enabled() else output
 
     def _renew(self) -> None:
         """Begin anew, as the module has other parameters, buffers or children."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
 from fxdp.ir.graph.graphs import results_of
-from fxdp.ir.graph.signature import Input, Mutation
+from fxdp.ir.graph.signature import Buffer, Input, Mutation
 from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.compiled import CompiledModule
 from fxdp.module.fallback import FallsBackError
@@ -34,9 +36,14 @@ class ModuleProgram(CompiledModule):
     def __init__(self, module: nn.Module, batch_dims: Any, backend: str) -> None:
         options = Options(batch_dims=batch_dims, backend=backend, rng="single-device", fallback="eager")
         super().__init__(module, None, options)
-        self._buffers_of_module = tuple(module.buffers())
+        self._buffers_of_module = dict(module.named_buffers(remove_duplicate=False))
+        self._written = set[str]()
+        self.buffers_before = {}
 
-    _buffers_of_module: tuple[Tensor, ...]
+    _buffers_of_module: dict[str, Tensor]
+    _written: set[str]
+    buffers_before: dict[str, Tensor]
+    """Copies, made before the last call, of the buffers that programs write."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with global tensors.
@@ -46,8 +53,15 @@ class ModuleProgram(CompiledModule):
         """
         if not self._buffers_of_module:
             return self.forward(*args, **kwargs)
-        with same_versions(self._buffers_of_module):
+        self.buffers_before = {}
+        self._copy_buffers(self._written)
+        with same_versions(tuple(self._buffers_of_module.values())):
             return self.forward(*args, **kwargs)
+
+    def _copy_buffers(self, names: Iterable[str]) -> None:
+        if torch.is_grad_enabled():
+            of_module = self._buffers_of_module
+            self.buffers_before |= {name: of_module[name].detach().clone() for name in names}
 
     @property
     def state(self) -> GuardedState:
@@ -80,6 +94,9 @@ class ModuleProgram(CompiledModule):
         if reason := _left_out(cache_entry.program.captured, cache_entry):
             self._last_call.cache_entry, self._last_call.refused = None, reason
             raise everywhere(FallsBackError(reason))
+        written = _written_buffers(cache_entry) - self._written
+        self._written |= written
+        self._copy_buffers(written)
         super()._begin(cache_entry)
 
     def _share(self) -> None:
@@ -89,6 +106,12 @@ class ModuleProgram(CompiledModule):
     def _watch_optimizers(self) -> None:
         """Do nothing: the script's optimizers are made of the script's own parameters."""
         self._watch = None
+
+
+def _written_buffers(cache_entry: CacheEntry) -> set[str]:
+    specs = (spec for spec, _ in results_of(cache_entry.program.gm.graph))
+    owners = (spec.of for spec in specs if isinstance(spec, Mutation))
+    return {of.name for of in owners if isinstance(of, Buffer)}
 
 
 def _left_out(captured: Captured, cache_entry: CacheEntry) -> str:

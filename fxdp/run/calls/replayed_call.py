@@ -9,7 +9,7 @@ loss.backward() twice            the first is the program's own, the second op b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.containers import register_containers
+from fxdp.eager.autograd.gradients import full_value, replicated
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import StateError
 from fxdp.ir.graph.draws import kept_random_state, random_state, set_random_state
 from fxdp.runtime.chained_modules import replace_backward
-from fxdp.torch_compat import same_versions, without_torch_function
+from fxdp.torch_compat import without_torch_function
 
 
 class ReplayedCall:
@@ -42,21 +43,30 @@ class ReplayedCall:
         told: Callable[[str], None],
     ) -> None:
         self._plain, self._module, self._args, self._kwargs, self._told = plain, module, args, kwargs, told
-        self._state, self._training = random_state(), module.training
+        self._state, self._modes = random_state(), [(m, m.training) for m in module.modules()]
         self._tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self._inputs = list({id(t): t for t in self._tensors if t.requires_grad}.values())
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._buffers: Mapping[str, Tensor] = {}
         self._versions = [t._version for t in self._tensors]
         device = next((t.device.type for t in self._tensors), "cpu")
         self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         self._backwards, self._places = 0, list[int]()
 
-    def watch(self, output: Any) -> Any:
-        """Return the output of the program with tensors that have all backwards."""
+    def watch(self, output: Any, buffers: Mapping[str, Tensor]) -> Any:
+        """Return the output of the program with tensors that have all backwards.
+
+        Parameters
+        ----------
+        buffers : of the buffers that the program writes, the values before.
+        """
+        self._buffers = buffers
         register_containers(output)
         leaves, structure = pytree.tree_flatten(output)
         self._places = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
         if not self._places:
             return output
-        derived = [t for t in (*self._tensors, *self._module.parameters()) if t.requires_grad]
+        derived = (*self._inputs, *self._parameters.values())
         with without_torch_function():
             made = _Replayed.apply(self, len(self._places), *(leaves[i] for i in self._places), *derived)  # type: ignore[no-untyped-call]
         for place, tensor in zip(self._places, made, strict=True):
@@ -72,22 +82,35 @@ class ReplayedCall:
             self._told("its outputs have a second backward (retain_graph=True)")
         return torch.is_grad_enabled() or self._backwards > 1
 
-    def gradients(self, grads: tuple[Tensor | None, ...], derived: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        """Run the call op by op, and return the gradients of its tensors and parameters."""
+    def gradients(self, grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+        """Run the call op by op, and return the gradients of its tensors and parameters.
+
+        The call gets tensors of its own for these: an argument may have been computed from a parameter, whose
+        gradient through the argument is no part of the call's.
+        """
         differentiable_again = torch.is_grad_enabled()
+        unit = next(t for t in self._tensors if isinstance(t, GlobalTensor))._spec.axis.ranks.unit
         with torch.enable_grad():
-            leaves = pytree.tree_leaves(self._again())
+            inputs = {id(t): t.view_as(t) for t in self._inputs}
+            parameters = {name: p.view_as(p) for name, p in self._parameters.items()}
+            leaves = pytree.tree_leaves(self._again(inputs, parameters))
         pairs = [(leaves[i], g) for i, g in zip(self._places, grads, strict=True) if g is not None]
         pairs = [(out, g) for out, g in pairs if out.requires_grad]
         if not pairs:
-            return (None,) * len(derived)
+            return (None,) * (len(inputs) + len(parameters))
         outputs, tangents = zip(*pairs, strict=True)
-        return torch.autograd.grad(
-            outputs, derived, tangents, create_graph=differentiable_again, allow_unused=True
-        )
+        with without_torch_function():
+            found = torch.autograd.grad(
+                outputs,
+                (*inputs.values(), *parameters.values()),
+                [g if isinstance(g, GlobalTensor) else replicated(g, unit) for g in tangents],
+                create_graph=differentiable_again,
+                allow_unused=True,
+            )
+        return (*found[: len(inputs)], *map(_full, found[len(inputs) :]))
 
-    def _again(self) -> Any:
-        """Call the module as it was called, with the same random numbers, and leave its statistics alone.
+    def _again(self, inputs: Mapping[int, Tensor], parameters: Mapping[str, Tensor]) -> Any:
+        """Call the module as it was called, with the same random numbers and buffers.
 
         Raises
         ------
@@ -99,24 +122,32 @@ class ReplayedCall:
                 "computes its call anew (create_graph=True or retain_graph=True); expected the value of the "
                 "forward: run the backward first, or change a copy"
             )
-        modes = [(module, module.training) for module in self._module.modules()]
-        buffers = list(self._module.buffers())
-        kept = [buffer.clone() for buffer in buffers]
+        modes = [(module, module.training) for module, _ in self._modes]
+        args, kwargs = pytree.tree_map(lambda leaf: inputs.get(id(leaf), leaf), (self._args, self._kwargs))
+        written = {name: buffer.clone() for name, buffer in self._buffers.items()}
         device, dtype, enabled = self._autocast
         try:
-            if self._module.training is not self._training:
-                self._module.train(self._training)
-            with kept_random_state(), same_versions(buffers), torch.autocast(device, dtype, enabled):
+            for module, training in self._modes:
+                module.training = training
+            with kept_random_state(), torch.autocast(device, dtype, enabled):
                 set_random_state(self._state)
-                output = self._plain(self._module, *self._args, **self._kwargs)
+                output = self._plain(_WithValues(self._module, {**parameters, **written}), *args, **kwargs)
         finally:
             for module, training in modes:
                 module.training = training
-            with torch.no_grad(), same_versions(buffers):
-                for buffer, value in zip(buffers, kept, strict=True):
-                    buffer.copy_(value)
         register_containers(output)
         return output
+
+
+class _WithValues(nn.Module):
+    """A module with values in place of its parameters and buffers."""
+
+    def __init__(self, module: nn.Module, values: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._module, self._values = module, values
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(self._module, self._values, args, kwargs)
 
 
 class _Replayed(torch.autograd.Function):
@@ -132,11 +163,18 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if not ctx.call.is_due():
-            return (None, None, *grads, *[None] * len(ctx.saved_tensors))
+        call: ReplayedCall = ctx.call
+        derived = ctx.saved_tensors  # raises if a parameter was written since
+        if not call.is_due():
+            return (None, None, *grads, *[None] * len(derived))
         replace_backward(ctx.outputs)
-        return (None, None, *[None] * len(grads), *ctx.call.gradients(grads, ctx.saved_tensors))
+        return (None, None, *[None] * len(grads), *call.gradients(grads))
 
 
 def _is_differentiable(value: Any) -> bool:
     return type(value) is GlobalTensor and value.grad_fn is not None
+
+
+def _full(gradient: Any) -> Any:
+    """Return the gradient of a plain tensor, which may become its `.grad` and be written."""
+    return full_value(gradient).clone() if isinstance(gradient, GlobalTensor) else gradient
