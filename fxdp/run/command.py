@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NoReturn
 
 from fxdp.errors import InputError
 from fxdp.settings import Settings, hashes_alike
@@ -26,6 +27,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--compile-from", type=int, default=_PAYS, metavar="N",
         help=f"the number of a module's first compiled call of a kind (default: {_PAYS})",
     )  # fmt: skip
+    parser.add_argument("--compile", action=_Default, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument(
         "--backend", choices=("inductor", "eager"), default="inductor",
         help="what compiles: Inductor, or none (the graph's ops as they are)",
@@ -65,6 +67,13 @@ def run(asked: argparse.Namespace) -> int:
     elif nproc not in (None, launch.world_size):
         raise InputError(f"--nproc {nproc}, but torchrun has started {launch.world_size} processes")
     be_rank(launch, options)
+
+
+class _Default(argparse.Action):
+    """An option for what is done without it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(f"{self.option_strings[0]}: modules are compiled without it; expected --eager for none")
 
 
 def _parts(text: str) -> tuple[int, ...]:
