@@ -49,7 +49,7 @@ WAYS: dict[str, Way] = {
     "2 ranks": Way((4, 3)),
     "3 ranks, shard": Way((2, 4, 1), {"strategy": "shard"}),
     "4 ranks": Way((2, 2, 0, 3)),
-    "3 ranks, killed, resumed by 2": Way((2, 4, 1), {"strategy": "shard"}, (6, 1)),
+    "3 ranks, shard, resumed by 2": Way((2, 4, 1), {"strategy": "shard"}, (6, 1)),
 }
 
 

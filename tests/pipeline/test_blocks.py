@@ -84,8 +84,7 @@ def _curve(parts: Sequence[int], block: int, steps: int, **options: Any) -> list
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             keep(f"gradient of {name} in step {step}", parameter.grad)
-        if options.get("strategy") is None:
-            keep(f"norm {step}", nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        keep(f"norm {step}", nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         optimizer.step()
         optimizer.zero_grad()
     for name, parameter in model.named_parameters():
