@@ -63,11 +63,11 @@ def run_op(
     InputError : an op that asks for memory or writes where it cannot; global tensors of two meshes.
     AgreementError : ranks are at different messages.
     """
-    if id(op) in _BY_VALUES:
-        return _run_by_values(op, args, kwargs or {})
     key = call_key(op, args, kwargs)
     run = _PLANS.get(key)
     if run is None:
+        if id(op) in _BY_VALUES:
+            return _run_by_values(op, args, kwargs or {})
         run = _kept(key, op, args, kwargs or {})
     return run(args, kwargs or {})
 
@@ -82,7 +82,7 @@ def _run_by_values(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         if result is not NotImplemented:
             return result
     tensors = tensors_of(args, kwargs)
-    key = call_key(op, args, kwargs)
+    key = (_run_by_values, *call_key(op, args, kwargs))  # not the key by which other ops are found
     if op in INDEXING and not _are_full(tensors):
         key = (*key, *iotas(op, tensors, placed(op, CallLeaves(op, args, kwargs)).axis))
     run = _PLANS.get(key) or _kept(key, op, args, kwargs)

@@ -44,17 +44,16 @@ def call_above_autograd(
     cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
+    if func in _INDEXED and type(args[1]) is tuple:
+        if len(args) == 2 and _SCALARS.issuperset(map(type, args[1])):
+            return call_without_torch_function(func, types, args, {})
+        if not _SEQUENCES.isdisjoint(map(type, args[1])):
+            args = (args[0], tuple(map(_index, args[1])), *args[2:])
     if func in _CHANGED:
         return _CHANGED[func](args, kwargs or {})
-    if func in _INDEXED and type(args[1]) is tuple:
-        kinds = set(map(type, args[1]))
-        if kinds <= _SCALARS and len(args) == 2:
-            return call_without_torch_function(func, types, args, {})
-        if not kinds.isdisjoint(_SEQUENCES):
-            args = (args[0], tuple(map(_index, args[1])), *args[2:])
     if kwargs and is_sparse_lookup(func, args, kwargs):
         return sparse_lookup(func, args, kwargs)
-    if (kwargs or _has_plain(args)) and func not in _NO_OPERANDS:
+    if (_has_plain(args) or (kwargs and _has_plain(kwargs.values()))) and func not in _NO_OPERANDS:
         with without_torch_function():
             kwargs = kwargs or {}
             if has_sharded(args) or has_sharded(tuple(kwargs.values())):

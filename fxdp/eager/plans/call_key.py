@@ -40,6 +40,8 @@ def _add(key: list[Any], values: Iterable[Any]) -> None:
             key.append(value._spec)
         elif kind in _PLAIN:
             key.append(value)
+        elif kind is bool:  # before `isinstance`, which asks torch's metaclass
+            key += kind, value
         elif kind is list or kind is tuple:
             key += list, len(value)
             _add(key, value)
