@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.eager.data_ranks import WITH_GROUPS
@@ -28,6 +29,8 @@ from fxdp.eager.sums import holding
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.view_origins import note_view
 from fxdp.eager.writes import write_in_place
+from fxdp.ranks.comms.sequence_log import user_frame
+from fxdp.ranks.rank_counts import warn_of_rank_counts
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload, aten
 
@@ -42,6 +45,9 @@ _BY_VALUES = {id(op): op for op in (*DATA_SIZES, *STRIDED, *INDEXING)}
 
 _LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 """Ops that set a bit of their result; below the dispatch to global tensors kernels do not read it."""
+
+
+_SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def eager_report() -> EagerReport:
@@ -105,6 +111,8 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
         check_collective(op, args, kwargs)
     if op in _LAZY:
         return partial(_computed_view, op)
+    if op in _SCALES:
+        _tell_of_rank_counts(args)
     if op._schema.is_mutable:
         return partial(write_in_place, op)
     if _are_full(tensors_of(args, kwargs)):
@@ -147,6 +155,17 @@ def _computed_view(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     made = _LAZY[op](*args, **kwargs)
     note_view(made, args[0], op, args[1:], kwargs, shares=False)
     return made
+
+
+def _tell_of_rank_counts(args: Sequence[Any]) -> None:
+    """Tell of a module's code that scales by the number of ranks; asked once for each kind of call."""
+    ranks = next((a._spec.axis.ranks for a in args if isinstance(a, GlobalTensor)), None)
+    if ranks is None or not any(type(a) is int and a == ranks.world for a in args):
+        return
+    module = user_frame(sys._getframe()).f_locals.get("self")
+    if isinstance(module, nn.Module) and (name := type(module).__name__) not in ranks.told:
+        ranks.told.add(name)
+        warn_of_rank_counts(module, ranks.world, name)
 
 
 @lru_cache(maxsize=1)

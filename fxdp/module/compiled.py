@@ -23,12 +23,13 @@ from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.function_module import FunctionModule
 from fxdp.module.global_calls import call_on_parts, has_several_sizes, holds_global
 from fxdp.module.guards.surroundings import refuse_transforms
-from fxdp.module.model_checks import check_model, home_of, no_values, warn_of_rank_counts
+from fxdp.module.model_checks import check_model, home_of, no_values
 from fxdp.module.strategies import WantsShardingError, begins_sharded
 from fxdp.options import Options
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
+from fxdp.ranks.rank_counts import warn_of_rank_counts
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from fxdp.torch_compat import warn_untested
 

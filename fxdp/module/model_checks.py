@@ -6,8 +6,6 @@ changing. A hook checks optimizer steps until the model's own optimizer has step
 
 from __future__ import annotations
 
-import logging
-import re
 import weakref
 from collections import Counter
 from collections.abc import Collection
@@ -24,10 +22,7 @@ from fxdp.ir.graph.model_tensors import is_sharded, local_of
 from fxdp.module.function_module import as_module
 from fxdp.module.module_wrapper import ModuleWrapper
 
-_log = logging.getLogger("fxdp")
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
-_RANK_COUNT = re.compile(r"_?(world(_size)?|(num|n)_?(replicas|ranks|gpus?|devices)|(dp|data_parallel)_size)")
-"""Names under which modules keep the number of ranks, to undo that DDP averages."""
 
 
 def check_model(model: Any) -> nn.Module:
@@ -65,22 +60,6 @@ def check_model(model: Any) -> nn.Module:
             "already; expected plain ones: leave out fully_shard, or whatever made them"
         )
     return model
-
-
-def warn_of_rank_counts(model: nn.Module, ranks: int) -> None:
-    """Log a warning if modules keep the number of ranks, read before they were compiled: one device has 1."""
-    kept = [
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if type(value) is int and value == ranks > 1 and _RANK_COUNT.fullmatch(name)
-    ]
-    if kept:
-        _log.warning(
-            "%s of the model is %d, as the number of ranks is. A compiled model sees the global batch on one "
-            "device, so a loss that is multiplied by this number is %d times one device's: set it to 1",
-            ", ".join(kept), ranks, ranks,
-        )  # fmt: skip
 
 
 def device_type(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from torch.optim import optimizer
 
 import fxdp
 from fxdp.errors import StateError
-from fxdp.module.model_checks import OptimizerWatch, warn_of_rank_counts
+from fxdp.module.model_checks import OptimizerWatch
 from tests.rank_pool import RankPool
 
 WAYS: list[Callable[[Any], Any]] = [
@@ -157,13 +157,3 @@ def test_a_tensor_in_the_place_of_a_parameter_is_refused() -> None:
     with pytest.raises(StateError, match=r"^0.weight, 0.bias of the model .* torch.func.functional_call"):
         torch.func.functional_call(compiled, given, torch.ones(3, 2))
     assert compiled(torch.ones(3, 2)).shape == (3, 2)
-
-
-def test_a_number_of_ranks_that_a_module_keeps_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """`loss * self.world_size`, where DDP averages: nothing else tells that the number counts ranks."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model.depth, model[0].world_size, model[1].n_gpu = 2, 2, 4  # type: ignore[assignment]
-    warn_of_rank_counts(model, 1)
-    assert not caplog.records
-    warn_of_rank_counts(model, 2)
-    assert [record.message.split(" of the model")[0] for record in caplog.records] == ["0.world_size"]
