@@ -97,8 +97,8 @@ def drawing_apart() -> FxdpError:
     """Return the error, for all ranks, of a call that draws while generator states differ between ranks."""
     return everywhere(
         InputError(
-            'rng="single-device" and fxdp.Bitwise(...): all ranks draw from one seed, but their generators '
-            "are in different states. Call torch.manual_seed with one number on all of them, and draw "
+            'with rng="single-device" or fxdp.Bitwise all ranks draw from one seed, but the generators of '
+            "the ranks are in different states. Call torch.manual_seed with one number on all of them, and draw "
             "what each draws for itself (its data) from a torch.Generator of its own"
         )
     )
