@@ -98,8 +98,8 @@ def drawing_apart() -> FxdpError:
     return everywhere(
         InputError(
             'with rng="single-device" or fxdp.Bitwise all ranks draw from one seed, but the generators of '
-            "the ranks are in different states. Call torch.manual_seed with one number on all of them, and draw "
-            "what each draws for itself (its data) from a torch.Generator of its own"
+            "the ranks are in different states. Call torch.manual_seed with one number on all of them, and "
+            "draw what each draws for itself (its data) from a torch.Generator of its own"
         )
     )
 
