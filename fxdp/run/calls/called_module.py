@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,7 +191,10 @@ class CalledModule:
         given: CallArguments,
     ) -> Any:
         args, kwargs = given.entered(self.rule.axis_of)
-        replayed = ReplayedCall(plain, module, args, kwargs, lambda unlike: self._stay_eager(kind, unlike))
+        replayed = None
+        if torch.is_grad_enabled():
+            told = partial(self._stay_eager, kind)
+            replayed = ReplayedCall(plain, module, args, kwargs, told)
         try:
             output = program.call(args, kwargs)
         except FxdpError as error:
@@ -203,7 +207,7 @@ class CalledModule:
             return output
         if program.compiled > _COMPILED:
             self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
-        return replayed.watch(output, program.buffers_before) if torch.is_grad_enabled() else output
+        return output if replayed is None else replayed.watch(output, program.buffers_before)
 
     def _renew(self) -> None:
         """Begin anew, as the module has other parameters, buffers or children."""

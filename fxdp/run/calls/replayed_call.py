@@ -48,7 +48,7 @@ class ReplayedCall:
         self._inputs = list({id(t): t for t in self._tensors if t.requires_grad}.values())
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._buffers: Mapping[str, Tensor] = {}
-        self._versions = [t._version for t in self._tensors]
+        self._versions = _versions(self._tensors)
         device = next((t.device.type for t in self._tensors), "cpu")
         self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         self._backwards, self._places = 0, list[int]()
@@ -116,7 +116,7 @@ class ReplayedCall:
         ------
         StateError : an argument was written since.
         """
-        if [t._version for t in self._tensors] != self._versions:
+        if _versions(self._tensors) != self._versions:
             raise StateError(
                 f"an argument of {type(self._module).__name__} was changed in place before a backward that "
                 "computes its call anew (create_graph=True or retain_graph=True); expected the value of the "
@@ -178,3 +178,8 @@ def _is_differentiable(value: Any) -> bool:
 def _full(gradient: Any) -> Any:
     """Return the gradient of a plain tensor, which may become its `.grad` and be written."""
     return full_value(gradient).clone() if isinstance(gradient, GlobalTensor) else gradient
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    """Return how often each tensor was written; tensors of `torch.inference_mode` do not count."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]

@@ -61,6 +61,8 @@ def _training(net: nn.Module, x: Tensor) -> Tensor:
     net.eval()
     with torch.no_grad():
         before = net(x)
+    with torch.inference_mode():
+        net(x * 1.0)
     net.train()
     scale = torch.linspace(0.5, 1, 7)  # plain, beside a global one
     net.head.requires_grad_(x.sum().item() > 0)
