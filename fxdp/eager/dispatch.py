@@ -48,6 +48,7 @@ _LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default:
 
 
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+"""Ops by which code for several ranks undoes averages."""
 
 
 def eager_report() -> EagerReport:
@@ -73,7 +74,7 @@ def run_op(
     run = _PLANS.get(key)
     if run is None:
         if id(op) in _BY_VALUES:
-            return _run_by_values(op, args, kwargs or {})
+            return _run_by_values(op, key, args, kwargs or {})
         run = _kept(key, op, args, kwargs or {})
     return run(args, kwargs or {})
 
@@ -81,14 +82,14 @@ def run_op(
 GlobalTensor.__torch_dispatch__ = classmethod(run_op)  # type: ignore[assignment,method-assign]
 
 
-def _run_by_values(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _run_by_values(op: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     special = DATA_SIZES.get(op) or STRIDED.get(op)
     if special is not None:
         result = special(op, args, kwargs)
         if result is not NotImplemented:
             return result
     tensors = tensors_of(args, kwargs)
-    key = (_run_by_values, *call_key(op, args, kwargs))  # not the key by which other ops are found
+    key = (_run_by_values, *key)  # not the key by which other ops are found
     if op in INDEXING and not _are_full(tensors):
         key = (*key, *iotas(op, tensors, placed(op, CallLeaves(op, args, kwargs)).axis))
     run = _PLANS.get(key) or _kept(key, op, args, kwargs)

@@ -87,9 +87,7 @@ def call_on_parts(
         axis: BatchAxis = max(sharded, key=lambda t: t.nbytes)._spec.axis
     else:  # all are full: any split is as good
         total = next((t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None), 0)
-        axis = ranks.axis(
-            [total // ranks.world + (rank < total % ranks.world) for rank in range(ranks.world)]
-        )
+        axis = ranks.even_axis(total)
     found = iter(dims)
     parts: list[Any] = []
     for leaf in leaves:

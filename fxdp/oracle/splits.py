@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxdp.errors import InputError
+from fxdp.ir.types.even_batches import even_batches
 
 
 def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
@@ -14,7 +15,7 @@ def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
     """
     if world == 1:
         return ((batch,),)
-    even = tuple(batch // world + (rank < batch % world) for rank in range(world))
+    even = tuple(even_batches(batch, world))
     last = (0,) * (world - 1) + (batch,)
     return tuple(dict.fromkeys((even, _uneven(batch, world), last)))
 

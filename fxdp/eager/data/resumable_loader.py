@@ -150,9 +150,8 @@ class ResumableLoader:
             if ranks is None:
                 return samples
             axis = ranks.even_axis(len(samples), self._block)
-            return (
-                samples[axis.offset : axis.offset + axis.local] or samples[:1]
-            )  # one tells the kinds of tensors
+            own = samples[axis.offset : axis.offset + axis.local]
+            return own or samples[:1]  # one tells the kinds of tensors
 
         numbers = self._order.seed, self.epoch
         options = {**self._options, "collate_fn": SeededCollate(self._options.get("collate_fn"), *numbers)}
