@@ -194,7 +194,7 @@ class CalledModule:
         replayed = None
         if torch.is_grad_enabled():
             told = partial(self._stay_eager, kind)
-            replayed = ReplayedCall(plain, module, args, kwargs, told)
+            replayed = ReplayedCall(plain, program, args, kwargs, told)
         try:
             output = program.call(args, kwargs)
         except FxdpError as error:

@@ -36,10 +36,16 @@ class ModuleProgram(CompiledModule):
     def __init__(self, module: nn.Module, batch_dims: Any, backend: str) -> None:
         options = Options(batch_dims=batch_dims, backend=backend, rng="single-device", fallback="eager")
         super().__init__(module, None, options)
+        self.script_module, self.script_modules = module, tuple(module.modules())
+        self.script_parameters = dict(module.named_parameters())
         self._buffers_of_module = dict(module.named_buffers(remove_duplicate=False))
         self._written = set[str]()
         self.buffers_before = {}
 
+    script_module: nn.Module
+    script_modules: tuple[nn.Module, ...]
+    script_parameters: dict[str, nn.Parameter]
+    """The script's module, all modules in it, and its parameters, as long as `holds_same_tensors`."""
     _buffers_of_module: dict[str, Tensor]
     _written: set[str]
     buffers_before: dict[str, Tensor]

@@ -21,6 +21,7 @@ from fxdp.eager.autograd.gradients import full_value, replicated
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import StateError
 from fxdp.ir.graph.draws import kept_random_state, random_state, set_random_state
+from fxdp.run.calls.module_program import ModuleProgram
 from fxdp.runtime.chained_modules import replace_backward
 from fxdp.torch_compat import without_torch_function
 
@@ -31,22 +32,24 @@ class ReplayedCall:
     Parameters
     ----------
     plain : `plain(module, *args, **kwargs)` calls the module op by op.
+    program : the programs that serve the call.
     told : called with what was unlike a single plain backward, each time that the call is repeated.
     """
 
     def __init__(
         self,
         plain: Callable[..., Any],
-        module: nn.Module,
+        program: ModuleProgram,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         told: Callable[[str], None],
     ) -> None:
-        self._plain, self._module, self._args, self._kwargs, self._told = plain, module, args, kwargs, told
-        self._state, self._modes = random_state(), [(m, m.training) for m in module.modules()]
+        self._plain, self._module, self._args, self._kwargs = plain, program.script_module, args, kwargs
+        self._told = told
+        self._state, self._modes = random_state(), [(part, part.training) for part in program.script_modules]
         self._tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._inputs = list({id(t): t for t in self._tensors if t.requires_grad}.values())
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in program.script_parameters.items() if p.requires_grad}
         self._buffers: Mapping[str, Tensor] = {}
         self._versions = _versions(self._tensors)
         device = next((t.device.type for t in self._tensors), "cpu")
