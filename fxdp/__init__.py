@@ -34,10 +34,7 @@ from fxdp.errors import (
 from fxdp.version import __version__ as __version__
 
 if sys.platform == "win32":
-    raise FxdpError(
-        "fxdp does not run on Windows: its ranks share memory and are forked as on Linux; expected Linux, "
-        "such as WSL 2"
-    )
+    raise FxdpError("fxdp does not run on Windows, as its ranks are forked; expected Linux, such as WSL 2")
 
 # `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
 if TYPE_CHECKING:
@@ -288,8 +285,7 @@ def compile(
     MeshError : a mesh that does not fit, unknown axes, no process group.
     InputError : options that do not exist, each with the one that is near or took its place; invalid values,
         all of them at once; a model that is compiled or wrapped for data parallelism already.
-    ScheduleError : an unknown schedule.
-    StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
+    ScheduleError, StageError : an unknown schedule; at the first call, one or stages that do not fit.
     """
     from fxdp.module.compiled import CompiledModule
     from fxdp.options import Options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,16 +13,15 @@ from torch import fx
 
 from fxdp.ir import redistributions
 from fxdp.ir.graph.graph_text import target_text
-from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_type
-from fxdp.ir.graph.signature import Input, Size
+from fxdp.ir.graph.signature import Size
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
-from fxdp.ir.ops.library import aten
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.sizes import Axis, named_size
 from fxdp.ir.types.sizes import axis as axis_named
 from fxdp.ir.types.value_types import ScalarType, TensorType
+from fxdp.placing.caller_numbers import enter, own_numbers
 from fxdp.placing.op_view import op_view
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
@@ -136,7 +135,7 @@ def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node]
     def made(value: Any) -> Any:
         if isinstance(value, MinusOffset):
             source = sources[value.operand.index]
-            return _own_numbers(source, entered) or _minus_offset(source, node, sizes, value.axis)
+            return own_numbers(source, entered) or _minus_offset(source, node, sizes, value.axis)
         if isinstance(value, Operand):
             return sources[value.index]
         if isinstance(value, tuple):
@@ -170,51 +169,6 @@ def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
         return sizes.of(type_.expr, user) if isinstance(type_, ScalarType) else argument
 
     return fx.node.map_aggregate(arguments, global_size)
-
-
-def _enter(graph: fx.Graph, sizes: _Sizes, points: Sequence[str | None]) -> dict[fx.Node, fx.Node]:
-    """Add the offset to inputs whose values point into an axis: a caller counts from the rank's first row.
-
-    Return the input behind each sum.
-    """
-    found: dict[fx.Node, fx.Node] = {}
-    last = graph.find_nodes(op="placeholder")[-1]
-    for spec, node in inputs_of(graph, Input):
-        into = points[spec.index] if spec.index < len(points) else None
-        if into is not None and node.users:
-            with graph.inserting_after(last):
-                made = graph.call_function(aten.add.Tensor, (node, sizes.nodes[axis_named(into).offset]))
-            node.replace_all_uses_with(made)
-            made.replace_input_with(made, node)
-            copy_meta(node, made, spec=None, operands=(meta(node).placement,))
-            found[made] = node
-    return found
-
-
-def _own_numbers(source: fx.Node, entered: dict[fx.Node, fx.Node]) -> fx.Node | None:
-    """Return the caller's own numbers for moved ones of an input that entered; None for other values."""
-    if source in entered:
-        return entered[source]
-    operands = source.all_input_nodes
-    if source.target not in _VIEWS or not (inner := _own_numbers(operands[0], entered)):
-        return None
-    with source.graph.inserting_after(source):
-        made = source.graph.call_function(
-            source.target,  # type: ignore[arg-type]
-            fx.map_arg(source.args, lambda n: inner if n is operands[0] else n),
-            source.kwargs,
-        )
-    copy_meta(source, made)
-    entered[source] = made
-    return made
-
-
-_VIEWS = frozenset({
-    aten.select.int, aten.slice.Tensor, aten.view.default, aten.reshape.default, aten.unsqueeze.default,
-    aten.squeeze.dim, aten.expand.default, aten.permute.default, aten.t.default, aten.alias.default,
-    aten.unbind.int, operator.getitem,
-})  # fmt: skip
-"""Ops that move a caller's numbers, through which an offset need not be added and subtracted again."""
 
 
 def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes, axis: Axis) -> fx.Node:
@@ -286,7 +240,7 @@ class LocalizeShapes:
         sizes = _Sizes(gm.graph)
         sizes.add_axes(["", *self.axes])
         sizes.add_specs({name: named_size(name) for name in self.symbols})
-        entered = _enter(gm.graph, sizes, self.points) if mesh.size > 1 else {}
+        entered = enter(gm.graph, sizes.nodes, self.points) if mesh.size > 1 else {}
         captured: list[fx.Node] = []
         laid: _MemoryFormat = {}
         for node in nodes:

@@ -232,7 +232,7 @@ class LockStep:
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             return max(difference(v, full, self._floor(node)) for v in values)
-        return difference(self._put_together(values, placement, full, type_), full, self._floor(node))
+        return difference(self._put_together(values, placement, type_), full, self._floor(node))
 
     def _is_tie(
         self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement, type_: NodeType
@@ -244,15 +244,15 @@ class LockStep:
         if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
-        found = self._put_together(values, placement, full, type_)
+        found = self._put_together(values, placement, type_)
         return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
 
-    def _put_together(
-        self, values: list[Tensor], placement: Placement, full: Tensor, type_: NodeType
-    ) -> Tensor:
+    def _put_together(self, values: list[Tensor], placement: Placement, type_: NodeType) -> Tensor:
         """Combine the values of the ranks into the global value, without padding of parameter shards."""
         found = self._ranks.combine(values, placement, type_)
-        return found[: full.shape[0]] if isinstance(placement, ParamShard) else found
+        if isinstance(placement, ParamShard) and isinstance(type_, TensorType):
+            return found[: int(type_.shape[0])]
+        return found
 
     def _tolerance(self, node: fx.Node) -> float:
         return self.tolerances.get(node.name, self.tolerance)
@@ -290,20 +290,11 @@ class LockStep:
         placements = meta(node).operands or [meta(v).placement for v in values]
         for spec, value, placement in zip(meta(node).results, values, placements, strict=True):
             if spec is not None:
-                found = self._ranks.combine(
-                    self._values[value], placement, meta(value).type  # type: ignore[arg-type]
-                )
-                results[spec] = found[: _rows_of(value)] if isinstance(placement, ParamShard) else found
+                own, type_ = self._values[value], meta(value).type
+                results[spec] = self._put_together(own, placement, type_)  # type: ignore[arg-type]
         return results
 
     def floors(self) -> dict[OutputSpec, float]:
         """Return for each result the size below which cancellation dominates (see `difference`)."""
         pairs = results_of(self.local.graph)
         return {spec: self._floor(value) for spec, value in pairs if spec is not None}
-
-
-def _rows_of(node: fx.Node) -> int:
-    """Return the number of rows of the full value, without the padding of the last rank."""
-    type_ = meta(node).type
-    assert isinstance(type_, TensorType)
-    return int(type_.shape[0])
