@@ -11,7 +11,6 @@ must be refused. Results gather in a JSON file: a line a model, with the first s
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness.zoo_suites import error_line, zoo_arguments
 from tests.rank_pool import RankError, RankPool
 from tests.zoo.bitwise import STEPS, curve
 
@@ -54,8 +54,8 @@ WAYS: dict[str, Way] = {
 
 
 def main() -> int:
-    """Train what is asked for; 1 if any bit differs."""
-    asked = _arguments()
+    """Train what is asked for; 1 if any bit differs, or a training fails that is not refused."""
+    asked = zoo_arguments(__doc__, WAYS, models="29 of many kinds", timeout=300.0)
     found: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pool = RankPool()
     for name in asked.models or MODELS:
@@ -67,12 +67,12 @@ def main() -> int:
                 alone = alone or _curve(pool, name, ALONE, asked.timeout)
                 row[way] = _compared(alone, _curve(pool, name, WAYS[way], asked.timeout))
             except RankError as error:
-                lines = [line for line in str(error).splitlines() if "Error" in line]
-                row[way] = (lines or [str(error)])[-1][:200]
+                row[way] = error_line(error)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         CONSOLE.print(f"{name}: {row} ({time.monotonic() - start:.0f} s)", soft_wrap=True)
     pool.close()
-    return int(any(result.startswith("differs") for row in found.values() for result in row.values()))
+    results = [result for row in found.values() for result in row.values()]
+    return int(not all(result == "equal bits" or "fxdp.errors.StageError" in result for result in results))
 
 
 def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
@@ -92,17 +92,6 @@ def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
 def _compared(alone: list[str], found: list[str]) -> str:
     differs = [step for step, (own, other) in enumerate(zip(alone, found, strict=True)) if own != other]
     return f"differs from step {differs[0]} on" if differs else "equal bits"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="*", help="names in the catalogue (default: 29 of many kinds)")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per model and way")
-    parser.add_argument("--missing", action="store_true", help="only what has no result yet")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

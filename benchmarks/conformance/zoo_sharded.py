@@ -11,7 +11,6 @@ global batch in the midst of one, is refused. Results gather in a JSON file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness.zoo_suites import error_line, zoo_arguments
 from tests.rank_pool import RankError, RankPool
 from tests.zoo.sharded import WAYS, train
 from tests.zoo.visible import VISIBLE
@@ -31,7 +31,7 @@ BAR = 1e-9
 
 def main() -> int:
     """Train what is asked for; 1 if anything known is not exact."""
-    asked = _arguments()
+    asked = zoo_arguments(__doc__, WAYS, models="the visible zoo", timeout=420.0)
     found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pool = RankPool()
     for name in asked.models or VISIBLE:
@@ -53,25 +53,13 @@ def _trained(pool: RankPool, name: str, way: str, timeout: float) -> dict[str, f
     try:
         ranks = [vars(one) for one in pool.run(WAYS[way].ranks, train, name, way, timeout=timeout)]
     except RankError as error:
-        lines = [line for line in str(error).splitlines() if "Error" in line]
-        return (lines or [str(error)])[-1][:300]
+        return error_line(error)
     return {what: max(rank[what] for rank in ranks) for what in ranks[0]}
 
 
 def _exact(result: dict[str, float] | str) -> bool:
     """Whether the losses are one device's, or the training was refused."""
     return "fxdp.errors.StageError" in result if isinstance(result, str) else result["loss"] <= BAR
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="*", help="names in the catalogue (default: the visible zoo)")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--timeout", type=float, default=420.0, help="seconds per model and way")
-    parser.add_argument("--missing", action="store_true", help="only what has no result yet")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
