@@ -117,6 +117,11 @@ def block(full: Microbatch, index: int, start: int, size: int, dims: Sequence[in
     return Microbatch(index, tuple(value.clone() for value in part.inputs), full.seed)
 
 
+def aligned(value: Tensor) -> Tensor:
+    """Return a copy in memory of its own, which begins at the same alignment on any mesh."""
+    return value.clone()
+
+
 def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
     """Return the accumulated value; in place if `own`, as the first value may be an alias of another tensor.
 

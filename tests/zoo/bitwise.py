@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 import fxdp
 from tests.captures import KNOWN, captured_once
@@ -35,10 +36,11 @@ def curve(name: str, parts: tuple[int, ...], options: dict[str, Any], steps: ran
             model, numerics=fxdp.Bitwise(block=BLOCK), backend="eager", batch_dims=entry.batch_dims, **options
         )
         optimizer = torch.optim.AdamW(compiled.parameters(), 1e-3)
+        dtype = next(compiled.parameters()).dtype
         if steps.start:
             assert fxdp.load(folder, compiled, optimizer) == steps.start
         for step in steps:
-            own = own_inputs(compiled, inputs_of(entry, sum(parts), seed=step), parts, rank)
+            own = own_inputs(compiled, _of_dtype(inputs_of(entry, sum(parts), seed=step), dtype), parts, rank)
             torch.manual_seed(step)
             loss = compiled(**own)
             loss.backward()
@@ -51,6 +53,11 @@ def curve(name: str, parts: tuple[int, ...], options: dict[str, Any], steps: ran
             fxdp.save(folder, compiled, optimizer, step=steps.stop)
             return found
         return [*found, _digest([*compiled.parameters(), *compiled.buffers(), *_states(optimizer)])]
+
+
+def _of_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return inputs whose floating-point numbers have the model's dtype."""
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)  # type: ignore[no-any-return]
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -17,19 +17,35 @@ from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import StepGraph
+from fxdp.runtime import p2p
 
 
 def write_gathers(
-    step: StepGraph, partition: Partition, schedule: Schedule, sharded: StageShards, batch: fx.Node
+    step: StepGraph,
+    partition: Partition,
+    schedule: Schedule,
+    sharded: StageShards,
+    batch: fx.Node,
+    *,
+    aligned: bool,
 ) -> None:
-    """Gather the sharded parameters that the stages of this rank read."""
+    """Gather the sharded parameters that the stages of this rank read.
+
+    With `aligned` each is copied into memory of its own: where a gather puts a parameter depends on the mesh,
+    and kernels of a few rows compute other bits from another alignment.
+    """
     sharded.collect()
     for stage, part in _own(partition, schedule, step.rank):
         name = f"gather_{stage}"
-        step.keep_items(step.module(name, (batch, *sharded.gathered(part)), name), part.gives)
+        made = step.module(name, (batch, *sharded.gathered(part)), name)
+        step.keep_items(made, part.gives)
+        for value in part.gives if aligned else ():
+            step.keep(value, None, step.function(p2p.aligned, (step.value(value, None),), f"aligned_{value}"))
 
 
-def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule) -> fx.Graph:
+def write_gather_step(
+    step: StepGraph, partition: Partition, schedule: Schedule, *, aligned: bool
+) -> fx.Graph:
     """Write a program of only the all-gathers; the results are the inputs that `take_gathered` expects.
 
     Raises
@@ -37,7 +53,7 @@ def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule)
     VerifierError : a stream reads a value without a wait; a bug in fxdp.
     """
     batch, sharded = step.input("batch"), StageShards(step, partition, schedule)
-    write_gathers(step, partition, schedule, sharded, batch)
+    write_gathers(step, partition, schedule, sharded, batch, aligned=aligned)
     step.end(tuple(step.value(name, None) for name in _gathered_names(partition, schedule, step.rank)))
     check_order(step.graph)
     return step.graph

@@ -127,7 +127,11 @@ class Writer:
         VerifierError : a stream reads a value without a wait; a bug in fxdp.
         """
         step.tag = self._last_tag
-        return write_gather_step(step, self.partition, self.schedule)
+        return write_gather_step(step, self.partition, self.schedule, aligned=self._by_block)
+
+    @property
+    def _by_block(self) -> bool:
+        return self.layout.blocks is not None
 
     @property
     def _last_tag(self) -> int:
@@ -158,13 +162,15 @@ class Writer:
         if self.keeps_unsharded:
             take_gathered(self.step, self.partition, self.schedule, sharded)
         else:
-            write_gathers(self.step, self.partition, self.schedule, sharded, self.full)
+            write_gathers(
+                self.step, self.partition, self.schedule, sharded, self.full, aligned=self._by_block
+            )
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
             start, size = self.layout.bounds[microbatch]
             args = (self.full, microbatch, start, size, list(self.batch_dims))
-            part = p2p.microbatch if self.layout.blocks is None else p2p.block
+            part = p2p.block if self._by_block else p2p.microbatch
             self._batches[microbatch] = self.step.function(part, args, f"{part.__name__}_{microbatch}")
         return self._batches[microbatch]
 
