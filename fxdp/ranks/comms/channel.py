@@ -88,24 +88,23 @@ class Channel(Wires):
 
     def _wait(self, missing: Callable[[], list[Peer]]) -> None:
         """Read and send until no rank is `missing`."""
-        deadline = 0.0
-        told = False
-        waiting = missing()
-        while waiting:
-            events = self._poll.poll(1000)
-            for descriptor, _ in events:
-                self._progress(self._by_descriptor[descriptor])
-            waiting = missing()
-            if not waiting:
-                return
-            if departure := self._departure(waiting):
-                raise RankFailedError(self.words(departure))
-            if not events and not told:
-                told = True
-                self._send_where(waiting)
-            deadline = deadline or time.monotonic() + self._timeout_s
-            if time.monotonic() > deadline:
-                raise LateError(self._late_words(self._late(waiting)))
+        deadline = math.inf
+        told = is_quiet = False
+        with self._reading():
+            while waiting := missing():
+                if departure := self._departure(waiting):
+                    raise RankFailedError(self.words(departure))
+                if is_quiet and not told:
+                    told = True
+                    self._send_where(waiting)
+                now = time.monotonic()
+                deadline = min(deadline, now + self._timeout_s)
+                if now > deadline:
+                    raise LateError(self._late_words(self._late(waiting)))
+                events = self._poll.poll(1000)
+                is_quiet = not events
+                for descriptor, _ in events:
+                    self._progress(self._by_descriptor[descriptor])
 
     def _check_size(self, data: bytes) -> None:
         if len(data) > DATA_BYTES:

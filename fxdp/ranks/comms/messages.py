@@ -156,7 +156,7 @@ class Messages:
         expected.done = True
 
     def _wait(self, peers: Sequence[Correspondent], expected: Round) -> None:
-        """Read the oldest round; unsent data must go out before this rank stops reading."""
+        """Read a round; this rank's part must go out, too, as the next wait may be for something else."""
         waiting, read = peers, self._read
         start = 0.0
         while True:
@@ -166,8 +166,7 @@ class Messages:
                 for peer in peers:  # the peer may have ended because of a value of a different call
                     check_header(peer, expected)
                 raise
-            last = not self._in_flight and any(peer.unsent for peer in self._peers)
-            if not waiting and not last:
+            if not waiting and not any(len(peer.unsent) > self._sent_ahead for peer in self._peers):
                 return
             for peer in self._peers:
                 _send_rest(peer)
@@ -181,6 +180,14 @@ class Messages:
                 if now > start + _SAY_S:
                     self._say_who_is_missing(waiting, expected)
                 self._sleep(waiting)
+
+    @property
+    def _sent_ahead(self) -> int:
+        """The bytes to each peer of rounds that are in flight beyond the current one.
+
+        A peer reads them when it comes to these rounds: perhaps not before this rank has done something else.
+        """
+        return sum(HEADER.size + begun.size for begun in self._in_flight)
 
     def _late(self, waiting: Sequence[Correspondent], expected: Round) -> Sequence[int]:
         """Return the ranks for which this rank waits in vain."""

@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fxdp.ranks.comms.frames import FrameKind, NoFrameError, take_frame
@@ -51,6 +51,7 @@ class Wires:
 
     def __init__(self, connections: dict[int, socket.socket]) -> None:
         self._lock = threading.RLock()
+        self._is_awaited = False
         self.peers = [Peer(other, connections[other]) for other in sorted(connections)]
         self._by_descriptor = {peer.connection.fileno(): peer for peer in self.peers}
         self._poll = select.poll()
@@ -62,6 +63,22 @@ class Wires:
         with self._lock:
             self._read(peer)
             return peer.departure
+
+    def drain_all(self) -> None:
+        """Read all that peers have sent, unless a thread waits for that: it would not wake up any more."""
+        with self._lock:
+            for peer in [] if self._is_awaited else self.peers:
+                self._read(peer)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Leave reading to this thread, which sleeps until there is something to read."""
+        with self._lock:
+            self._is_awaited = True
+        try:
+            yield
+        finally:
+            self._is_awaited = False
 
     def close(self) -> None:
         """Close all connections."""

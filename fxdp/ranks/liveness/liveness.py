@@ -148,8 +148,7 @@ class Liveness:
                 if descriptor in peers:
                     poll.unregister(descriptor)
                     self._on_hang_up(peers[descriptor])
-            for peer in self._control.peers:  # a rank may have asked for this one's position
-                self._control.drain(peer)
+            self._control.drain_all()  # a rank may have asked for this one's position
             self._check_left()
             self._check_left_out()
             self._check_stuck()

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.channel import Channel, RefusedError
 from fxdp.ranks.comms.frames import DATA_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.comms.wires import Peer
@@ -69,11 +68,6 @@ class TreeControl(Channel):
 
     def finish(self) -> Sequence[bytes]:
         """Wait for the answer of the round that `start` began."""
-        waiting = self._missing()
-        if waiting and (
-            departure := self._departure(waiting)
-        ):  # read by the watch already: no event will follow
-            raise RankFailedError(self.words(departure))
         self._wait(self._missing)
         if self._refusals:
             raise RefusedError("\n".join(f"rank {self.names[r]} failed: {t}" for r, t in self._refusals))

@@ -97,9 +97,13 @@ class TreeMessages(Messages):
         header = _header(expected, len(found))
         for child in self._children:
             send_value(child, header, found)
-        if self._children and not self._in_flight:
-            self._wait([], expected)  # until all is sent: this rank may stop reading
+        if self._children:
+            self._wait([], expected)  # until this round is sent
         self._keep(expected, found)
+
+    @property
+    def _sent_ahead(self) -> int:
+        return 0 if self._children else super()._sent_ahead
 
     def _read_from(self, peers: Sequence[Correspondent], sizes: Sequence[int], expected: Round) -> None:
         """Read one value of the expected round from each of `peers`."""

@@ -64,6 +64,26 @@ def test_frames_in_pieces_and_a_last_word() -> None:
         assert str(caught.value) == "rank 1 failed: a\\x1b[2J\ufffd\ufffd;"
 
 
+def test_the_watch_leaves_data_to_a_thread_that_waits() -> None:
+    """What arrives between the look of a wait and its sleep stays unread by the watch, and ends the sleep."""
+    with _rank_and_wire() as (rank, wire):
+        plain, found = rank._poll, list[object]()
+
+        class Poll:
+            def poll(self, timeout: int) -> list[tuple[int, int]]:
+                wire.sendall(_HEADER.pack(0, 1, 1) + b"x")
+                watch = threading.Thread(target=rank.drain_all)
+                watch.start()
+                watch.join()
+                found.append(plain.poll(timeout))
+                return plain.poll(0)
+
+        rank._poll = Poll()  # type: ignore[assignment]
+        assert rank.exchange(b"mine") == [b"mine", b"x"]
+        assert len(found) == 1
+        assert found[0]
+
+
 def test_a_refusal_cannot_write_to_the_terminal() -> None:
     with _rank_and_wire() as (rank, wire):
         wire.sendall(_HEADER.pack(1, 8, 1) + "\x1b]0;\u202ex".encode())

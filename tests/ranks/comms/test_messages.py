@@ -11,7 +11,7 @@ import pytest
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.comms.messages import LinkBrokenError, Messages
-from tests.limits import HANG_S, scaled
+from tests.limits import HANG_S, SOON_S, scaled
 from tests.ranks.tree.small_trees import together
 
 
@@ -73,6 +73,22 @@ def test_values_larger_than_all_buffers_do_not_block(three: list[Messages]) -> N
         return [messages.finish(one)[(messages.rank + 1) % 3][-1] for one in begun]
 
     assert together(three, action) == [[16 * ((rank + 1) % 3) + n for n in range(2)] for rank in range(3)]
+
+
+def test_a_finished_round_is_sent_though_more_are_in_flight() -> None:
+    """A rank that went on with a part unsent would wait elsewhere for a rank that waits for that part."""
+    with _ranks(2) as (first, second):
+        first._peers[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        size, finished = 100_000, threading.Event()
+
+        def action(messages: Messages) -> bool:
+            begun, _ = [messages.start(memoryview(_value(messages.rank, n, size))) for n in range(2)]
+            messages.finish(begun)
+            if messages is second:
+                finished.set()
+            return finished.wait(SOON_S)
+
+        assert together([first, second], action) == [True, True]
 
 
 @pytest.mark.parametrize("leaves", ["before", "meanwhile", "half-way"])
