@@ -12,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
+from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.local_parts import entered
 from fxdp.eager.one_device_view import show_one_device_to_modules
+from fxdp.eager.ragged.cutting import cut
 from fxdp.eager.ragged.entering import emptied, enter
 from fxdp.eager.ragged.structure import Opened, tensors_in
 from fxdp.eager.tensor import GlobalTensor
@@ -51,6 +53,22 @@ def global_batch(
     AgreementError : the ranks have sent different messages before.
     """
     return _entered(tree, _ranks_of(tree, mesh), batch_dims)
+
+
+def global_parts(opened: Opened, ranks: DataRanks, samples: BatchAxis | None) -> Any:
+    """Return a ragged batch of one device, opened in place on each rank, as global tensors.
+
+    All ranks must call this together, with equal batches.
+
+    Parameters
+    ----------
+    samples : the ranks' samples, where all axes are cut; None: where these are nearest to even rows.
+    """
+    show_one_device_to_modules()
+    with guard(ranks.process_mesh):
+        _agreed(ranks, _RAGGED, 0)
+        ranks.let_go_of_parameters()
+        return cut(opened, ranks.even_axis, samples)
 
 
 class GlobalLoader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.data.full_batches import Cutting, part_of_rank
 from fxdp.eager.data.loader_workers import batches_of_workers
 from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
 from fxdp.eager.data.sample_order import SampleOrder, seed_of
+from fxdp.eager.data.sample_weights import digest_of_weights, sample_weights
 from fxdp.eager.data_ranks import DataRanks, data_ranks
-from fxdp.eager.loader import batch_dims_of, global_batch
+from fxdp.eager.loader import global_batch
 from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ranks.liveness.failure import everywhere, guard
@@ -41,7 +43,7 @@ class ResumableLoader:
         self._data, self._order, self._options = data, order, dict(options)
         self._kind = _kind_of(data)
         self._mesh, self._batch_dims, self._local = mesh, batch_dims, local
-        self._block = block
+        self._block, self._cutting = block, Cutting(mesh, batch_dims, block, local)
         self._by_rows = self._options.get("collate_fn") in (None, default_collate)
         self.epoch, self._given, self._resumes = 0, 0, False
 
@@ -61,7 +63,7 @@ class ResumableLoader:
         batches = self._map_style(ranks) if self._kind == "map-style" else self._iterated(ranks)
         for part in batches:
             self._given += 1
-            yield part if self._local else global_batch(part, self._mesh, self._batch_dims)
+            yield part
         self.epoch, self._given = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,6 +124,7 @@ class ResumableLoader:
             found |= {"seed": order.seed, "batch_size": order.batch_size, "drop_last": order.drop_last}
         if self._kind == "map-style":
             found |= {"samples": order.length, "shuffle": order.shuffle}
+            found["weights"] = digest_of_weights(order.weights)
         if self._kind == "iterable":  # each worker has its own share of the sequence, or all of it
             found["num_workers"] = self._options.get("num_workers", 0)
         return found
@@ -131,12 +134,12 @@ class ResumableLoader:
         while True:
             batches = self._order.from_batch(self.epoch, self._given)
             for samples, data in zip(batches, self._loaded(ranks if self._by_rows else None), strict=False):
-                total = len(samples)
-                axis = ranks.even_axis(total, self._block)
+                axis = self._axis(samples, ranks)
                 if not self._by_rows:
-                    yield self._cut(data, axis)
+                    yield part_of_rank(data, ranks, axis, self._cutting)
                 elif all(_has_rows(leaf, max(axis.local, 1)) for leaf in pytree.tree_leaves(data)):
-                    yield pytree.tree_map(partial(torch.narrow, dim=0, start=0, length=axis.local), data)
+                    own = pytree.tree_map(partial(torch.narrow, dim=0, start=0, length=axis.local), data)
+                    yield own if self._local else global_batch(own, self._mesh, self._batch_dims)
                 else:  # strings and numbers, say: one device's batch has those of all samples
                     self._by_rows = False
                     break
@@ -149,7 +152,7 @@ class ResumableLoader:
         def rows(samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
             if ranks is None:
                 return samples
-            axis = ranks.even_axis(len(samples), self._block)
+            axis = self._axis(samples, ranks)
             own = samples[axis.offset : axis.offset + axis.local]
             return own or samples[:1]  # one tells the kinds of tensors
 
@@ -157,11 +160,14 @@ class ResumableLoader:
         options = {**self._options, "collate_fn": SeededCollate(self._options.get("collate_fn"), *numbers)}
         loader = DataLoader(
             SeededSamples(self._data, *numbers),
-            batch_sampler=[rows(samples) for samples in self._order.from_batch(self.epoch, self._given)],
+            batch_sampler=(rows(samples) for samples in self._order.from_batch(self.epoch, self._given)),
             generator=torch.Generator(),  # else it draws from the run's
             **options,
         )
         return batches_of_workers(loader, self.epoch, self._given)
+
+    def _axis(self, samples: Sequence[tuple[int, int]], ranks: DataRanks) -> BatchAxis:
+        return ranks.axis(self._order.parts(samples, ranks.world, self._block))
 
     def _iterated(self, ranks: DataRanks) -> Iterator[Any]:
         """Yield this rank's rows of batches that each rank loads in full."""
@@ -184,10 +190,7 @@ class ResumableLoader:
                 going = [row[0] for row in ranks.enter("the next batch", (data is not None,))]
             if not all(going):
                 break
-            tensors = [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, Tensor)]
-            dims = batch_dims_of(data, self._batch_dims)
-            total = next((t.shape[dim] for t, dim in zip(tensors, dims, strict=True) if dim is not None), 0)
-            yield self._cut(data, ranks.even_axis(total, self._block))
+            yield part_of_rank(data, ranks, None, self._cutting)
         if any(going):
             ended = [rank for rank, goes in enumerate(going) if not goes]
             raise everywhere(InputError(
@@ -195,27 +198,12 @@ class ResumableLoader:
                 "of which each takes its rows: do not split it by rank"
             ))  # fmt: skip
 
-    def _cut(self, data: Any, axis: BatchAxis) -> Any:
-        dims = iter(batch_dims_of(data, self._batch_dims))
-
-        def part(leaf: Tensor) -> Tensor:
-            dim = next(dims)
-            if dim is None:
-                return leaf
-            if leaf.shape[dim] != axis.total:
-                raise InputError(
-                    f"a batch of {axis.total} samples has a tensor {list(leaf.shape)}; expected "
-                    f"{axis.total} in dim {dim}: give batch_dims= with None for tensors without a batch dim"
-                )
-            return leaf.narrow(dim, axis.offset, axis.local)
-
-        return pytree.tree_map_only(Tensor, part, data)
-
 
 def data_loader(
     data: Any, batch_size: int | None = None, *, mesh: DeviceMesh | Mapping[str, int] | None = None,
     batch_dims: Any = None, local: bool = False, block: int = 1, shuffle: bool = False,
-    drop_last: bool = False, seed: int = 0, **options: Any,
+    drop_last: bool = False, seed: int = 0, weights: Sequence[float] | Callable[[int], float] | None = None,
+    **options: Any,
 ) -> ResumableLoader:  # fmt: skip
     """Return a loader of one device's batches, of which each rank loads its rows, and that resumes anywhere.
 
@@ -234,6 +222,9 @@ def data_loader(
     drop_last : whether a shorter last batch is left out.
     seed : of the order, and of random numbers: each sample draws from a state of its own, by seed, epoch and
         place in the epoch.
+    weights : what each sample weighs (its tokens, nodes or pixels), a number for each or a function of a
+        sample's index. A batch has the same samples then, in an order whose parts weigh the same on any
+        number of ranks.
     options : further options of torch's DataLoader: `num_workers`, `collate_fn`, `pin_memory` ...
 
     Raises
@@ -257,6 +248,8 @@ def data_loader(
         faults.append("shuffle=True of an iterable; expected a map-style data set, or one that shuffles")
     if kind == "map-style" and not hasattr(data, "__len__"):
         faults.append(f"{type(data).__name__} has no __len__; expected one, or an IterableDataset")
+    if weights is not None and kind != "map-style":
+        faults.append("weights= of samples that have no index; expected a map-style data set")
     if block < 1:
         faults.append(f"block={block}; expected at least 1 sample")
     if seed < 0:
@@ -264,7 +257,8 @@ def data_loader(
     if faults:
         raise InputError("data_loader: " + "; ".join(faults))
     length = len(data) if kind == "map-style" else 0
-    order = SampleOrder(length, batch_size or 1, shuffle, drop_last, seed)
+    weighed = None if weights is None else sample_weights(weights, length)
+    order = SampleOrder(length, batch_size or 1, shuffle, drop_last, seed, weighed)
     return ResumableLoader(data, order, mesh, batch_dims, local, block, options)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from fxdp.ir.types.even_batches import even_batches
+from fxdp.ir.types.even_weights import even_parts, evenly_cut_order
 
 
 def seed_of(*numbers: int) -> int:
@@ -23,6 +26,7 @@ class SampleOrder:
     length : the number of samples.
     batch_size : the samples of a batch of all ranks together; the last one has the rest.
     drop_last : whether a shorter last batch is left out.
+    weights : what each sample of the data set weighs; None: all the same.
     """
 
     length: int
@@ -30,6 +34,7 @@ class SampleOrder:
     shuffle: bool
     drop_last: bool
     seed: int
+    weights: Sequence[float] | None = None
 
     @property
     def batches(self) -> int:
@@ -45,8 +50,24 @@ class SampleOrder:
         return torch.randperm(self.length, generator=generator).tolist()
 
     def from_batch(self, epoch: int, first: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the batches of an epoch from batch `first`, each as pairs of place and index of a sample."""
+        """Yield the batches of an epoch from batch `first`, each as pairs of place and index of a sample.
+
+        With weights a batch has its samples in an order that has even cuts.
+        """
         samples = self.samples(epoch)
         for batch in range(first, self.batches):
             begin = batch * self.batch_size
-            yield list(enumerate(samples[begin : begin + self.batch_size], begin))
+            found = list(enumerate(samples[begin : begin + self.batch_size], begin))
+            if self.weights is not None:
+                found = [found[i] for i in evenly_cut_order(self._weights_of(found))]
+            yield found
+
+    def parts(self, batch: Sequence[tuple[int, int]], ranks: int, block: int) -> list[int]:
+        """Return the samples of each rank, in the order of the batch and in full blocks."""
+        if self.weights is None:
+            return even_batches(len(batch), ranks, block)
+        return even_parts(self._weights_of(batch), ranks, block)
+
+    def _weights_of(self, batch: Sequence[tuple[int, int]]) -> list[float]:
+        assert self.weights is not None
+        return [float(self.weights[index]) for _, index in batch]

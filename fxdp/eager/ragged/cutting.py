@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxdp.capture.input_axes import SAMPLES
 from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.local_parts import entered
 from fxdp.eager.ragged.structure import Entry, Opened
+from fxdp.errors import InputError, a_kind
+from fxdp.ir.types.even_weights import nearest
 
 
-def cut(opened: Opened, axis_of: Callable[[int], BatchAxis]) -> Any:
+def cut(opened: Opened, axis_of: Callable[[int], BatchAxis], samples: BatchAxis | None = None) -> Any:
     """Return a batch, opened in place, with this rank's parts as global tensors.
 
     Lists, integers and bounds stay as they are, and so does a tensor whose rows are not those of its axis.
@@ -31,41 +34,90 @@ def cut(opened: Opened, axis_of: Callable[[int], BatchAxis]) -> Any:
     Parameters
     ----------
     axis_of : returns the axis of so many rows if nothing says where samples end.
+    samples : the ranks' samples, if they are known; else the cuts are those nearest to even rows.
     """
-    ends = _Ends(opened, axis_of)
+    ends = _Ends(opened, axis_of, samples)
     values: dict[str, Any] = {}
     for path, entry in ends.entries.items():
         rows = _rows(entry)
-        of_ranks = ends.of(rows.axis)
-        if rows.bounds is None and entry.value.shape[rows.dim] == of_ranks[-1]:
-            axis = ends.ranks.axis([end - start for start, end in pairwise([0, *of_ranks])])
+        axis = ends.axis(rows.axis)
+        if rows.bounds is None and entry.value.shape[rows.dim] == axis.total:
             dim = _dim(entry)
             local = entry.value.detach().narrow(dim, axis.offset, axis.local).clone()
             values[path] = entered(local, axis, dim, keeps_graph=False)
     return opened.make(values)
 
 
+def cut_to_plain(
+    opened: Opened, axis_of: Callable[[int], BatchAxis], samples: BatchAxis | None = None
+) -> Any:
+    """Return this rank's part of a batch, opened in place, as plain tensors that count from its rows.
+
+    The parameters are those of `cut`.
+
+    Raises
+    ------
+    InputError : a value without rows to cut, as a list of images.
+    """
+    ends = _Ends(opened, axis_of, samples)
+    values: dict[str, Any] = {}
+    for path, entry in opened.entries.items():
+        if path in ends.entries:
+            values[path] = _own_part(entry, ends)
+        elif isinstance(entry.rows, Rows):
+            raise InputError(
+                f"{path} is {a_kind(entry.value)} as {entry.rows}, of which a rank has no part as plain "
+                "tensors; expected a tensor with a dim of rows, or local=False"
+            )
+    return opened.make(values)
+
+
+def _own_part(entry: Entry, ends: _Ends) -> Tensor:
+    rows, axis, dim = _rows(entry), ends.axis(_rows(entry).axis), _dim(entry)
+    part: Tensor = entry.value.detach().narrow(dim, axis.offset, axis.local + (rows.bounds is not None))
+    if rows.meaning in (None, "lengths"):
+        return part
+    offsets = part.new_tensor([ends.axis(name).offset for name in rows.targets])
+    return part - offsets.reshape(-1, *[1] * (part.dim() - 1))
+
+
 class _Ends:
     """Where the ranks' parts end along each axis."""
 
-    def __init__(self, opened: Opened, axis_of: Callable[[int], BatchAxis]) -> None:
+    def __init__(
+        self, opened: Opened, axis_of: Callable[[int], BatchAxis], samples: BatchAxis | None
+    ) -> None:
         self.entries: Mapping[str, Entry] = {
             path: entry for path, entry in opened.entries.items() if _can_be_cut(entry)
         }
-        self._axis_of, self.ranks = axis_of, axis_of(0).ranks
+        self._axis_of, self._ranks, self._samples = axis_of, axis_of(0).ranks, samples
         self._known: dict[str, list[int]] = {}
         self._waiting: set[str] = set()  # those on which the ends of another axis wait
+
+    def axis(self, name: str) -> BatchAxis:
+        """Return the axis of this name, with the sizes of the ranks' parts."""
+        return self._ranks.axis([end - start for start, end in pairwise([0, *self.of(name)])])
 
     def of(self, axis: str) -> list[int]:
         """Return the end of each rank's part along an axis."""
         if axis not in self._known:
             self._waiting.add(axis)
             self._known[axis] = (
-                self._by_holder(axis) or self._by_pointers(axis)
+                self._as_given(axis) or self._by_holder(axis) or self._by_pointers(axis)
                 or self._as_samples(axis) or self._by_rows_within(axis)
             )  # fmt: skip
             self._waiting.discard(axis)
         return self._known[axis]
+
+    def _as_given(self, axis: str) -> list[int] | None:
+        """Return the ends of the ranks' samples, if these are the rows of an axis."""
+        if self._samples is None or self._size(axis) != self._samples.total:
+            return None
+        holds_others = any(
+            _rows(entry).axis == axis and _rows(entry).meaning in ("bounds", "starts", "lengths")
+            for entry in self.entries.values()
+        )
+        return list(accumulate(self._samples.sizes)) if holds_others or axis == SAMPLES else None
 
     def _by_holder(self, axis: str) -> list[int] | None:
         """Return the ends by the axis each of whose rows has several of this one, as a graph has nodes."""
@@ -116,7 +168,7 @@ class _Ends:
             if held == axis or samples <= 1 or not self._size(held):
                 continue
             begins = _begins(entry, self._size(held))
-            return [_nearest(begins, end) for end in accumulate(self._axis_of(begins[-1]).sizes)]
+            return [nearest(begins, end) for end in accumulate(self._axis_of(begins[-1]).sizes)]
         return list(accumulate(self._axis_of(self._size(axis)).sizes))
 
     def _size(self, axis: str) -> int:
@@ -134,11 +186,6 @@ def _begins(entry: Entry, total: int) -> list[int]:
     if rows.starts is not None:
         return [*value.tolist(), total]
     return [0, *(value.prod(1) if value.dim() > 1 else value).cumsum(0).tolist()]
-
-
-def _nearest(begins: list[int], end: int) -> int:
-    """Return the number of samples that end nearest to a row."""
-    return min(range(len(begins)), key=lambda i: abs(begins[i] - end))
 
 
 def _rows(entry: Entry) -> Rows:
