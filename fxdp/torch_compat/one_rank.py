@@ -15,9 +15,10 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -76,14 +77,14 @@ def _always(_: FrameType) -> bool:
 
 
 def _one_rank(plain: Callable[..., Any], act: _OneRank, sees: Callable[[FrameType], bool]) -> Any:
-    signature = inspect.signature(plain)
+    signature = functools.cache(lambda: inspect.signature(plain))  # most are never called
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         caller = _caller()
         if _is_communication(caller) or not sees(caller):
             return plain(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
+        bound = signature().bind(*args, **kwargs)
         bound.apply_defaults()
         result = act(bound.arguments)
         return _Done() if bound.arguments.get("async_op") is True else result
@@ -251,14 +252,47 @@ def _bindings() -> list[tuple[Any, _OneRank, dict[str, list[dict[str, Any]]]]]:
         for name, act in functions.items():
             if (plain := defined.get(name)) is not None:
                 found[id(plain)] = plain, act, {}
-    for owner in _owners():
-        for name, value in list(owner.items()):
-            if (known := found.get(id(value))) is not None:
+    may_keep = not any(patch.is_guard(plain) for plain, _, _ in found.values())
+    for module, owner in list(_owners()):
+        for name in _binding_names(module, owner, found.keys(), may_keep):
+            if (known := found.get(id(owner.get(name)))) is not None:
                 known[2].setdefault(name, []).append(owner)
     return list(found.values())
 
 
-def _owners() -> Iterator[dict[str, Any]]:
-    for name, module in list(sys.modules.items()):
+def _owners() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, module in sys.modules.copy().items():
         if isinstance(module, ModuleType) and not name.startswith("fxdp."):
-            yield vars(module)
+            yield name, vars(module)
+
+
+class _Searched(NamedTuple):
+    """An installed module's globals, as many as they were, and those that are functions of `_HOME`."""
+
+    owner: dict[str, Any]
+    size: int
+    names: list[str]
+
+
+@functools.cache
+def _searched() -> dict[str, _Searched]:
+    """Return what each installed module binds: a process has thousands, and each capture asks."""
+    return {}
+
+
+_INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")})
+
+
+def _binding_names(module: str, owner: dict[str, Any], ids: Collection[int], may_keep: bool) -> list[str]:
+    """Return the names that a module binds to one of the functions.
+
+    An installed module is searched again once it has another number of globals, any other module always.
+    While functions are patched, a module may bind the guard of another name: nothing is kept.
+    """
+    before = _searched().get(module)
+    if before is not None and before.owner is owner and before.size == len(owner):
+        return before.names
+    names = [name for name, value in list(owner.items()) if id(value) in ids]
+    if may_keep and str(owner.get("__file__")).startswith(_INSTALLED):
+        _searched()[module] = _Searched(owner, len(owner), names)
+    return names

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
@@ -65,3 +69,18 @@ def test_what_takes_another_rank_is_refused() -> None:
             dist.all_gather([x, x], x)
         with pytest.raises(StateError, match="room for 6 elements, expected 3"):
             dist.all_gather_into_tensor(torch.zeros(6), x)
+
+
+def test_what_a_module_binds_later_is_one_devices_too() -> None:
+    """An installed module gets one name more, and a user's gives one of its names another value."""
+    installed, own = ModuleType("installed"), ModuleType("own")
+    installed.__file__, own.rank = json.__file__, None  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, installed=installed, own=own):
+        with patched(one_device()):
+            pass
+        installed.late = own.rank = dist.get_rank  # type: ignore[attr-defined]
+        with patched(one_device()):
+            assert (installed.late(), own.rank()) == (0, 0)  # type: ignore[attr-defined]
+            with patched(one_device()):
+                assert (installed.late(), own.rank()) == (0, 0)  # type: ignore[attr-defined]
+        assert (installed.late, own.rank) == (dist.get_rank,) * 2  # type: ignore[attr-defined]
