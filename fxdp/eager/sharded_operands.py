@@ -7,6 +7,7 @@ weight (DTensor) --full_tensor--> plain, full, equal on all ranks --> the op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -38,8 +39,8 @@ def with_full_values(func: Callable[..., Any], args: Sequence[Any]) -> list[Any]
     ------
     InputError : the function writes into a DTensor.
     """
-    name = getattr(func, "__name__", str(func))
-    if args and _writes(name) and has_sharded(args[:1]):
+    if args and writes_first(func) and has_sharded(args[:1]):
+        name = getattr(func, "__name__", str(func))
         raise InputError(
             f"{user_line()}: {name} writes a global tensor into a DTensor, which keeps rows of its own; "
             "expected a plain value: take .full() of the global tensor and distribute_tensor() of that"
@@ -47,7 +48,10 @@ def with_full_values(func: Callable[..., Any], args: Sequence[Any]) -> list[Any]
     return [_full(value) for value in args]
 
 
-def _writes(name: str) -> bool:
+@lru_cache(maxsize=1024)
+def writes_first(func: Callable[..., Any]) -> bool:
+    """Return whether a function of torch writes its first argument."""
+    name = getattr(func, "__name__", str(func))
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _READS)
 

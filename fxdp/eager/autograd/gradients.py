@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fxdp.eager.autograd.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.autograd.sparse_gradients import is_sparse_lookup, sparse_lookup
+from fxdp.eager.autograd.written_operands import keep_plain_gradient
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.sharded_operands import has_sharded, with_full_values
+from fxdp.eager.sharded_operands import has_sharded, with_full_values, writes_first
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.eager.view_origins import gathered
@@ -63,7 +64,9 @@ def call_above_autograd(
                 return func(*args, **kwargs)
             axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
             if axis is not None:
-                args = _entered(args, axis)
+                written = args[:1] if writes_first(func) else ()
+                keep_plain_gradient(written, _plain_gradient)
+                args = (*written, *_entered(args[len(written) :], axis))
                 kwargs = {name: _entered(value, axis) for name, value in kwargs.items()}
             return func(*args, **kwargs)
     return call_without_torch_function(func, types, args, kwargs or {})
@@ -98,6 +101,10 @@ def full_value(value: GlobalTensor) -> Tensor:
         return _Full.apply(value)  # type: ignore[no-untyped-call,no-any-return]
 
 
+def _plain_gradient(grad: Tensor) -> Tensor:
+    return full_value(grad) if isinstance(grad, GlobalTensor) else grad
+
+
 def replicated(value: Tensor, axis: BatchAxis) -> GlobalTensor:
     """Return a plain tensor, equal on all ranks, as a global one, with its gradient."""
     with without_torch_function():
@@ -118,7 +125,7 @@ class _Replicated(torch.autograd.Function):
         if ctx.leaf is not None and keep_term(ctx, grad):
             return None, None
         if type(grad) is not GlobalTensor or torch.is_grad_enabled():
-            return full_value(grad) if isinstance(grad, GlobalTensor) else grad, None
+            return _plain_gradient(grad), None
         full = gathered(grad, "a gradient")
         return full.clone() if full is grad._local else full, None  # it becomes `.grad`, which is written
 

@@ -123,10 +123,27 @@ def memory_of_their_own(batch: Batch) -> dict[str, Any]:
     return {str(i): weight.grad for i, weight in enumerate(weights)}
 
 
+def written_into_plain_tensors(batch: Batch) -> dict[str, Any]:
+    model, (x, _) = net(), batch(*data())
+    weight = nn.Parameter(torch.linspace(1, 2, len(x) * 4).view(-1, 4))
+    scores = torch.zeros(2, len(x), 4)
+    for i in range(2):
+        scores[i] = model(x * (i + 1))
+    scaled = weight * 2
+    scaled[0] = model(x)[0]
+    scaled[x[:, 0] > 0] = 0.5
+    row = scaled[2]
+    row.mul_(model(x)[2]).add_(scaled.mean())
+    scaled.mul_(model(x))
+    (scores.square().mean() + (scaled * x.mean()).sum()).backward()
+    assert type(weight.grad) is Tensor
+    return {"of a weight": weight.grad, **gradients(model)}
+
+
 CASES = (
     hooks_of_parameters, hooks_of_activations, returned_instead_of_accumulated, accumulated,
     after_a_backward_that_failed, uses_and_other_values, checkpoints, gradients_of_gradients,
-    memory_of_their_own,
+    memory_of_their_own, written_into_plain_tensors,
 )  # fmt: skip
 
 
