@@ -13,6 +13,7 @@ from fxdp.run.file_calls import file_patches
 from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
 from fxdp.run.parallel_wrappers import wrapper_patches
+from fxdp.run.printed_tensors import text_patches
 from fxdp.run.process_groups import group_patches
 from fxdp.run.rank_zero import RankZero
 from fxdp.run.scratch_files import NotedFiles, ScratchFiles
@@ -47,6 +48,7 @@ def replacements(session: Session) -> Iterator[Patch]:
     yield from seed_patches(session.seeded)
     yield from group_patches()
     yield from wrapper_patches()
+    yield from text_patches()
     share_input(rank_zero)
     yield from input_patches(rank_zero)
     yield from program_patches(rank_zero)

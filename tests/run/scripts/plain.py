@@ -40,6 +40,7 @@ for epoch in range(args.epochs):
     with torch.no_grad():
         losses = torch.cat([F.cross_entropy(model(a), b, reduction="none") for a, b in test])
     print(f"epoch {epoch}: loss {total / len(train.dataset):.9f} right {right} norm {norm:.9f}")
+    print("the last batch", data, loss, losses[-3:])
     print(f"test {losses.mean():.9f} of {len(losses)}, worst {losses.max().item():.9f}")
 print("parameters", *(f"{p.double().sum().item():.9f}" for p in model.parameters()))
 if args.save:
