@@ -24,9 +24,9 @@ from fxdp.ir.graph.model_tensors import signature_values
 from fxdp.ir.graph.outputs_behind import outputs_behind
 from fxdp.ir.graph.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
 from fxdp.ir.graph.signature import Buffer, Mutation, Parameter
+from fxdp.ir.types.even_batches import check_borders
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.cut.partition import Part, Partition
-from fxdp.pipeline.write.microbatches import check_blocks
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.process_mesh import ProcessMesh
@@ -169,7 +169,7 @@ class CompiledVariants:
     ) -> _Executable:  # fmt: skip
         program = self.program
         if program.options.block is not None:
-            check_blocks(batches, program.options.block)
+            check_borders(batches, program.options.block)
             generic = False  # code for any size may be fused in another way
         layout = program.layout(sizes)
         rank = program.mesh.pipeline.rank

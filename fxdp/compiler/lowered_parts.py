@@ -149,12 +149,9 @@ class LoweredParts:
 
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
         """Return the key of a part's code, and whether this code is for any size."""
-        graph = wanted.part.gm.graph
-        # a term that all parts have in full is added by the first part alone, so its code differs
-        own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=redistributions.partial)
-        exact = (wanted.name, own, *sizes_used(wanted))
+        exact = exact_key(wanted)
         for_any = generic and exact not in self._known and wanted.name not in self._fixed
-        return ((wanted.name, own, _ANY), True) if for_any else (exact, False)
+        return ((*exact[:2], _ANY), True) if for_any else (exact, False)
 
     def _lower(self, wanted: WantedPart, generic: bool, start: Start, as_it_is: bool) -> Lowered | _Failed:
         compiled = not (as_it_is or wanted.once or self._program.options.backend == "eager")
@@ -181,6 +178,14 @@ class LoweredParts:
             )
         self._fixed |= found.keys()
         return bool(found)
+
+
+def exact_key(wanted: WantedPart) -> _Key:
+    """Return the key of a part's code for exactly the given sizes: parts with equal keys can share code."""
+    graph = wanted.part.gm.graph
+    # a term that all parts have in full is added by the first part alone, so its code differs
+    own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=redistributions.partial)
+    return wanted.name, own, *sizes_used(wanted)
 
 
 def _report(wanted: Sequence[WantedPart], found: Sequence[Lowered | _Failed]) -> _Report:

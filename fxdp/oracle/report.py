@@ -8,6 +8,7 @@ from typing import Any
 
 from fxdp.errors import ExactnessError
 from fxdp.ir.graph.metadata import Location
+from fxdp.oracle.bits import BitRun
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.results import ResultError
 from fxdp.oracle.virtual_run import SplitRun
@@ -26,6 +27,7 @@ class Report(Shown):
     compared : a description of the comparison.
     casts : lines at which the float64 copy computes in float32 or narrower; after these lines 1e-6 is equal.
     invariants : the message of the graph verifier; empty if all invariants hold.
+    bits : with `fxdp.Bitwise`, one run per split, compared bit by bit with one device in the same blocks.
     """
 
     model: str
@@ -34,11 +36,13 @@ class Report(Shown):
     compared: str = ""
     casts: tuple[Location, ...] = ()
     invariants: str = ""
+    bits: tuple[BitRun, ...] = ()
 
     @property
     def ok(self) -> bool:
         """True if every value was equal on every split."""
-        return not self.invariants and bool(self.splits) and all(run.ok for run in self.splits)
+        runs: list[SplitRun | BitRun] = [*self.splits, *self.bits]
+        return not self.invariants and bool(runs) and all(run.ok for run in runs)
 
     @property
     def first_fault(self) -> Fault | None:
@@ -79,6 +83,7 @@ class Report(Shown):
                 "casts": [str(location) for location in self.casts],
                 "invariants": self.invariants,
                 "splits": [_split_dict(run) for run in self.splits],
+                "bits": [_bits_dict(run) for run in self.bits],
             }
         )
         return plain
@@ -93,6 +98,7 @@ class Report(Shown):
         if self.first_fault is not None:
             lines += ["first differing node:", _indented(str(self.first_fault))]
         lines += [f"  split {list(run.split)}: {row}" for run in self.splits for row in run.wrong]
+        lines += [line for run in self.bits for line in _bit_lines(run)]
         if not self.ok:
             lines.append(_REMEDY)
         return "\n".join(lines)
@@ -119,6 +125,8 @@ class Report(Shown):
     def _headline(self) -> str:
         if not self.ok:
             return f"{self.model} on {self.mesh} differs from one device"
+        if not self.splits:
+            return f"{self.model} on {self.mesh} has the bits of one device"
         return f"{self.model} on {self.mesh} equals one device: largest relative error {self.worst:.1e}"
 
     def _casts(self) -> list[str]:
@@ -132,8 +140,8 @@ class Report(Shown):
 
 
 _REMEDY = (
-    "This is a bug in fxdp or in a rule added by fxdp.register_rule: please report the lines above. Until it "
-    "is fixed do not train this model with this program"
+    "This is a bug in fxdp, in a rule added by fxdp.register_rule, or (of bits alone) in an op of your own: "
+    "please report the lines above. Until it is fixed do not train this model with this program"
 )
 
 
@@ -146,6 +154,27 @@ def _locations(said: str, locations: tuple[Location, ...]) -> list[str]:
 def _split_line(run: SplitRun) -> str:
     counted = f"{run.nodes} nodes, {len(run.results)} results"
     return f"split {list(run.split)}: {'equal' if run.ok else 'differs'}, {counted}, error {run.worst:.1e}"
+
+
+def _bit_lines(run: BitRun) -> list[str]:
+    """Return a line for a split, and the first op and all results with different bits."""
+    counted = f"{run.nodes} nodes, {run.results} results"
+    lines = [f"  split {list(run.split)}: {'equal bits' if run.ok else 'different bits'}, {counted}"]
+    if run.fault is not None:
+        lines += ["first op with different bits:", _indented(str(run.fault))]
+    elif run.differing:
+        lines.append("  each op has equal bits in every block: sums of blocks or the optimizer differ")
+    return lines + ([f"  different bits: {', '.join(run.differing)}"] if run.differing else [])
+
+
+def _bits_dict(run: BitRun) -> dict[str, Any]:
+    return {
+        "split": list(run.split),
+        "ok": run.ok,
+        "nodes": run.nodes,
+        "fault": None if run.fault is None else flat_dict(run.fault),
+        "differing": list(run.differing),
+    }
 
 
 def _split_dict(run: SplitRun) -> dict[str, Any]:

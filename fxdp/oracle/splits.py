@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from fxdp.errors import InputError
-from fxdp.ir.types.even_batches import even_batches
+from fxdp.ir.types.even_batches import check_borders, even_batches
 
 
-def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
+def default_splits(batch: int, world: int, block: int = 1) -> tuple[tuple[int, ...], ...]:
     """Return three splits: even; uneven with a single-sample and an empty rank; all samples on the last rank.
 
     (8, 4) -> (2, 2, 2, 2), (5, 2, 0, 1), (0, 0, 0, 8). With two ranks the uneven split has no empty rank.
+    With blocks the same, in blocks; the last one may be shorter.
     """
     if world == 1:
         return ((batch,),)
-    even = tuple(even_batches(batch, world))
-    last = (0,) * (world - 1) + (batch,)
-    return tuple(dict.fromkeys((even, _uneven(batch, world), last)))
+    blocks = -(-batch // block)
+    splits = (even_batches(blocks, world), _uneven(blocks, world), (0,) * (world - 1) + (blocks,))
+    return tuple(dict.fromkeys(_samples(split, batch, block) for split in splits))
+
+
+def _samples(blocks: Sequence[int], batch: int, block: int) -> tuple[int, ...]:
+    """Return the samples of ranks with so many blocks each."""
+    ends = [min(end * block, batch) for end in accumulate(blocks, initial=0)]
+    return tuple(after - before for before, after in pairwise(ends))
 
 
 def check_splits(
-    splits: Sequence[Sequence[int]] | Sequence[int] | None, batch: int, world: int
+    splits: Sequence[Sequence[int]] | Sequence[int] | None, batch: int, world: int, block: int = 1
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits to run: the given splits (a single split may stand alone), or the default splits.
 
     Raises
     ------
-    InputError : a split is empty, too large, has negative parts, or is for a different number of ranks.
+    InputError : a split is empty, too large, has negative parts, cuts a block, or is for a different number
+        of ranks.
     """
     if splits is None:
-        return default_splits(batch, world)
+        return default_splits(batch, world, block)
     if not _are_numbers(splits):
         raise InputError(
             f"splits={splits!r}; expected one split, a list with the samples of each rank, as [3, 1], or a "
@@ -45,6 +54,8 @@ def check_splits(
             f"splits={list(map(list, given))} do not fit: expected at least one, each of {world} parts (one "
             f"per rank, 0 allowed) with 1 to {batch} samples in all, as many as the given batch has"
         )
+    for split in given if block > 1 else ():
+        check_borders(split, block)
     return given
 
 

@@ -23,6 +23,7 @@ from fxdp.module.calls.call import check_arguments
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
+from fxdp.oracle.bits import BitRun, BitSubject
 from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
@@ -48,7 +49,9 @@ def verify(
     The data-parallel program, before the cut into stages and micro-batches, runs on virtual ranks, each with
     its part of the given batch, op by op and before Inductor. Every value is compared with the value on one
     device for the global batch. Outputs, gradients (for random weights of the outputs) and buffers are
-    compared with the unmodified model.
+    compared with the unmodified model. With `numerics=fxdp.Bitwise(block=...)` the step in blocks then runs
+    in the model's own dtypes, too, and the bits of every op, of outputs, gradients and of parameters after a
+    step of AdamW are compared with those of the same step on one device.
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ def verify(
     mesh : sizes by axis name, as `{"dp": 4}` (the default) or `"dp=4"`, or a DeviceMesh. Memory and time
         grow with the number of ranks; use meshes of up to 8.
     splits : samples per rank, as `[[5, 2, 0, 1]]`, one split or several. None: as even as possible, uneven
-        with a single sample and an empty rank, and all samples on the last rank.
+        with a single sample (or block) and an empty rank, and all samples on the last rank.
     precision : `"float64"`: copies of model and inputs in float64; a model that cannot run in float64 keeps
         its own dtypes, and the report says so. `"own"`: the model's own dtypes; there rounding may change the
         result of a comparison or an argmax, which is reported as a difference.
@@ -72,7 +75,8 @@ def verify(
 
     Returns
     -------
-    Report : with the first differing node; `report.ok` if all values are equal.
+    Report : with the first differing node, and the first op with different bits and the reason;
+        `report.ok` if all values are equal.
 
     Raises
     ------
@@ -92,8 +96,13 @@ def verify(
     axes = {"dp": 4} if mesh is None else _axis_sizes(mesh)
     data = mesh_of(axes, device)
     call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
-    every = check_splits(splits, call.batch, data.size)
-    shown = ", ".join(f"{name}={size}" for name, size in axes.items())
+    every = check_splits(splits, call.batch, data.size, chosen.block or 1)
+    shown = f"mesh({', '.join(f'{name}={size}' for name, size in axes.items())})"
+    bits: tuple[BitRun, ...] = ()
+    if chosen.block is not None:
+        bits = BitSubject.of(model, args, kwargs, chosen, seed).compare(_data_axes(axes, device), every)
+    if chosen.own_statistics:
+        return Report(type(model).__name__, shown, (), _OWN_STATISTICS, bits=bits)
     reports: list[Report] = []
     for size, some in _by_program(every, call.batch, chosen):
         module, example, found, meta = captured(model, (args, kwargs), chosen, precision, size, seed)
@@ -109,9 +118,17 @@ def verify(
             runs = tuple(subject.run(example[0], example[1], split, seed) for split in some)
         compared = _compared(subject, data, meta)
         narrow = () if own else casts(found.gm)
-        reports.append(Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants))
+        reports.append(Report(type(model).__name__, shown, runs, compared, narrow, invariants))
     invariants = next((report.invariants for report in reports if report.invariants), "")
-    return replace(reports[0], splits=sum((r.splits for r in reports), ()), invariants=invariants)
+    return replace(reports[0], splits=sum((r.splits for r in reports), ()), invariants=invariants, bits=bits)
+
+
+_OWN_STATISTICS = "bits alone: each block is normalized by its own statistics, which no eager device computes"
+
+
+def _data_axes(axes: Mapping[str, int], device: str) -> Mesh:
+    """Return the mesh without its pipeline axis."""
+    return mesh_of({name: size for name, size in axes.items() if name != "pp"} or {"dp": 1}, device)
 
 
 def _by_program(
@@ -185,7 +202,7 @@ def _compared(subject: Subject | None, mesh: Mesh, meta: str) -> str:
 
 
 def _check_statistics(options: Options) -> None:
-    if options.own_statistics:
+    if options.own_statistics and options.block is None:
         raise InputError(
             'fxdp.Pipeline(batch_stats="microbatch") normalizes each part of the batch by its own '
             "statistics, which one device does not: there is nothing to verify it by. Verify the model with "

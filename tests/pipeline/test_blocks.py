@@ -16,9 +16,10 @@ from torch.utils.data import Dataset
 
 import fxdp
 from fxdp.compiler.option_combinations import check_options
+from fxdp.ir.types.even_batches import check_borders
 from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.pipeline.write.microbatches import MicrobatchSizes, check_blocks
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.captures import KNOWN, captured_once
 from tests.rank_pool import RankPool
 
@@ -248,11 +249,11 @@ def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
 
 def test_parts_that_cut_a_block() -> None:
     for batches in ([6, 2], [3, 3, 2], [0, 3, 0, 5], [8], [6, 1, 0]):
-        check_blocks(batches, 3)
+        check_borders(batches, 3)
     with pytest.raises(fxdp.InputError, match=r"\[4, 4\] cut .* at the ends of ranks 0; .* as \[6, 2\]"):
-        check_blocks([4, 4], 3)
+        check_borders([4, 4], 3)
     with pytest.raises(fxdp.InputError, match=r"ends of ranks 0, 1; .* as \[4, 4, 2\]"):
-        check_blocks([3, 2, 5], 2)
+        check_borders([3, 2, 5], 2)
 
 
 def test_a_mesh_that_would_change_the_order_of_draws() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
+
+from fxdp.errors import InputError
 
 
 def even_batches(total: int, ranks: int, block: int = 1) -> list[int]:
@@ -14,3 +17,22 @@ def even_batches(total: int, ranks: int, block: int = 1) -> list[int]:
     shares = (blocks // ranks + (rank < blocks % ranks) for rank in range(ranks))
     borders = (min(end * block, total) for end in accumulate(shares, initial=0))
     return [after - before for before, after in pairwise(borders)]
+
+
+def check_borders(batches: Sequence[int], block: int) -> None:
+    """Refuse local batches that cut a block of the global batch.
+
+    Raises
+    ------
+    InputError : names the ranks whose batch ends within a block, and batches that fit.
+    """
+    total, ends = sum(batches), list(accumulate(batches))
+    cut = [rank for rank, end in enumerate(ends) if end % block and end != total]
+    if cut:
+        fitting = even_batches(total, len(batches), block)
+        named = ", ".join(map(str, cut))
+        raise InputError(
+            f"fxdp.Bitwise(block={block}): the local batches {list(batches)} cut blocks of the global batch, "
+            f"at the ends of ranks {named}; expected multiples of {block} on all ranks but the last that has "
+            f"samples, as {fitting}"
+        )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fxdp.errors import InputError
-from fxdp.ir.types.even_batches import even_batches
 
 
 @dataclass(frozen=True)
@@ -66,25 +65,6 @@ class MicrobatchSizes:
     def is_empty(self) -> bool:
         """True if the rank has no samples."""
         return self.sizes[None]["b"] == 0
-
-
-def check_blocks(batches: Sequence[int], block: int) -> None:
-    """Refuse local batches that cut a block of the global batch.
-
-    Raises
-    ------
-    InputError : names the ranks whose batch ends within a block, and batches that fit.
-    """
-    total, ends = sum(batches), list(itertools.accumulate(batches))
-    cut = [rank for rank, end in enumerate(ends) if end % block and end != total]
-    if cut:
-        fitting = even_batches(total, len(batches), block)
-        named = ", ".join(map(str, cut))
-        raise InputError(
-            f"fxdp.Bitwise(block={block}): the local batches {list(batches)} cut blocks of the global batch, "
-            f"at the ends of ranks {named}; expected multiples of {block} on all ranks but the last that has "
-            f"samples, as {fitting}"
-        )
 
 
 def _microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
