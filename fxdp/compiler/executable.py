@@ -171,7 +171,7 @@ class CompiledVariants:
         if program.options.block is not None:
             check_borders(batches, program.options.block)
             generic = False  # code for any size may be fused in another way
-        layout = program.layout(sizes)
+        layout = program.layout(sizes, batches)
         rank = program.mesh.pipeline.rank
         writer = program.writer(layout, rank)
         graph = writer.write()

@@ -72,10 +72,10 @@ def prepare(
     _check_writes(captured, options, cut=cut)
     check_sparse_gradients(captured.gm.graph, captured.origin, options.strategy, cut=cut)
     if cut:
-        if captured.axes.names:
+        if captured.axes.names and options.block is not None:
             raise InputError(
-                "a ragged batch (fxdp.Rows in batch_dims=) with stages or micro-batches, which would cut it "
-                "between nodes and their edges; expected data axes only and one micro-batch"
+                "a ragged batch (fxdp.Rows in batch_dims=) with fxdp.Bitwise, whose blocks of rows would cut "
+                "samples apart; expected numerics without a block"
             )
         check_options(mesh, options)
         check_reductions(captured, options)

@@ -7,7 +7,7 @@ scheduled     a prologue, a part per stage, epilogues; the backward runs inside 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -17,6 +17,7 @@ from fxdp.capture.captured import Captured
 from fxdp.ir.graph.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph.graph_text import graph_text
 from fxdp.ir.types.mesh import Mesh
+from fxdp.ir.types.sizes import Split
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv
@@ -89,11 +90,16 @@ class Program:
         """Return the chosen or given schedule as lines of text, which ranks compare."""
         return [] if self.step is None else csv.write(self.step.schedule).splitlines()
 
-    def layout(self, sizes: Mapping[str, int]) -> MicrobatchSizes:
-        """Return the micro-batches, or blocks, of a rank's batch with these sizes."""
+    def layout(self, sizes: Mapping[str, int], batches: Sequence[int] = ()) -> MicrobatchSizes:
+        """Return the micro-batches, or blocks, of a rank's batch with these sizes.
+
+        `batches`, the sizes by rank, say where a ragged batch is cut; without them the cuts are even.
+        """
         if self.options.block is not None:
             return MicrobatchSizes.of_blocks(sizes, self.options.block)
-        return MicrobatchSizes.of(sizes, self.options.pipeline.microbatches, self.mesh.rank)
+        rank, cuts = self.mesh.rank, batches.cuts if isinstance(batches, Split) else {}
+        own = {name: of_ranks[rank] for name, of_ranks in cuts.items()}
+        return MicrobatchSizes.of(sizes, self.options.pipeline.microbatches, rank, own)
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -142,6 +148,7 @@ class Program:
             self.run_schedule(layout.count),
             layout,
             self.captured.batch,
+            [*zip(self.captured.axes.names, self.captured.axes.points, strict=True)],
             self.options.pipeline.gradients == "everywhere",
             Recompute(self.options.activation_checkpointing.mode, layout.count),
             self.mesh.size,

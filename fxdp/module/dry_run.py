@@ -116,7 +116,7 @@ def _local_program(
     check_arguments(args, kwargs)
     model = check_model(model)
     device = device_type(model)
-    reader = CallReader(model, options.batch_dims, device)
+    reader = CallReader(model, options.batch_dims, device, microbatches=options.pipeline.microbatches)
     call = reader.read(args, kwargs)
     data = init_mesh(mesh, device).mesh
     start = time.perf_counter()

@@ -111,6 +111,24 @@ def microbatch(full: Microbatch, index: int, start: int, size: int, dims: Sequen
     return Microbatch(index, inputs, full.seed)
 
 
+def ragged_microbatch(
+    full: Microbatch, index: int, places: Sequence[tuple[int, int, int, int] | None]
+) -> Microbatch:
+    """Return the rows of a micro-batch of every input with a batch dim.
+
+    `places` says of each: the dim, the first row, the number of rows, and the rows before the micro-batch of
+    the axis into which the values point, which are subtracted.
+    """
+    inputs = []
+    for value, place in zip(full.inputs, places, strict=True):
+        if place is not None:
+            dim, start, size, before = place
+            value = value.narrow(dim, start, size).contiguous()
+            value = value - before if before else value
+        inputs.append(value)
+    return Microbatch(index, tuple(inputs), full.seed)
+
+
 def block(full: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]) -> Microbatch:
     """Return the samples of a block in new memory, with the same alignment on any mesh."""
     part = microbatch(full, index, start, size, dims)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.pipeline.write.microbatches import _microbatch_bounds
+from fxdp.pipeline.write.microbatches import _even_bounds
 from tests.captures import KNOWN, captured_once
 from tests.exactness.models import counterpart_of, step_both
 
@@ -56,7 +56,7 @@ class Run:
 
 def parts_of(split: Sequence[int], microbatches: int) -> list[int]:
     """The sizes of all micro-batches of all ranks, in the order of the samples."""
-    return [size for batch in split for _, size in _microbatch_bounds(batch, microbatches)]
+    return [size for batch in split for _, size in _even_bounds(batch, microbatches)]
 
 
 def by_parts(norm: _Norm, sizes: list[int], x: Tensor) -> Tensor:

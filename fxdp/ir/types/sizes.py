@@ -179,23 +179,31 @@ class Split(tuple[int, ...]):
 
     further: Mapping[str, tuple[int, ...]]
     """The size by rank of each further axis."""
+    cuts: Mapping[str, tuple[tuple[int, ...], ...]]
+    """Where the micro-batches but the last end, by axis and rank; empty without micro-batches."""
 
-    def __new__(cls, own: Sequence[int], further: Mapping[str, Sequence[int]]) -> Split:
+    def __new__(
+        cls,
+        own: Sequence[int],
+        further: Mapping[str, Sequence[int]],
+        cuts: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+    ) -> Split:
         """Make the sizes of all axes."""
         made = super().__new__(cls, own)
         made.further = {name: tuple(sizes) for name, sizes in further.items()}
+        made.cuts = {name: tuple(ends) for name, ends in (cuts or {}).items()}
         return made
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Split):
             return False
-        return tuple(self) == tuple(other) and self.further == other.further
+        return tuple(self) == tuple(other) and (self.further, self.cuts) == (other.further, other.cuts)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((tuple(self), *self.further.items()))
+        return hash((tuple(self), *self.further.items(), *self.cuts.items()))
 
 
 def by_axis(split: Sequence[int]) -> dict[str, Sequence[int]]:

@@ -72,6 +72,8 @@ class Call:
     strided: bool = False
     further: tuple[int, ...] = ()
     """This rank's sizes of the further axes of a ragged batch, in order."""
+    cuts: tuple[tuple[int, ...], ...] = ()
+    """Where the micro-batches but the last end along each axis of a ragged batch, its own first."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,12 +116,16 @@ class CallExchange:
         """
         if self._alone:
             return CallExchanged(
-                _all_axes(call, _nonempty((call.batch,)), [(size,) for size in call.further]),
+                _all_axes(
+                    call,
+                    _nonempty((call.batch,)),
+                    [(size,) for size in itertools.chain(call.further, *call.cuts)],
+                ),
                 strided=call.strided,
             )
         numbers = call.inputs.scalars if call.inputs.open else ()
         key = (call.kind, call.dims, call.batch, call.further, numbers)
-        if self._spared and not due and key in self._even:
+        if self._spared and not due and not call.cuts and key in self._even:
             size = self._mesh.size
             even = _all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
             return CallExchanged(even, strided=call.strided, told=False)
@@ -134,10 +139,10 @@ class CallExchange:
         told = digest_of(numbers) if numbers else _NO_NUMBERS
         flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
-        # from 9: the sizes of further axes
+        # from 9: the sizes of further axes, and where micro-batches end along each axis
         own = (
             call.batch, last.of_kind, last.of_dims, state, int(call.strided), told, order, *flags,
-            *call.further,
+            *call.further, *itertools.chain(*call.cuts),
         )  # fmt: skip
         try:
             found = self._agreement.columns(own)
@@ -164,8 +169,10 @@ class CallExchange:
     def _sizes(self, call: Call, found: _Columns) -> tuple[int, ...]:
         """Return the size of each data rank along all axes."""
         batches = _nonempty(_batches(self._mesh, found[0]))
-        places = range(_FURTHER, _FURTHER + len(call.further))
-        return _all_axes(call, batches, [_batches(self._mesh, found[place]) for place in places])
+        places = _FURTHER + len(call.further) + sum(map(len, call.cuts))
+        return _all_axes(
+            call, batches, [_batches(self._mesh, found[place]) for place in range(_FURTHER, places)]
+        )
 
     def padded(self, call: Call) -> Call:
         """Return the call padded to the sizes that all ranks agree on; a collective call."""
@@ -236,8 +243,20 @@ def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
 def _all_axes(
     call: Call, batches: tuple[int, ...], further: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Return the ranks' batch sizes, with those of the further axes of a ragged batch."""
-    return Split(batches, dict(zip(call.inputs.axes.further, further, strict=True))) if further else batches
+    """Return the ranks' batch sizes, with those of the further axes and the cuts of a ragged batch.
+
+    `further` are the columns of the exchange from `_FURTHER` on.
+    """
+    if not further:
+        return batches
+    names, rest = call.inputs.axes.further, iter(further[len(call.further) :])
+    # of each axis the ends by rank, from a column for each end
+    cuts = [tuple(zip(*itertools.islice(rest, len(ends)), strict=True)) for ends in call.cuts]
+    return Split(
+        batches,
+        dict(zip(names, further, strict=False)),
+        dict(zip(("", *names), cuts, strict=True)) if cuts else {},
+    )
 
 
 def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:

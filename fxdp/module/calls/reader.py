@@ -21,6 +21,7 @@ from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey
 from fxdp.module.calls.ragged_check import check_pointers
+from fxdp.module.calls.sample_cuts import sample_cuts
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
@@ -56,11 +57,16 @@ class CallReader:
     """Reads calls of one model; batch dims are resolved once per structure."""
 
     def __init__(
-        self, module: nn.Module, batch_dims: Any, device_type: str, guards: Guards | None = None
+        self,
+        module: nn.Module,
+        batch_dims: Any,
+        device_type: str,
+        guards: Guards | None = None,
+        microbatches: int = 1,
     ) -> None:
         self.module = module
         self._batch_dims = batch_dims
-        self._device_type = device_type
+        self._device_type, self._microbatches = device_type, microbatches
         self._guards = Guards(module, device_type) if guards is None else guards
         self._known: LRU[Any, _Structure] = LRU(1024)
         self._digests: LRU[Any, int] = LRU(1024)
@@ -99,10 +105,13 @@ class CallReader:
         else:
             inputs = Inputs.of_leaves(leaves, spec, known.names, known.batch_dims, known.rows)
         further: tuple[int, ...] = ()
+        cuts: tuple[tuple[int, ...], ...] = ()
         if known.axes.names:
             inputs = replace(inputs, axes=known.axes)
             check_pointers(inputs)
             further = tuple(inputs.sizes[name] for name in known.axes.further)
+            if self._microbatches > 1:
+                cuts = sample_cuts(inputs, self._microbatches)
         batch: int | None = None
         dims: list[tuple[int, ...]] = []
         for i, (tensor, dim) in enumerate(zip(inputs.tensors, known.batch_dims, strict=True)):
@@ -121,7 +130,7 @@ class CallReader:
             inputs, kind = self._with_values(inputs, values, kind)
             dims += [()] * (len(inputs.tensors) - len(tensors))
         strided = self._guards.strided(tensors)
-        return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided, further)
+        return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided, further, cuts)
 
     def _looked_up(
         self,

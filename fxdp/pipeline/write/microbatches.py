@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxdp.errors import InputError
+from fxdp.ir.types.sizes import axes_of, axis
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,26 @@ class MicrobatchSizes:
     ----------
     first : the number of the rank's first micro-batch among those of all ranks.
     blocks : the number of blocks of the global batch, if the micro-batches are blocks; else None.
+    further : start and size of each micro-batch along the further axes of a ragged batch, by name.
     """
 
     sizes: Mapping[int | None, Mapping[str, int]]
     bounds: tuple[tuple[int, int], ...]
     first: int = 0
     blocks: int | None = None
+    further: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, full: Mapping[str, int], microbatches: int, rank: int = 0) -> MicrobatchSizes:
+    def of(
+        cls,
+        full: Mapping[str, int],
+        microbatches: int,
+        rank: int = 0,
+        cuts: Mapping[str, Sequence[int]] | None = None,
+    ) -> MicrobatchSizes:
         """Split the sizes of the rank's full batch (`B`, `b`, `offset`, ...).
+
+        `cuts` are the ends of all micro-batches but the last along each axis; without them these are even.
 
         Raises
         ------
@@ -34,7 +45,11 @@ class MicrobatchSizes:
         """
         if microbatches > 1 and full["B"] == 0:
             raise InputError("microbatches > 1 need at least one sample in the global batch")
-        return cls._at(full, _microbatch_bounds(full["b"], microbatches), rank * microbatches)
+        bounds = {}
+        for one in axes_of(full):
+            size = full[one.local.name]
+            bounds[one.name] = _bounds(cuts[one.name], size) if cuts else _even_bounds(size, microbatches)
+        return cls._at(full, bounds, rank * microbatches)
 
     @classmethod
     def of_blocks(cls, full: Mapping[str, int], block: int) -> MicrobatchSizes:
@@ -45,16 +60,25 @@ class MicrobatchSizes:
         size, offset = full["b"], full["offset"]
         starts = range(0, max(size, 1), block)
         bounds = [(start, min(block, size - start)) for start in starts]
-        return cls._at(full, bounds, -(-offset // block), -(-full["B"] // block))
+        return cls._at(full, {"": bounds}, -(-offset // block), -(-full["B"] // block))
 
     @classmethod
     def _at(
-        cls, full: Mapping[str, int], bounds: Sequence[tuple[int, int]], first: int, blocks: int | None = None
-    ) -> MicrobatchSizes:
+        cls, full: Mapping[str, int], bounds: Mapping[str, Sequence[tuple[int, int]]], first: int,
+        blocks: int | None = None,
+    ) -> MicrobatchSizes:  # fmt: skip
         found: dict[int | None, Mapping[str, int]] = {None: full}
-        for index, (start, size) in enumerate(bounds):
-            found[index] = {**full, "b": size, "offset": full["offset"] + start}
-        return cls(found, tuple(bounds), first, blocks)
+        for index in range(len(bounds[""])):
+            found[index] = own = dict(full)
+            for name, of_axis in bounds.items():
+                one, (start, size) = axis(name), of_axis[index]
+                own |= {one.local.name: size, one.offset.name: full[one.offset.name] + start}
+        further = {name: of_axis for name, of_axis in bounds.items() if name}
+        return cls(found, tuple(bounds[""]), first, blocks, further)
+
+    def along(self, name: str) -> Sequence[tuple[int, int]]:
+        """Return start and size of each micro-batch along an axis; the empty name is the batch's own."""
+        return self.further[name] if name else self.bounds
 
     @property
     def count(self) -> int:
@@ -67,11 +91,15 @@ class MicrobatchSizes:
         return self.sizes[None]["b"] == 0
 
 
-def _microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
+def _even_bounds(batch: int, count: int) -> list[tuple[int, int]]:
     """Return start and size of each micro-batch: equal sizes, rounded up, so the last ones may be smaller.
 
     7 in 4: 2, 2, 2, 1; 2 in 4: 1, 1, 0, 0.
     """
     size = -(-batch // count)
-    starts = [min(i * size, batch) for i in range(count + 1)]
-    return [(a, b - a) for a, b in itertools.pairwise(starts)]
+    return _bounds([min(i * size, batch) for i in range(1, count)], batch)
+
+
+def _bounds(ends: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Return start and size of each micro-batch, from the ends of all but the last."""
+    return [(start, end - start) for start, end in itertools.pairwise([0, *ends, size])]

@@ -17,7 +17,7 @@ from torch import fx
 from fxdp.ir.ops.parts import join_parts
 from fxdp.ir.ops.sum_tree import SumTree
 from fxdp.ir.types.placements import Partial, Shard
-from fxdp.ir.types.sizes import evaluate
+from fxdp.ir.types.sizes import axis_of, evaluate
 from fxdp.pipeline.cut.partition import Partition
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import StepGraph
@@ -58,7 +58,9 @@ class Totals:
             value, *others = (found[microbatch] for microbatch in sorted(found))
             if isinstance(placement, Shard) and others:
                 outer = evaluate(placement.outer, self.step.sizes[None])
-                args = ([value, *others], placement.dim, outer, [size for _, size in self.layout.bounds])
+                along = axis_of(self.partition.totals[name].type.shape[placement.dim])
+                bounds = self.layout.along("" if along is None else along.name)
+                args = ([value, *others], placement.dim, outer, [size for _, size in bounds])
                 value = self.step.function(join_parts, args, f"whole_{name}")
             self.step.keep(name, None, value)
             if self._by_tree(placement):

@@ -21,7 +21,7 @@ receive are written at the same position of that order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Writer:
     schedule : the actions of all ranks.
     layout : start and size of each micro-batch within the local batch; for blocks, their numbers.
     batch_dims : the batch dim of each input.
+    axes : of a ragged batch the axis of each input's rows, and the one into which its values point.
     everywhere : True if all ranks get the gradients, False for only the stage that owns the parameter.
     recompute : the micro-batches for which no activations are saved.
     data_ranks : number of ranks that share the batch.
@@ -77,6 +78,7 @@ class Writer:
     schedule: Schedule
     layout: MicrobatchSizes
     batch_dims: Sequence[int | None]
+    axes: Sequence[tuple[str, str | None]]
     everywhere: bool
     recompute: Recompute
     data_ranks: int
@@ -168,11 +170,22 @@ class Writer:
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
-            start, size = self.layout.bounds[microbatch]
-            args = (self.full, microbatch, start, size, list(self.batch_dims))
-            part = p2p.block if self._by_block else p2p.microbatch
+            part, args = self._part(microbatch)
             self._batches[microbatch] = self.step.function(part, args, f"{part.__name__}_{microbatch}")
         return self._batches[microbatch]
+
+    def _part(self, microbatch: int) -> tuple[Callable[..., p2p.Microbatch], tuple[Any, ...]]:
+        """Return the function that takes a micro-batch out of the full batch, with its arguments."""
+        if not self.axes:
+            start, size = self.layout.bounds[microbatch]
+            part = p2p.block if self._by_block else p2p.microbatch
+            return part, (self.full, microbatch, start, size, list(self.batch_dims))
+        places: list[tuple[int, int, int, int] | None] = []
+        for dim, (axis, target) in zip(self.batch_dims, self.axes, strict=True):
+            start, size = self.layout.along(axis)[microbatch]
+            before = 0 if target is None else self.layout.along(target)[microbatch][0]
+            places.append(None if dim is None else (dim, start, size, before))
+        return p2p.ragged_microbatch, (self.full, microbatch, places)
 
     # ---- actions -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,132 @@
+"""Where the micro-batches of a rank's ragged batch end along each axis: only where samples end.
+
+    batch        0 0 0 1 2 2     into graphs     nodes of graph 0 end at 3, of graph 1 at 4
+    edge_index   0>1 1>2 5>4     into nodes      edges of graph 0 end at 2, of graph 1 at 2, too
+
+    graphs  1 | 2      nodes  3 | 3      edges  2 | 1      two micro-batches: the rows of all axes are even
+
+The samples are the rows of the one axis that points into no other. If rows of others only connect these, as
+edges do, each row at which all axes can be cut begins a sample: without `batch`, nodes 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxdp.capture.inputs import Inputs
+from fxdp.errors import InputError
+from fxdp.ir.types.even_weights import nearest
+
+
+@dataclass(frozen=True)
+class _Pointers:
+    """The values of one input that name rows of an axis: the least and the largest of each row.
+
+    `connect` says that a row names several rows, and so belongs to none of them alone.
+    """
+
+    path: str
+    axis: str
+    target: str
+    least: Tensor
+    largest: Tensor
+    connect: bool
+
+    def cuts(self, cuts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cut of the axis for each cut of the target, and whether no value points across."""
+        no_row = self.least.new_tensor([torch.iinfo(torch.int64).max])
+        up_to = self.largest.cummax(0).values if len(self.largest) else self.largest
+        from_here = torch.cat([self.least, no_row]).flip(0).cummin(0).values.flip(0)
+        found = torch.searchsorted(up_to, cuts)
+        return found, from_here[found] >= cuts
+
+
+def sample_cuts(inputs: Inputs, microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Return where the micro-batches but the last end along each axis, the batch's own first.
+
+    Raises
+    ------
+    InputError : rows of a sample that do not stand together, by the path of the input; axes that are not
+        connected; values whose rows cannot be cut.
+    """
+    names = ("", *inputs.axes.further)
+    sizes = {"": inputs.batch or 0} | {name: inputs.sizes[name] for name in inputs.axes.further}
+    pointers = list(_pointers(inputs))
+    samples = _axis_of_samples(names, pointers, inputs)
+    cuts = {samples: torch.arange(sizes[samples] + 1, device="cpu")}
+    can_be_cut = torch.ones(sizes[samples] + 1, dtype=torch.bool, device="cpu")
+    holds_rows = any(one.target == samples and not one.connect for one in pointers)
+    waiting = pointers
+    while waiting:
+        one = next((one for one in waiting if one.target in cuts), waiting[0])
+        if one.target not in cuts:
+            raise InputError(
+                f"{one.path}: {_shown(one.axis, inputs)!r} and {_shown(one.target, inputs)!r} point into "
+                "each other, so neither has samples; expected one axis that points into no other"
+            )
+        waiting = [other for other in waiting if other is not one]
+        found, fits = one.cuts(cuts[one.target])
+        fits &= found == cuts.setdefault(one.axis, found)
+        if holds_rows and not bool(fits.all()):
+            _refuse(one, inputs, int(cuts[one.target][~fits][0]), samples)
+        can_be_cut &= fits
+    places = can_be_cut.nonzero().flatten()
+    heights = sum(cuts[name][places] for name in names).tolist()  # type: ignore[union-attr]
+    ends = [places[nearest(heights, heights[-1] * k / microbatches)] for k in range(1, microbatches)]
+    return tuple(tuple(int(cuts[name][end]) for end in ends) for name in names)
+
+
+def _pointers(inputs: Inputs) -> list[_Pointers]:
+    axes, found = inputs.axes, []
+    for i, (path, tensor, rows) in enumerate(zip(inputs.paths, inputs.tensors, axes.rows, strict=False)):
+        target = axes.points[i]
+        if rows is None or rows.meaning is None:
+            continue
+        if target is None:
+            raise InputError(
+                f"{path}: {rows} in micro-batches, which cut a batch where samples end; expected rows, or "
+                "row numbers of one axis (into=), or microbatches=1"
+            )
+        assert rows.dim is not None
+        values = tensor.detach().cpu().long().movedim(rows.dim, 0)[..., None].flatten(1)
+        if count := values.shape[1]:
+            least, largest = values.amin(1), values.amax(1)
+            found.append(_Pointers(path, axes.names[i], target, least, largest, connect=count > 1))
+    return found
+
+
+def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs: Inputs) -> str:
+    """Return the axis that points into no other.
+
+    Raises
+    ------
+    InputError : several do, so that nothing says which of their rows belong to one sample; or none.
+    """
+    pointing = {one.axis for one in pointers if one.target != one.axis}
+    found = [name for name in names if name not in pointing]
+    if len(found) != 1:
+        shown = " and ".join(repr(_shown(name, inputs)) for name in found) or "none"
+        raise InputError(
+            f"a ragged batch in micro-batches, whose axes that point into no other are {shown}; expected "
+            "one, the samples, to which rows of all others point (into=), or microbatches=1"
+        )
+    return found[0]
+
+
+def _refuse(one: _Pointers, inputs: Inputs, row: int, samples: str) -> None:
+    raise InputError(
+        f"{one.path}: rows of {_shown(one.axis, inputs)!r} before and after row {row} of "
+        f"{_shown(one.target, inputs)!r} do not stand apart, so no micro-batch of "
+        f"{_shown(samples, inputs)!r} can be cut off there; expected the rows of each sample together, in "
+        "the order of the samples, or microbatches=1"
+    )
+
+
+def _shown(name: str, inputs: Inputs) -> str:
+    """Return an axis as the user names it."""
+    axes = zip(inputs.axes.names, inputs.axes.rows, strict=True)
+    return next(rows.axis for of, rows in axes if of == name and rows is not None)

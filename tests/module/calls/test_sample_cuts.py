@@ -1,0 +1,80 @@
+"""Where the micro-batches of a ragged batch end along each axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+from fxdp import Rows
+from fxdp.module.calls.reader import CallReader
+from fxdp.module.calls.sample_cuts import sample_cuts
+
+X, EDGES = Rows("nodes"), Rows("edges", dim=1, into="nodes")
+BATCH, Y = Rows("nodes", into="graphs"), Rows("graphs")
+
+
+def _cuts(rows: tuple[Rows | None, ...], values: tuple[Any, ...], microbatches: int = 2) -> Any:
+    reader = CallReader(nn.Linear(1, 1), (rows, {}), "cpu")
+    tensors = tuple(torch.as_tensor(value) for value in values)
+    return sample_cuts(reader.read(tensors, {}).inputs, microbatches)
+
+
+def _edges(*pairs: tuple[int, int]) -> Tensor:
+    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+
+
+def test_the_picture_of_the_docstring() -> None:
+    edges = _edges((0, 1), (1, 2), (5, 4))
+    batch = [0, 0, 0, 1, 2, 2]
+    assert _cuts((X, EDGES, BATCH, Y), (torch.ones(6), edges, batch, torch.ones(3))) == ((3,), (2,), (1,))
+    assert _cuts((X, EDGES), (torch.ones(6), edges)) == ((3,), (2,))
+    assert _cuts((X, EDGES), (torch.ones(6), edges), 4) == ((0, 3, 4), (0, 2, 2))
+
+
+def test_empty_and_single_samples() -> None:
+    none = _edges()
+    assert _cuts((X, EDGES, BATCH, Y), (torch.ones(0), none, torch.ones(0).long(), torch.ones(0)), 3) == (
+        (0, 0), (0, 0), (0, 0),
+    )  # fmt: skip
+    assert _cuts((X, BATCH, Y), (torch.ones(4), [0, 0, 0, 0], torch.ones(1))) in (((0,), (0,)), ((4,), (1,)))
+    assert _cuts((X, EDGES), (torch.ones(3), _edges((0, 2), (2, 0)))) in (((0,), (0,)), ((3,), (2,)))
+    assert _cuts((X, BATCH, Y), (torch.ones(4), [1, 1, 1, 3], torch.ones(4))) == ((3,), (2,))
+
+
+def test_weights_are_rows_of_all_axes() -> None:
+    edges = _edges(*[(0, 1)] * 9, (2, 3))
+    assert _cuts((X, EDGES, BATCH, Y), (torch.ones(8), edges, [0, 0, 1, 1, 1, 1, 2, 2], torch.ones(3))) == (
+        (2,), (9,), (1,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "values", "text"),
+    [
+        (
+            (X, EDGES, BATCH, Y),
+            (torch.ones(4), _edges((2, 3), (0, 1)), [0, 0, 1, 1], torch.ones(2)),
+            r"args\[1\]: rows of 'edges' before and after row 2 of 'nodes' do not stand apart",
+        ),
+        (
+            (X, BATCH, Y),
+            (torch.ones(4), [0, 1, 0, 1], torch.ones(2)),
+            r"args\[1\]: rows of 'nodes' before and after row 1 of 'graphs'",
+        ),
+        ((X, Y), (torch.ones(4), torch.ones(2)), r"point into no other are 'nodes' and 'graphs'"),
+        (
+            (Rows("a", into="b"), Rows("b", into="a"), Y),
+            ([0, 1], [0, 1], torch.ones(2)),
+            "point into each other",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_cut_are_refused(
+    rows: tuple[Rows, ...], values: tuple[Any, ...], text: str
+) -> None:
+    with pytest.raises(fxdp.InputError, match=text):
+        _cuts(rows, values)

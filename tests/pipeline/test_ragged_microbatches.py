@@ -1,0 +1,107 @@
+"""Ragged batches in micro-batches and stages: cut where samples end, equal to one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from tests.eager.ragged.test_by_hand import GRAPHS, graphs, joined
+from tests.rank_pool import RankPool
+
+ORDER = ("x", "edge_index", "batch", "y")
+DIMS = (tuple(GRAPHS[key] for key in ORDER), {})
+NODES = (
+    ([2, 5, 1, 3], [7], [], [1, 1]),  # of two data ranks the first two
+    ([4], [], [2], [3]),
+    ([], [1, 2, 6, 2], [3, 1], [2]),
+)
+"""The nodes of each graph, by step and rank."""
+
+
+class _Layer(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(inputs, outputs), nn.LayerNorm(outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.norm(self.linear(x))
+        return h.index_add(0, edge_index[1], h[edge_index[0]]).relu()
+
+
+class _Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.out = _Layer(3, 8), _Layer(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> Tensor:
+        h = self.second(self.first(x, edge_index), edge_index)
+        pooled = h.new_zeros(len(y), 8).index_add(0, batch, h)
+        return F.mse_loss(self.out(pooled).squeeze(1), y)
+
+
+def _full(value: Any) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _steps(model: Any, batches: list[dict[str, Tensor]]) -> list[Any]:
+    """Losses and gradients by step."""
+    found = []
+    for batch in batches:
+        loss = model(*(batch[key] for key in ORDER))
+        loss.backward()
+        found += [loss.detach(), *(_full(p.grad).clone() for p in model.parameters())]
+        model.zero_grad()
+    return found
+
+
+def _on_ranks(options: dict[str, Any], stages: int) -> list[Any]:
+    world, mesh = dist.get_world_size(), None
+    if stages > 1:
+        mesh = init_device_mesh("cpu", (stages, world // stages), mesh_dim_names=("pp", "dp"))
+    compiled = fxdp.compile(_Graph().double(), mesh, batch_dims=DIMS, backend="eager", **options)
+    rank = compiled.mesh.rank
+    return _steps(compiled, [graphs(10 * i + rank, one[rank]) for i, one in enumerate(NODES)])
+
+
+@pytest.mark.parametrize(
+    ("stages", "options"),
+    [
+        (1, {"strategy": "shard", "pipeline": {"microbatches": 3}}),
+        (2, {"pipeline": {"microbatches": 2, "stages": ["second"]}}),
+    ],
+)
+def test_steps_are_those_of_one_device(ranks: RankPool, stages: int, options: dict[str, Any]) -> None:
+    data = 4 // stages
+    full = [joined([graphs(10 * i + r, one[r]) for r in range(data)]) for i, one in enumerate(NODES)]
+    expected = _steps(_Graph().double(), full)
+    for found in ranks.run(4, _on_ranks, options, stages):
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_sizes_of_each_axis() -> None:
+    full = {"B": 9, "b": 6, "offset": 3, "B_edges": 5, "b_edges": 5, "offset_edges": 0}
+    layout = MicrobatchSizes.of(full, 2, cuts={"": (2,), "edges": (4,)})
+    assert layout.bounds == ((0, 2), (2, 4))
+    assert layout.along("edges") == [(0, 4), (4, 1)]
+    assert layout.sizes[1] == full | {"b": 4, "offset": 5, "b_edges": 1, "offset_edges": 4}
+    even = MicrobatchSizes.of(full, 2)
+    assert (even.bounds, even.along("edges")) == (((0, 3), (3, 3)), [(0, 3), (3, 2)])
+
+
+def test_blocks_are_refused() -> None:
+    compiled = fxdp.compile(
+        _Graph().double(), batch_dims=DIMS, backend="eager", numerics=fxdp.Bitwise(block=2)
+    )
+    with pytest.raises(fxdp.InputError, match=r"a ragged batch .* with fxdp.Bitwise"):
+        compiled(*(graphs(0, [2, 3])[key] for key in ORDER))
