@@ -5,13 +5,16 @@
     python -m benchmarks.conformance.bitwise --missing  # go on where a sweep was stopped
 
 Losses, norms and clipped gradients of each step, and parameters and states of the optimizer after the last,
-are hashed: on one device, and on real ranks, with dropout, in float32. A model that cannot have the same bits
+are hashed: on one device, and on real ranks, with dropout: op by op and by Inductor, in float32 and bfloat16,
+with several backwards a step, and with a rank killed in a random step. A model that cannot have the same bits
 must be refused. Results gather in a JSON file: a line a model, with the first step that differs, if any.
 """
 
 from __future__ import annotations
 
 import json
+import random
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.harness.zoo_suites import error_line, zoo_arguments
 from tests.rank_pool import RankError, RankPool
-from tests.zoo.bitwise import STEPS, curve
+from tests.zoo.bitwise import STEPS, Mode, Training, curve, killed_in, resumed
 
 RESULTS = Path(__file__).with_name("results") / "bitwise.json"
 CONSOLE = Console()
@@ -37,19 +40,29 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Way:
-    """The samples of each rank; `then` are those of the ranks that resume after `RESUMED` steps, if any."""
+    """The samples of each rank; `then` are those of the ranks that resume after `RESUMED` steps, if any.
+
+    With `kills` a rank is killed in a random step, and those that resume go on from the last checkpoint.
+    """
 
     parts: tuple[int, ...]
     options: dict[str, Any] = field(default_factory=dict)
     then: tuple[int, ...] = ()
+    mode: Mode = field(default_factory=Mode)
+    kills: bool = False
 
 
-ALONE = Way((7,))
+ALONE = (7,)
+SHARD = {"strategy": "shard"}
 WAYS: dict[str, Way] = {
     "2 ranks": Way((4, 3)),
-    "3 ranks, shard": Way((2, 4, 1), {"strategy": "shard"}),
+    "3 ranks, shard": Way((2, 4, 1), SHARD),
     "4 ranks": Way((2, 2, 0, 3)),
-    "3 ranks, shard, resumed by 2": Way((2, 4, 1), {"strategy": "shard"}, (6, 1)),
+    "3 ranks, shard, resumed by 2": Way((2, 4, 1), SHARD, (6, 1)),
+    "3 ranks, shard, bfloat16": Way((4, 0, 3), SHARD, mode=Mode(autocast=True)),
+    "2 ranks, accumulation": Way((2, 5), mode=Mode(accumulate=2)),
+    "2 ranks, Inductor": Way((4, 3), mode=Mode("inductor")),
+    "3 ranks, shard, killed, resumed by 2": Way((2, 4, 1), SHARD, (6, 1), kills=True),
 }
 
 
@@ -61,18 +74,39 @@ def main() -> int:
     for name in asked.models or MODELS:
         row = found.setdefault(name, {})
         ways = [way for way in asked.ways if not (asked.missing and way in row)]
-        start, alone = time.monotonic(), None
+        start, alone = time.monotonic(), dict[Mode, list[str]]()
         for way in ways:
+            mode = WAYS[way].mode
             try:
-                alone = alone or _curve(pool, name, ALONE, asked.timeout)
-                row[way] = _compared(alone, _curve(pool, name, WAYS[way], asked.timeout))
+                if mode not in alone:
+                    alone[mode] = _curve(pool, name, Way(ALONE, mode=mode), asked.timeout)
+                row[way] = _result(pool, name, WAYS[way], alone[mode], asked.timeout)
             except RankError as error:
                 row[way] = error_line(error)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         CONSOLE.print(f"{name}: {row} ({time.monotonic() - start:.0f} s)", soft_wrap=True)
     pool.close()
     results = [result for row in found.values() for result in row.values()]
-    return int(not all(result == "equal bits" or "fxdp.errors.StageError" in result for result in results))
+    refused = "fxdp.errors.StageError"
+    return int(not all(result.startswith("equal bits") or refused in result for result in results))
+
+
+def _result(pool: RankPool, name: str, way: Way, alone: list[str], timeout: float) -> str:
+    """Train in a way, and return whether all bits are those of one device."""
+    if not way.kills:
+        return _compared(alone, _curve(pool, name, way, timeout))
+    choice = random.SystemRandom()
+    rank, step = choice.randrange(len(way.parts)), choice.randrange(STEPS)
+    first, then = (Training(name, parts, way.mode, way.options) for parts in (way.parts, way.then))
+    with tempfile.TemporaryDirectory() as folder:
+        where = f"{folder}/run"
+        ended = pool.spawn(len(way.parts), killed_in, first, rank, step, where, timeout=timeout)
+        if ended[rank].status != -signal.SIGKILL:
+            raise RankError(f"rank {rank} was not killed:\n{ended[rank].output}")
+        (start, found), *others = pool.run(len(way.then), resumed, then, where, timeout=timeout)
+    assert all(other == (start, found) for other in others), f"{name}: ranks with different gradients"
+    told = f"rank {rank} killed in step {step}, resumed from {start}"
+    return f"{_compared(alone[start:], found, start)} ({told})"
 
 
 def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
@@ -83,14 +117,16 @@ def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
         parts = [(way.parts, range(last)), *([(way.then, range(last, STEPS))] if way.then else [])]
         found = []
         for split, steps in parts:
-            ranks = pool.run(len(split), curve, name, split, way.options, steps, where, timeout=timeout)
+            training = Training(name, split, way.mode, way.options)
+            ranks = pool.run(len(split), curve, training, steps, where, timeout=timeout)
             assert all(rank == ranks[0] for rank in ranks), f"{name}: ranks with different gradients"
             found += ranks[0]
     return found
 
 
-def _compared(alone: list[str], found: list[str]) -> str:
-    differs = [step for step, (own, other) in enumerate(zip(alone, found, strict=True)) if own != other]
+def _compared(alone: list[str], found: list[str], start: int = 0) -> str:
+    pairs = enumerate(zip(alone, found, strict=True), start)
+    differs = [step for step, (own, other) in pairs if own != other]
     return f"differs from step {differs[0]} on" if differs else "equal bits"
 
 
