@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
+from fxdp.compiler.deterministic_kernels import unknown_kernels
 from fxdp.compiler.emit import FULL, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
@@ -34,6 +35,7 @@ from fxdp.ranks.same_order import exchange_in_backward
 from fxdp.runtime.bound import BoundProgram
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names
+from fxdp.runtime.repeated_step import RepeatedStep
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import CallFrame
@@ -224,6 +226,9 @@ class CompiledVariants:
             self._seed(),
             messages=messages,
         )
+        block, unknown = program.options.block, unknown_kernels(program.gm.graph)
+        if block is not None and unknown:
+            bound.repeated = RepeatedStep(block, unknown)
         comms = self._process_mesh.comms
         if comms is not None:
             bound.settled = comms.transport.settle

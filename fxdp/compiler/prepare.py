@@ -10,6 +10,7 @@ from torch import fx
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.ragged import check_bags
 from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
+from fxdp.compiler.deterministic_kernels import check_kernels
 from fxdp.compiler.option_combinations import check_options, check_reductions, check_sharding
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
@@ -79,6 +80,8 @@ def prepare(
             )
         check_options(mesh, options)
         check_reductions(captured, options)
+        if options.block is not None:
+            check_kernels(captured.gm.graph, mesh.device_type, options.block)
     loss = _loss_index(captured.gm.graph) if cut else None
     order = Order.of(captured, options, _stage_count(options, mesh) if cut else None, batch, kept)
     # for the passes each micro-batch is one more rank: a sum over both is a sum over one axis

@@ -18,6 +18,9 @@ from fxdp.ir.graph.metadata import Location, meta
 from fxdp.ir.ops.sum_tree import finish_tree_moments, finish_tree_sum
 from fxdp.ir.types.placements import R
 
+_SHIFTS = 8
+"""Elements by which copies begin later than aligned memory, to find kernels that depend on this."""
+
 _Bits: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 """A digest and the strides of each tensor of a result."""
 
@@ -74,11 +77,12 @@ class BitWatch:
         found = _bits(result)
         self.compared += 1
         if _digests(found) != _digests(expected):
-            why = self._why(moment, node, call, expected)
+            why = self._why(moment, node, call, _digests(found))
             text, location = node_text(node, ("dp",)), meta(node).location
             self.fault = BitFault(node.name, text, str(moment), self.rank, why, location)
 
-    def _why(self, moment: Moment, node: fx.Node, call: Call | None, expected: _Bits) -> str:
+    def _why(self, moment: Moment, node: fx.Node, call: Call | None, own: list[str]) -> str:
+        """Return the reason for the rank's `own` bits."""
         if call is None:
             return "an input of this part, which reaches the rank with other bits"
         if node_draws(node):
@@ -86,11 +90,12 @@ class BitWatch:
         if moment.block is None and self._reads_sums(moment, node):
             return "the order of a sum: the values of all blocks have equal bits, their sum has not"
         with kept_random_state():
-            first, second = (_digests(_bits(_on_copies(call))) for _ in range(2))
-        if first != second:
-            return "the op is not deterministic, or keeps a state: equal operands give other bits each time"
-        if first == _digests(expected):
-            return "the kernel depends on where operands begin in memory: on copies of them bits are equal"
+            first, again = (_digests(_bits(_on_copies(call))) for _ in range(2))
+            if first != again:
+                return "the op is not deterministic, or keeps a state: each call gives other bits"
+            elsewhere = [_digests(_bits(_on_copies(call, shift))) for shift in range(1, _SHIFTS)]
+        if any(bits != own for bits in (first, *elsewhere)):
+            return "the kernel depends on where operands begin in memory: copies of them give other bits"
         return f"the op reads more than its operands{self._layouts(moment, node, call)}"
 
     def _reads_sums(self, moment: Moment, node: fx.Node) -> bool:
@@ -124,9 +129,15 @@ def _operands(node: fx.Node, call: Call) -> list[Any]:
     return [values.get(source) for source in node.all_input_nodes]
 
 
-def _on_copies(call: Call) -> Any:
-    """Return the result of a call on copies of its tensors, each in aligned memory of its own."""
-    target, args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.clone(), call)
+def _on_copies(call: Call, shift: int = 0) -> Any:
+    """Return the result of a call on copies of its tensors, `shift` elements after aligned memory begins."""
+
+    def copy(value: Tensor) -> Tensor:
+        if not shift or not value.is_contiguous():
+            return value.clone()
+        return value.new_empty(value.numel() + shift)[shift:].view(value.shape).copy_(value)
+
+    target, args, kwargs = pytree.tree_map_only(Tensor, copy, call)
     return target(*args, **kwargs)
 
 

@@ -16,6 +16,7 @@ from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, O
 from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names, RangedStep
+from fxdp.runtime.repeated_step import RepeatedStep
 from fxdp.torch_compat import profiling
 
 
@@ -38,6 +39,7 @@ class Step:
     full : returns the unsharded parameters that live across steps, which the program then takes as an input.
     settled : waits until all ranks have read this rank's published shards.
     messages : the collectives that each module of the program starts, for a profiler.
+    repeated : checks that the first call, run twice, has the same bits; None afterwards, and without need.
     """
 
     program: fx.GraphModule
@@ -52,6 +54,7 @@ class Step:
     full: Callable[[Microbatch], Sequence[Tensor]] | None = None
     settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
+    repeated: RepeatedStep | None = None
     _order: list[Parameter | Input] = field(init=False)
     _sharded: dict[int, DTensor] = field(init=False)
     """Sharded leaves by position in `_order`, cached as checking takes longer than distributing gradients."""
@@ -92,6 +95,9 @@ class Step:
                 values = RangedStep(self.program, self.messages).run(*given)
             else:
                 values = self.program(*given)
+            if self.repeated is not None:
+                self.repeated.check(self.results, values, self.program(*given))
+                self.repeated = None
             self.settled()
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []

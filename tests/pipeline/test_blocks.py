@@ -15,10 +15,12 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import fxdp
+from fxdp.compiler.emit import Lowered, lower_part
 from fxdp.compiler.option_combinations import check_options
 from fxdp.ir.types.even_batches import check_borders
 from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
+from fxdp.oracle.bit_record import digest
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.captures import KNOWN, captured_once
 from tests.rank_pool import RankPool
@@ -60,13 +62,19 @@ class GPT(nn.Module):
         return {"loss": loss, "largest": logits.amax(), "logits": logits}
 
 
-def _curve(parts: Sequence[int], block: int, steps: int, **options: Any) -> list[tuple[str, Tensor]]:
-    """Every number of a training, named: of the ranks of a process group, or of this process alone."""
+def _curve(
+    parts: Sequence[int], block: int, steps: int, scale: float = 0.0, **options: Any
+) -> list[tuple[str, Tensor]]:
+    """Every number of a training, named: of the ranks of a process group, or of this process alone.
+
+    With a scale it computes in bfloat16, and scales the loss.
+    """
     rank = dist.get_rank() if len(parts) > 1 else 0
     torch.manual_seed(0)
     model = GPT()
     compiled = fxdp.compile(model, numerics=fxdp.Bitwise(block=block), **{"backend": "eager", **options})
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", scale or 1.0, growth_interval=1, enabled=bool(scale))
     data, found = torch.Generator().manual_seed(7), list[tuple[str, Tensor]]()
     first = sum(parts[:rank])
 
@@ -78,15 +86,19 @@ def _curve(parts: Sequence[int], block: int, steps: int, **options: Any) -> list
             ids = torch.randint(0, WORDS, (sum(parts), T), generator=data)
             weights = torch.rand(sum(parts), T, generator=data)
             batch = ids, (ids * 3 + 1) % WORDS, torch.where(weights < 0.3, 0, weights)
-            given = compiled(*(t[first : first + parts[rank]] for t in batch))
-            given["loss"].backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bool(scale)):
+                given = compiled(*(t[first : first + parts[rank]] for t in batch))
+            scaler.scale(given["loss"] * 4).backward()
             keep(f"loss {step}.{half}", given["loss"])
             keep(f"largest logit {step}.{half}", given["largest"])
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             keep(f"gradient of {name} in step {step}", parameter.grad)
+        scaler.unscale_(optimizer)
         keep(f"norm {step}", nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
+        keep(f"scale after step {step}", torch.tensor(scaler.get_scale()))
         optimizer.zero_grad()
     for name, parameter in model.named_parameters():
         keep(name, parameter)
@@ -101,6 +113,7 @@ _CASES: tuple[_Case, ...] = (
     (3, (6, 2), {"strategy": "shard"}),  # the last block is shorter
     (1, (3, 3, 2), {}),
     (3, (3, 3, 0, 2), {"strategy": "shard"}),
+    (3, (3, 0, 5), {"strategy": "shard", "scale": 2.0**127}),  # the first steps overflow
 )
 
 
@@ -138,19 +151,27 @@ def _curves(cases: Sequence[_Case]) -> list[list[tuple[str, Tensor]]]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # of which the order of sums within a block depends
     with captured_once(KNOWN.setdefault(__name__, {})):
-        found = [_curve(parts, block, 6 if not options else 2, **options) for block, parts, options in cases]
+        found = [
+            _curve(parts, block, {0: 6, 1: 2, 2: 4}[len(options)], **options)
+            for block, parts, options in cases
+        ]
     torch.set_num_threads(before)
     return found
 
 
 def test_the_same_bits_on_any_mesh(ranks: RankPool) -> None:
-    alone = _curves([(block, (sum(parts),), options) for block, parts, options in _CASES[:2]]) * 2
+    kinds = [_CASES[i] for i in (0, 1, 4)]
+    first, second, scaled = _curves([(block, (sum(parts),), options) for block, parts, options in kinds])
+    alone = [first, second, first, second, scaled]
+    scales = [float(value) for name, value in scaled if name.startswith("scale")]
+    assert scales[0] < 2.0**127
+    assert max(scales[1:]) > min(scales)  # and steps without overflow
     for world in (2, 3, 4):
         chosen = [i for i, (_, parts, _) in enumerate(_CASES) if len(parts) == world]
         for curves in ranks.run(world, _curves, [_CASES[i] for i in chosen]):
             for i, curve in zip(chosen, curves, strict=True):
                 pairs = zip(alone[i], curve, strict=True)
-                assert [a for (a, x), (_, y) in pairs if not torch.equal(x, y)] == [], _CASES[i]
+                assert [a for (a, x), (_, y) in pairs if digest(x) != digest(y)] == [], _CASES[i]
 
 
 def test_batch_norm_of_each_block(ranks: RankPool) -> None:
@@ -245,6 +266,23 @@ def test_what_would_depend_on_the_mesh_is_refused() -> None:
 def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
     with pytest.raises(fxdp.InputError, match=r"numerics is fxdp.Bitwise\(block=2\) with .*blocks are"):
         fxdp.compile(Centred(), numerics=fxdp.Bitwise(block=2), **options)
+
+
+def test_code_is_never_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor fuses code for any size in another way, so that the sizes of earlier calls would decide bits."""
+    found: list[bool] = []
+
+    def recorded(*args: Any, generic: bool, **options: Any) -> Lowered:
+        found.append(generic)
+        return lower_part(*args, generic=generic, **options)
+
+    monkeypatch.setattr("fxdp.compiler.lowered_parts.lower_part", recorded)
+    options: dict[str, Any] = {"numerics": fxdp.Bitwise(block=2), "backend": "eager", "loss_fn": F.mse_loss}
+    compiled = fxdp.compile(nn.Linear(3, 1), **options)
+    for batch in (4, 6, 5):
+        compiled(torch.randn(batch, 3), target=torch.randn(batch, 1)).backward()
+    assert len(found) > 2
+    assert not any(found)
 
 
 def test_parts_that_cut_a_block() -> None:
