@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from fxdp.ir.graph.level import Level
+from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Placement
+from fxdp.placing.facts import Facts
 from fxdp.placing.propagation import Choice, ShardingPropagation
 from fxdp.placing.sharing import shared_redistributions
 
@@ -31,12 +34,12 @@ class BatchDimAnalyzer:
     ----------
     batch : the batch dim of each input, None for an input without one.
     single_device_rng : draw random values full on every rank, as one device would.
-    points : the axis of which each input's values are row numbers; None, or none at all, for other values.
+    meanings : what the values of each input say about an axis; None, or none at all, for other values.
     """
 
     batch: tuple[int | None, ...]
     single_device_rng: bool = False
-    points: tuple[str | None, ...] = ()
+    meanings: tuple[Meaning | None, ...] = ()
 
     name = "batch-dim-analyzer"
     requires = Level.CAPTURED
@@ -46,11 +49,14 @@ class BatchDimAnalyzer:
         """Annotate the graph in place."""
         batch = self.batch if mesh.size > 1 else (None,) * len(self.batch)
         choices: dict[Any, Choice] = {}
+
+        def propagation_at(at: Mapping[fx.Node, Placement]) -> ShardingPropagation:
+            one_rank, facts = mesh.size == 1, Facts(self.meanings)
+            return ShardingPropagation(batch, self.single_device_rng, one_rank, at, choices, facts)
+
         best, redistribute_at = None, dict[fx.Node, Placement]()
         for _ in range(_MAX_ROUNDS):
-            propagation = ShardingPropagation(
-                batch, self.single_device_rng, mesh.size == 1, redistribute_at, choices, self.points
-            )
+            propagation = propagation_at(redistribute_at)
             propagation.run(gm.graph)
             if best is not None and propagation.cost > best.cost:
                 break
@@ -61,7 +67,5 @@ class BatchDimAnalyzer:
             redistribute_at = wanted
         assert best is not None
         if best is not propagation:
-            ShardingPropagation(
-                batch, self.single_device_rng, mesh.size == 1, best.redistribute_at, choices, self.points
-            ).run(gm.graph)
+            propagation_at(best.redistribute_at).run(gm.graph)
         return gm

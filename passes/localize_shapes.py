@@ -23,7 +23,8 @@ from fxdp.ir.types.sizes import axis as axis_named
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.caller_numbers import enter, own_numbers
 from fxdp.placing.op_view import op_view
-from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
+from fxdp.placing.own_columns import OwnRange, own_part
+from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, OwnColumns, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.torch_compat import OpOverload, interpret_sympy
 
@@ -116,7 +117,9 @@ def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
     return full if python is None else python(*operands)
 
 
-def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node]) -> None:
+def _localize_call(
+    node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node], parts: _Parts
+) -> None:
     known = meta(node)
     if node.target in redistributions.REDISTRIBUTIONS or not isinstance(node.target, OpOverload):
         _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))
@@ -136,6 +139,11 @@ def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node]
         if isinstance(value, MinusOffset):
             source = sources[value.operand.index]
             return own_numbers(source, entered) or _minus_offset(source, node, sizes, value.axis)
+        if isinstance(value, OwnColumns):
+            source, along = sources[value.operand.index], value.axis
+            start, size = sizes.of(along.offset, node), sizes.of(along.local, node)
+            end = sizes.of(along.offset + along.local, node)
+            return own_part(source, [value.dim], node, OwnRange(start, end, size, parts))
         if isinstance(value, Operand):
             return sources[value.index]
         if isinstance(value, tuple):
@@ -187,6 +195,7 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes, axis: Axis) -> 
     return made
 
 
+_Parts: TypeAlias = "dict[tuple[fx.Node, tuple[int, ...]], fx.Node]"
 _MemoryFormat: TypeAlias = "dict[tuple[OpOverload, tuple[fx.Node, ...]], fx.Node]"
 
 
@@ -242,6 +251,7 @@ class LocalizeShapes:
         sizes.add_specs({name: named_size(name) for name in self.symbols})
         entered = enter(gm.graph, sizes.nodes, self.points) if mesh.size > 1 else {}
         captured: list[fx.Node] = []
+        parts: _Parts = {}
         laid: _MemoryFormat = {}
         for node in nodes:
             if is_host_size(node) and not sizes.computed_of_data(node):
@@ -250,13 +260,14 @@ class LocalizeShapes:
             if isinstance(meta(node).type, ScalarType):  # a number read from data, say by `.item()`
                 sizes.keep(node)
             if node.op == "call_function":
-                _localize_call(node, sizes, entered)
+                _localize_call(node, sizes, entered, parts)
                 if node.target in READ_AS_THEY_LIE:
                     _lay_operands(node, laid)
                 sizes.read_from(node)
         for node in reversed(captured):
             gm.graph.erase_node(node)
-        for node in reversed(entered):
-            if not node.users:
+        unread = dict.fromkeys([*entered, *(source for source, _ in parts)])
+        for node in reversed(gm.graph.nodes):
+            if node in unread and not node.users:
                 gm.graph.erase_node(node)
         return gm

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fxdp.capture.ragged_rows import Rows
 from fxdp.errors import InputError
+from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.sizes import Axis
 from fxdp.ir.types.sizes import axis as axis_named
 
@@ -22,12 +23,12 @@ class InputAxes:
     Attributes
     ----------
     names : the axis of each tensor's batch dim, as the program names it; empty for the batch's own.
-    points : the axis of which each tensor's values are row numbers; None for other values.
+    meanings : what each tensor's values say about an axis; None for other values.
     rows : what each tensor holds, with the axes as the user names them; None without a batch dim.
     """
 
     names: tuple[str, ...] = ()
-    points: tuple[str | None, ...] = ()
+    meanings: tuple[Meaning | None, ...] = ()
     rows: tuple[Rows | None, ...] = ()
 
     @classmethod
@@ -47,7 +48,7 @@ class InputAxes:
                 _check(one, path, known)
         return cls(
             tuple("" if one is None else known[one.axis] for one in rows),
-            tuple(None if one is None or one.into is None else known[one.targets[0]] for one in rows),
+            tuple(None if one is None else _meaning(one, known) for one in rows),
             tuple(rows),
         )
 
@@ -56,14 +57,19 @@ class InputAxes:
         """The names of all axes but the batch's own, in order."""
         return tuple(dict.fromkeys(name for name in self.names if name))
 
+    @property
+    def points(self) -> tuple[str | None, ...]:
+        """The axis of which each tensor's values are row numbers; None for other values."""
+        return tuple(one.axis if one is not None and one.kind == "into" else None for one in self.meanings)
+
     def axis(self, index: int) -> Axis:
         """Return the axis of a tensor's batch dim."""
         return axis_named(self.names[index] if index < len(self.names) else "")
 
     def target(self, index: int) -> Axis | None:
         """Return the axis into which a tensor's values point."""
-        name = self.points[index] if index < len(self.points) else None
-        return None if name is None else axis_named(name)
+        one = self.meanings[index] if index < len(self.meanings) else None
+        return axis_named(one.axis) if one is not None and one.kind == "into" else None
 
 
 ONE_AXIS = InputAxes()
@@ -80,8 +86,14 @@ def _symbol_name(name: str, known: dict[str, str]) -> str:
     return made
 
 
+def _meaning(one: Rows, known: dict[str, str]) -> Meaning | None:
+    if one.into is not None:
+        return Meaning("into", known[one.targets[0]])
+    return None if one.within is None else Meaning("within", known.get(one.within, one.within))
+
+
 def _check(one: Rows, path: str, known: dict[str, str]) -> None:
-    if one.meaning not in (None, "into") or isinstance(one.into, tuple):
+    if one.meaning not in (None, "into", "within") or isinstance(one.into, tuple):
         raise InputError(
             f"{path}: {one} cannot be compiled yet; expected rows, or row numbers of one axis (into=), or "
             "fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"

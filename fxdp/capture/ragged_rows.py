@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
 
-_POINTERS = ("into", "starts", "bounds", "lengths")
+_POINTERS = ("into", "starts", "bounds", "lengths", "within")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Rows:
     bounds : where each row begins, and the last one ends: one value more than rows, as in `cu_seqlens`.
     lengths : how many rows of this axis belong to each row, as in the `target_lengths` of CTC; of two dims
         the products of the second, as in `image_grid_thw` of patches.
+    within : the values count the rows of each sample of this axis from 0, as the `position_ids` of packed
+        documents: the rows of each rank begin with a sample.
 
     An integer, no tensor, with `Rows("nodes")` is the number of rows of the axis, and becomes the global one.
 
@@ -48,6 +50,7 @@ class Rows:
     starts: str | None = None
     bounds: str | None = None
     lengths: str | None = None
+    within: str | None = None
 
     def __post_init__(self) -> None:
         """Raise if the description contradicts itself."""
@@ -56,10 +59,11 @@ class Rows:
             raise InputError(f"Rows({self.axis!r}): {' and '.join(given)} are given; expected one of them")
         if self.dim is not None and (not isinstance(self.dim, int) or isinstance(self.dim, bool)):
             raise InputError(f"Rows({self.axis!r}): dim is {self.dim!r}; expected an int, or None for a list")
-        if given and (self.dim is None or (given != ["into"] and self.dim != 0)):
+        of_any_dim = given in (["into"], ["within"])
+        if given and (self.dim is None or (not of_any_dim and self.dim != 0)):
             raise InputError(
                 f"Rows({self.axis!r}): {given[0]} with dim={self.dim}; expected "
-                + ("dim of a tensor" if given == ["into"] else "dim=0: a tensor with one dim")
+                + ("dim of a tensor" if of_any_dim else "dim=0: a tensor with one dim")
             )
         for name in (self.axis, *(one for field in given for one in self._names(field))):
             if not isinstance(name, str) or not name:
@@ -81,8 +85,8 @@ class Rows:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The axes of which the values speak."""
-        return () if self.meaning is None else self._names(self.meaning)
+        """The axes of which the values speak; of samples within an axis no input need have rows."""
+        return () if self.meaning in (None, "within") else self._names(self.meaning)
 
     def _names(self, field: str) -> tuple[str, ...]:
         found = getattr(self, field)

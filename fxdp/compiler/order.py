@@ -98,7 +98,7 @@ class Order:
             explicit=(
                 *first,
                 Canonicalize(),
-                BatchDimAnalyzer(captured.batch, options.single_device_rng, captured.axes.points),
+                BatchDimAnalyzer(captured.batch, options.single_device_rng, captured.axes.meanings),
                 ExpandDecompositions(),
                 *factors,
                 *again,

@@ -36,6 +36,8 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     if keeps_values(target):
         dim += _ndim(node) - _ndim(source)
         return dim if is_axis(_shape(node)[dim]) else None
+    if target is aten.add.Tensor:  # of a number 0, as of positions without an offset
+        return dim if node.args[1] == 0 and type_ == meta(source).type else None
     if target is aten.unsqueeze.default:
         at = int(node.args[1]) % _ndim(node)  # type: ignore[arg-type]
         return dim + 1 if at <= dim else dim

@@ -37,33 +37,55 @@ _READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.T
 
 
 def pointer_of(node: fx.Node, known: Mapping[fx.Node, Pointer]) -> Pointer | None:
-    """Return where the values of a node point, from what is known of earlier nodes.
+    """Return where the values of a node point, from what is known of earlier nodes."""
+    moved = [] if may_round(node) else moved_operands(node)
+    facts = [known[source] for source in moved if source in known]
+    if not moved or len(facts) < len(moved) or len({fact.axis for fact in facts}) != 1:
+        return None
+    shard = moved_shard(node, {source: known[source].shard for source in moved}, known)
+    return None if shard is None else Pointer(facts[0].axis, shard)
+
+
+def moved_operands(node: fx.Node) -> list[fx.Node]:
+    """Return the operands of which all elements of a node's result are; empty for an op that computes."""
+    if node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target not in _MOVES | _READS:
+        return []
+    sources = [s for s in node.all_input_nodes if isinstance(meta(s).type, TensorType)]
+    return sources[:1] if node.target in _READS else sources[node.target is aten.where.self :]
+
+
+def moved_shard(
+    node: fx.Node, shards: Mapping[fx.Node, Shard], known: Mapping[fx.Node, Pointer]
+) -> Shard | None:
+    """Return the shard of a node's result that comes from these shards of its operands, rank by rank.
 
     The op's own rule says whether each rank's part of the result comes from its parts of the operands.
+    `known` says of what an operand's values are row numbers.
     """
-    type_, place = meta(node).type, 0
+    place = 0
     if node.target is operator.getitem:
         node, place = node.args  # type: ignore[assignment]
-    if node.target not in _MOVES | _READS or not isinstance(type_, TensorType) or _may_round(type_):
-        return None
 
     def operand(index: int, source: fx.Node) -> Operand:
-        fact, type_ = known.get(source), meta(source).type
+        type_, fact = meta(source).type, known.get(source)
         assert isinstance(type_, TensorType)
-        return Operand(index, type_, (R,) if fact is None else (fact.shard,), fact)
+        shard = shards.get(source, R if fact is None else fact.shard)
+        return Operand(index, type_, (shard,), fact)
 
-    op, sources = op_view(node, operand)
-    moved = sources[:1] if node.target in _READS else sources[node.target is aten.where.self :]
-    facts = [known[source] for source in moved if source in known]
-    if len(facts) < len(moved) or len({fact.axis for fact in facts}) != 1:
-        return None
-    wanted = {i: known[source].shard for i, source in enumerate(sources) if source in known}
+    op, _ = op_view(node, operand)
+    wanted = {o.index: shard for o in op.operands if isinstance(shard := o.placements[0], Shard)}
     for alternative in registry[op.target].rule(op):
         result = alternative.outputs[place]
         if isinstance(result, Shard) and all(alternative.inputs[i] == shard for i, shard in wanted.items()):
-            return Pointer(facts[0].axis, result)
+            return result
     return None
 
 
-def _may_round(type_: TensorType) -> bool:
+def may_round(node: fx.Node) -> bool:
+    """Return whether a node's dtype is none that holds each row number of an axis."""
+    type_ = meta(node).type
+    if not isinstance(type_, TensorType):
+        return True
     return type_.dtype.is_floating_point or type_.dtype.is_complex or type_.dtype.itemsize < 4

@@ -12,19 +12,18 @@ from torch import fx
 from fxdp.errors import PlacementError
 from fxdp.ir.graph.draws import draws, draws_again
 from fxdp.ir.graph.graphs import results_of
-from fxdp.ir.graph.metadata import UNKNOWN, Location, is_host_size, meta, tensor_type, value_bytes
+from fxdp.ir.graph.metadata import UNKNOWN, Location, is_host_size, meta, value_bytes
 from fxdp.ir.graph.signature import Gradient, Input, Mutation, Output, Tangent
 from fxdp.ir.types.placements import Partial, Placement, R, Shard
-from fxdp.ir.types.sizes import axis_of, batch_factor
+from fxdp.ir.types.sizes import batch_factor
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.chooser import cheapest, choose, redistribution_cost
+from fxdp.placing.facts import Facts
 from fxdp.placing.gpu_draws import check_draw
-from fxdp.placing.iota import iota_dim
 from fxdp.placing.memory_order import memory_gaps, memory_order
 from fxdp.placing.op_view import op_view
-from fxdp.placing.pointers import pointer_of
 from fxdp.rules.families.random import drawn_for_full_batch
-from fxdp.rules.registry import Alternative, Op, Operand, Pointer, is_cheap, registry
+from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
 
 _MAX_STEPS = 16  # limit of ops recomputed in full to save a gather
 
@@ -67,11 +66,8 @@ class ShardingPropagation:
     one_rank: bool
     redistribute_at: Mapping[fx.Node, Placement]
     choices: dict[Any, Choice]
-    points: tuple[str | None, ...] = ()
-    """The axis of which each input's values are row numbers."""
+    facts: Facts = field(default_factory=Facts)
     values: dict[fx.Node, _Value] = field(default_factory=dict)
-    iota: dict[fx.Node, int] = field(default_factory=dict)
-    pointers: dict[fx.Node, Pointer] = field(default_factory=dict)
     outputs: dict[int, fx.Node] = field(default_factory=dict)
     redistributions: list[tuple[fx.Node, Placement]] = field(default_factory=list)
     gathered: bool = False
@@ -109,9 +105,7 @@ class ShardingPropagation:
         placement: Placement = R
         if isinstance(spec, Input) and self.batch[spec.index] is not None:
             placement = Shard(self.batch[spec.index] or 0)
-            into = self.points[spec.index] if spec.index < len(self.points) else None
-            if into is not None:
-                self.pointers[node] = Pointer(into, placement)
+            self.facts.learn_input(node, spec.index, placement)
         self._settle(node, placement, "input", replicable=placement == R)
 
     def _place_tangent(self, node: fx.Node, spec: Tangent) -> None:
@@ -142,18 +136,7 @@ class ShardingPropagation:
         self._set(node, own or R, replicable)
         if isinstance(own, Shard) and not replicable and is_cheap(node.target):
             self._learn_source(node, sources)
-        dim = iota_dim(node, self.iota)
-        if dim is not None:
-            self.iota[node] = dim
-            along = axis_of(tensor_type(node).shape[dim])
-            if along is not None:
-                self.pointers[node] = Pointer(along.name, Shard(dim))
-        else:
-            self._learn_pointer(node)
-
-    def _learn_pointer(self, node: fx.Node) -> None:
-        if self.points and (found := pointer_of(node, self.pointers)) is not None:
-            self.pointers[node] = found
+        self.facts.learn(node)
 
     def _place_getitem(self, node: fx.Node) -> None:
         source = node.args[0]
@@ -163,7 +146,7 @@ class ShardingPropagation:
         placement = placements[node.args[1]] or R  # type: ignore[index]
         reason = meta(source).reason or "getitem"
         self._settle(node, placement, reason, replicable=self.values[source].replicable)
-        self._learn_pointer(node)
+        self.facts.learn(node)
 
     def _settle(self, node: fx.Node, placement: Placement, reason: str, *, replicable: bool = False) -> None:
         known = meta(node)
@@ -263,7 +246,7 @@ class ShardingPropagation:
         # before the first gather no source can be full, and each search walks up the graph
         if self.gathered and value.source is not None and R not in value.placements:
             self._derive(source)
-        return Operand(index, known.type, value.placements, self.pointers.get(source), value.gather_bytes)
+        return self.facts.operand(index, source, value.placements, value.gather_bytes)
 
     def _choose(self, op: Op, node: fx.Node) -> Choice:
         keywords = dict(op.kwargs)

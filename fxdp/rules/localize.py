@@ -65,13 +65,39 @@ class MinusOffset:
     axis: Axis
 
 
+@dataclass(frozen=True, slots=True)
+class OwnColumns:
+    """Operand that is full along a dim of an axis, of which the rank reads the range of its own rows."""
+
+    operand: Operand
+    dim: int
+    axis: Axis
+
+
 def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the op's `(args, kwargs)` for this rank's call.
 
-    Operands stay `Operand`s (or become `MinusOffset`), sizes stay ints or expressions in `B`, `b`.
+    Operands stay `Operand`s (or become `MinusOffset` or `OwnColumns`), sizes ints or expressions in `B`, `b`.
     """
     rewrite = alternative.rewrite or Rewrite()
     replaced = _new_arguments(op, alternative, rewrite)
+    args, kwargs = _arguments(op, rewrite, replaced)
+    if not rewrite.minus_offset and not rewrite.own_columns:
+        return args, kwargs
+    along, columns = axis(rewrite.axis), dict(rewrite.own_columns)
+
+    def changed(operand: Operand) -> Operand | MinusOffset | OwnColumns:
+        if operand.index in columns:
+            return OwnColumns(operand, columns[operand.index], along)
+        return MinusOffset(operand, along) if operand.index in rewrite.minus_offset else operand
+
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Operand, changed, (args, kwargs))
+    return found
+
+
+def _arguments(
+    op: Op, rewrite: Rewrite, replaced: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if rewrite.target is not None:
         return _for_target(op, rewrite.target, replaced), {}
     names = [argument.name for argument in op.target._schema.arguments]
@@ -79,14 +105,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
     # arguments that the call left at their defaults
     kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
-    if not rewrite.minus_offset:
-        return args, kwargs
-
-    def shifted(operand: Operand) -> Operand | MinusOffset:
-        return MinusOffset(operand, axis(rewrite.axis)) if operand.index in rewrite.minus_offset else operand
-
-    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Operand, shifted, (args, kwargs))
-    return found
+    return args, kwargs
 
 
 def local_target(op: Op, alternative: Alternative) -> OpOverload:

@@ -31,6 +31,17 @@ class Pointer(NamedTuple):
     shard: Shard
 
 
+class Blocks(NamedTuple):
+    """Fact about a mask: the value `fill` wherever its positions along two dims are rows of different ranks.
+
+    Both dims count the rows of one axis, each once.
+    """
+
+    axis: str
+    dims: tuple[int, int]
+    fill: float
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """Tensor operand in the input of a rule.
@@ -42,6 +53,9 @@ class Operand:
         only numbers of its own rows, as `arange(B)` has; None for all other values.
     gather_bytes : the bytes to gather a smaller value (before a cast or an expansion) from which the full
         value is then computed; None if the value itself is gathered.
+    blocks : what is known of a mask between rows of different ranks; None for all other values.
+    counts : the axis of which each element is a number of rows, one after the other, so that on each rank
+        they add up to its own; None for all other values.
     """
 
     index: int
@@ -49,6 +63,8 @@ class Operand:
     placements: tuple[Placement, ...] = (R,)
     into: Pointer | None = None
     gather_bytes: int | None = None
+    blocks: Blocks | None = None
+    counts: str | None = None
 
     @property
     def shape(self) -> tuple[Dim, ...]:

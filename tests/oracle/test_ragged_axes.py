@@ -15,7 +15,7 @@ from fxdp import Rows
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.types.mesh import mesh_of
-from fxdp.ir.types.sizes import Split
+from fxdp.ir.types.sizes import B, Split
 from fxdp.options import Options
 from fxdp.oracle.verified_capture import capture_for
 from fxdp.oracle.verify import prepare_subject
@@ -96,6 +96,55 @@ def test_a_graph_network_gathers_nothing(read: str) -> None:
     for strategy in ("replicate", "shard") if read == "index" else ("replicate",):
         graph = _run(_Network(read), parts, _ROWS, strategy=strategy)
         assert _gathered(graph) == []
+
+
+_LENGTHS = [[3, 4], [], [1], [5, 2, 1, 1]]
+
+
+def _packed(lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return tokens, positions and numbers of documents of these lengths, and one number for each."""
+    positions = [torch.arange(0), *map(torch.arange, lengths)]
+    of_document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    of_token = torch.randn(1, sum(lengths), 8).double(), torch.cat(positions)[None], of_document[None]
+    return *of_token, torch.randn(len(lengths)).double()
+
+
+class _Documents(nn.Module):
+    """Causal attention within documents; `told` is how a token's document is found."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.told = nn.Linear(8, 24).double(), told
+
+    def _numbers(self, positions: Tensor, of_document: Tensor) -> Tensor:
+        if self.told == "steps":
+            return (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+        return (positions == 0).cumsum(-1) - 1 if self.told == "zeros" else of_document
+
+    def forward(
+        self, x: Tensor, positions: Tensor, of_document: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        query, key, value = self.project(x).view(1, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        numbers = self._numbers(positions, of_document)
+        mask = (numbers[:, None, :, None] == numbers[:, None, None, :]).expand(1, 2, -1, -1)
+        mask = mask & (positions[:, None, None, :] <= positions[:, None, :, None])
+        h = F.scaled_dot_product_attention(query, key, value, mask)
+        return h, h.pow(2).mean() + weights.sum()
+
+
+@pytest.mark.parametrize("told", ["steps", "zeros", "rows"])
+def test_packed_documents_attend_without_gathers(told: str) -> None:
+    torch.manual_seed(1)
+    rows = (
+        Rows("tokens", dim=1), Rows("tokens", dim=1, within="documents"),
+        Rows("tokens", dim=1, into="documents"), Rows("documents"),
+    )  # fmt: skip
+    graph = _run(_Documents(told), [_packed(lengths) for lengths in _LENGTHS], rows)
+    assert not any(type_.dtype.is_floating_point for type_ in _gathered(graph))
+    # nor has any rank the mask between all tokens
+    assert not any(tensor_type(n).shape[-2:] == (B, B) for n in graph.find_nodes(
+        op="call_function", target=torch.ops.aten.slice.Tensor))  # fmt: skip
 
 
 class _Lost(nn.Module):

@@ -153,7 +153,7 @@ class _Ends:
         """Return the ends along an axis with as many rows that hold others: of labels, those of graphs."""
         for entry in self.entries.values():
             rows = _rows(entry)
-            if rows.meaning in (None, "into") or rows.axis == axis or rows.axis in self._waiting:
+            if rows.meaning in (None, "into", "within") or rows.axis == axis or rows.axis in self._waiting:
                 continue
             if self._size(rows.axis) == self._size(axis) > 1:
                 return self.of(rows.axis)
@@ -163,7 +163,8 @@ class _Ends:
         """Return the ends by which the rows inside of samples are even, or the samples if none are known."""
         for entry in self.entries.values():
             rows = _rows(entry)
-            held = rows.targets[0] if rows.axis == axis and rows.meaning not in (None, "into") else axis
+            is_held = rows.axis == axis and rows.meaning not in (None, "into", "within")
+            held = rows.targets[0] if is_held else axis
             samples = self._size(axis)
             if held == axis or samples <= 1 or not self._size(held):
                 continue

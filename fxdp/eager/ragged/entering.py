@@ -203,7 +203,7 @@ def _made_global(
 
 def _global_values(value: Tensor, rows: Rows, axes: Mapping[str, BatchAxis]) -> Tensor:
     """Return values that point into an axis as those of the global batch."""
-    if rows.meaning in (None, "lengths"):
+    if rows.meaning in (None, "lengths", "within"):
         return value
     offsets = [axes[name].offset for name in rows.targets]
     if not any(offsets):

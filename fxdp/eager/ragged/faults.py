@@ -75,7 +75,7 @@ def _faults_of_pointers(value: Tensor, rows: Rows) -> Iterator[str]:
         yield f"{rows.meaning}= of a tensor of {value.dtype}; expected integers"
     elif isinstance(rows.into, tuple) and (value.dim() == 0 or value.shape[0] != len(rows.into)):
         yield f"into={rows.into} of shape {tuple(value.shape)}; expected {len(rows.into)} in dim 0"
-    elif value.dim() > {"into": 64, "lengths": 2}.get(str(rows.meaning), 1):
+    elif value.dim() > {"into": 64, "within": 64, "lengths": 2}.get(str(rows.meaning), 1):
         yield f"{rows.meaning}= of shape {tuple(value.shape)}; expected one dim"
     elif rows.bounds is not None and not len(value):
         yield "bounds without a value; expected [0] on a rank without rows"
@@ -88,6 +88,8 @@ def _faults_of_values(value: Tensor, rows: Rows, sizes: Mapping[str, int]) -> It
         for part, axis in parts:
             yield from _outside(part, axis, sizes[axis])
         return
+    if rows.within is not None:
+        yield from _faults_within(value.movedim(rows.dim or 0, 0), rows.within)
     if not rows.targets:
         return
     axis = rows.targets[0]
@@ -113,6 +115,22 @@ def _faults_of_values(value: Tensor, rows: Rows, sizes: Mapping[str, int]) -> It
         yield f"the last value is {last}; expected {size}, the rows of {axis!r} on this rank"
     elif last > size:
         yield f"the last value is {last}; expected at most {size}, the rows of {axis!r} on this rank"
+
+
+def _faults_within(value: Tensor, axis: str) -> Iterator[str]:
+    """Yield what is wrong with positions along dim 0."""
+    if not value.numel():
+        return
+    if bool((value[0] != 0).any()):
+        yield (
+            f"the first row is {int(value[0].flatten()[0])} within {axis!r}; expected 0: no two ranks share "
+            "a sample"
+        )
+    wrong = ((value[1:] != 0) & (value[1:] != value[:-1] + 1)).nonzero()
+    if len(wrong):
+        at = wrong[0].tolist()
+        found, before = int(value[1:][tuple(at)]), int(value[tuple(at)])
+        yield f"{found} after {before} at {at[0] + 1}; expected {before + 1}, or 0, where a sample begins"
 
 
 def _outside(value: Tensor, axis: str, size: int) -> Iterator[str]:

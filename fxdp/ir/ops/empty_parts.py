@@ -1,10 +1,10 @@
 """Ops that a rank runs in place of torch's that fail, or are wrong, on a local batch without samples.
 
-MKL fails on an empty Fourier transform, eager `pixel_unshuffle` keeps an empty input's shape, the backward of
-BatchNorm in evaluation divides by zero, which ends the process, and summed margin losses of no samples are
-uninitialized memory. The ops of the `fxdp` library have the same schemas and compute the same as torch, also
-on empty parts: as a composition of plain ops where there is one, which a compiler can fuse, else after a
-check of the size.
+MKL fails on an empty Fourier transform, eager `pixel_unshuffle` keeps an empty input's shape, attention
+between no rows and the backward of BatchNorm in evaluation divide by zero, which ends the process, and summed
+margin losses of no samples are uninitialized memory. The ops of the `fxdp` library have the same schemas and
+compute the same as torch, also on empty parts: as a composition of plain ops where there is one, which a
+compiler can fuse, else after a check of the size.
 
 The variance of no elements is right, but torch warns (since 2.15 as Python does, which ends a rank that runs
 with `-W error`): `UNWARNED` has functions without this warning.
@@ -33,7 +33,9 @@ def _define(target: OpOverload | GoneOp, function: Callable[..., Any], dispatch_
     if isinstance(target, GoneOp):
         return ""
     name = target._schema.name.removeprefix("aten::").removeprefix("_")
-    library.define(name + str(target._schema).removeprefix(target._schema.name))  # type: ignore[no-untyped-call]
+    # without arguments by keyword alone, which a rewritten call has no place for
+    schema = str(target._schema).removeprefix(target._schema.name).replace("*, ", "")
+    library.define(name + schema)  # type: ignore[no-untyped-call]
     library.impl(name, function, dispatch_key)  # type: ignore[no-untyped-call]
     _LOCAL[target] = getattr(torch.ops.fxdp, name).default
     return f"fxdp::{name}"
@@ -127,6 +129,34 @@ _define(aten.native_batch_norm_backward.default, _batch_norm_backward, "Composit
 _asking_first(aten._fft_c2c.default, lambda self, dim, normalization, forward: torch.empty_like(self))
 _asking_first(aten._fft_r2c.default, _r2c_shape)
 _asking_first(aten._fft_c2r.default, _c2r_shape)
+
+
+def _attention(target: OpOverload, of_none: Callable[..., Any]) -> None:
+    """Define attention `[samples, heads, rows, features]` that computes nothing between no rows."""
+
+    def attend(*args: Any) -> Any:
+        # query, key, value, dropout_p, ... by position, as far as torch's op has them there
+        count = sum(not argument.kwarg_only for argument in target._schema.arguments)
+        names = [argument.name for argument in target._schema.arguments[count:]]
+        return target(*args[:count], **dict(zip(names, args[count:], strict=False)))
+
+    def run(*args: Any) -> Any:
+        return attend(*args) if args[0].shape[2] else of_none(*args)
+
+    torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), attend, lib=library)
+
+
+_attention(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    lambda query, key, value, *_: (
+        query.new_empty(*query.shape[:3], value.shape[3]),
+        torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32)),
+    ),
+)
+_attention(
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    lambda grad_out, *operands: tuple(map(torch.empty_like, operands[:3])),
+)
 
 
 def _unwarned(op: OpOverload) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ class Rewrite:
     local : names of schema arguments whose sizes count the rank's own batch (slice bounds on the sharded dim,
         group_norm's N); every remaining number stays global.
     minus_offset : operands whose values are global row numbers and must count from the rank's first row.
+    own_columns : operands, with a dim of each, of which the rank reads its own range of the axis only.
     axis : the batch axis of these rows, by name.
     arguments : schema arguments with new values, in `B`, `b` and `offset` (a diagonal's offset).
     target : the op that runs instead, if the original fails for 0 or 1 local samples (`split` of an empty
@@ -31,6 +32,7 @@ class Rewrite:
 
     local: tuple[str, ...] = ()
     minus_offset: tuple[int, ...] = ()
+    own_columns: tuple[tuple[int, int], ...] = ()
     axis: str = ""
     arguments: tuple[tuple[str, Any], ...] = ()
     target: OpOverload | None = None

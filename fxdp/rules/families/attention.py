@@ -3,15 +3,21 @@
 Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it may be sharded,
 together with the log-sum-exp and any mask or bias that has this dim. A mask with size 1 there is full, and
 its gradient partial. Dropout inside the op (`dropout_p > 0`) draws local numbers from the seed state, which
-is replicated.
+is replicated. Rows that a mask hides from all rows of other ranks attend only to their own rank's, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+import torch
+
+from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.types.placements import Placement, R
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Placement, R, S
+from fxdp.ir.types.sizes import axis
 from fxdp.rules.dims import argument_or_none
 from fxdp.rules.labels import by_labels, filled, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -51,6 +57,7 @@ def _attention(op: Op) -> Iterator[Alternative]:
     if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, if the kernel computes it
         outputs[1] = "n..."
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+    yield from _own_rows(op)
 
 
 @rule(
@@ -75,7 +82,39 @@ def _attention_backward(op: Op) -> Iterator[Alternative]:
     # a bias without samples was added to each sample, so its gradient lacks the label: a sum of terms
     outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+    yield from _own_rows(op)
 
+
+def _own_rows(op: Op) -> Iterator[Alternative]:
+    """Yield the shard of rows that attend to rows of their own rank alone, as those of packed documents do.
+
+    The mask says so (`Operand.blocks`); of it a rank reads the columns of its own rows. Only kernels of CPUs
+    take any part of a mask: those of GPUs ask for its alignment.
+    """
+    if op.target not in _ON_CPU or (mask := op.arg("attn_mask")) is None or mask.blocks is None:
+        return
+    found, last = mask.blocks, mask.ndim - 1
+    hides = found.fill == (0.0 if mask.type.dtype == torch.bool else -math.inf)
+    if not hides or set(found.dims) != {last - 1, last}:
+        return
+    rows, chosen = axis(found.axis).total, dict[int, Placement]()
+    for operand, _ in _inputs(op):
+        if operand is mask:
+            chosen[mask.index] = S(last - 1)
+        elif operand.shape[2] == rows:  # [sample, head, row, feature], and the log-sum-exp without features
+            chosen[operand.index] = S(2)
+        else:
+            return
+    rewrite = Rewrite(
+        own_columns=((mask.index, last),), axis=found.axis, target=local_op(op.target)  # a rank without rows
+    )  # fmt: skip
+    yield op.alternative(chosen, S(2), rewrite)
+
+
+_ON_CPU = frozenset({
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+})  # fmt: skip
 
 # Samples of different lengths in one row: the start of each is counted over the global batch, so no range of
 # rows can run separately.

@@ -31,6 +31,8 @@ def mends() -> tuple[Mend, ...]:
 
 _ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 _MENDS = (
+    Mend("attention_of_nothing", "ir/ops/empty_parts.py", _ALL,
+         "attention between no rows ends the process"),
     Mend("attention_sums", "torch_compat/faults/attention_sums.py", _ALL[:2],
          "fake attention in float64 has log-sum-exps of float32, so its gradient stops"),
     Mend("average_pool", "lowering/inductor/decomposition_overrides.py", _ALL,

@@ -50,9 +50,25 @@ ops.aten.native_batch_norm_backward.default(
 """
 
 
+_ATTENTION = """
+import torch
+x = torch.empty(1, 2, 0, 4)
+torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(x, x, x)
+"""
+
+
+def attention_of_nothing() -> bool:
+    """Return whether attention between no rows kills its process."""
+    return _divides_by_zero(_ATTENTION)
+
+
 def norm_of_nothing() -> bool:
     """Return whether the backward of BatchNorm in evaluation kills its process if there are no samples."""
-    ran = subprocess.run([sys.executable, "-c", _NORM], capture_output=True, check=False)
+    return _divides_by_zero(_NORM)
+
+
+def _divides_by_zero(code: str) -> bool:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     return ran.returncode == -signal.SIGFPE
 
 

@@ -151,6 +151,7 @@ def _replaced_sizes() -> bool:
 
 
 PROGRAMS: dict[str, Callable[[], bool]] = {
+    "attention_of_nothing": part_programs.attention_of_nothing,
     "attention_sums": _attention_sums,
     "average_pool": compiled_programs.average_pool,
     "convolution_strides": _convolution_strides,

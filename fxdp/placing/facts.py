@@ -1,0 +1,82 @@
+"""`Facts`: what is known of the values of nodes, whatever ranks compute these.
+
+All of it follows from what the inputs mean by contract (`fxdp.Rows`), checked at each call:
+
+    row numbers          read and written on the rank that has the row           `pointers.py`
+    packed samples       equal numbers of samples are on one rank alone          `packed_samples.py`
+    masks between these  one value wherever row and column are of two ranks      `blocks.py`
+    numbers of rows      where each begins, and the row number that has each     `row_counts.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxdp.ir.graph.metadata import meta, tensor_type
+from fxdp.ir.types.meanings import Meaning
+from fxdp.ir.types.placements import Placement, R, Shard
+from fxdp.ir.types.sizes import axis_of
+from fxdp.ir.types.value_types import TensorType
+from fxdp.placing.blocks import blocks_of
+from fxdp.placing.iota import iota_dim
+from fxdp.placing.packed_samples import PackedSamples
+from fxdp.placing.pointers import pointer_of
+from fxdp.placing.row_counts import RowCounts
+from fxdp.rules.registry import Blocks, Operand, Pointer
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of the values of nodes; `meanings` of the inputs, by index, of a ragged batch."""
+
+    meanings: Sequence[Meaning | None] = ()
+    iota: dict[fx.Node, int] = field(default_factory=dict)
+    pointers: dict[fx.Node, Pointer] = field(default_factory=dict)
+    blocks: dict[fx.Node, Blocks] = field(default_factory=dict)
+    samples: PackedSamples = field(default_factory=PackedSamples)
+    counts: RowCounts = field(default_factory=RowCounts)
+
+    def operand(
+        self, index: int, node: fx.Node, placements: tuple[Placement, ...] = (R,), bytes_: int | None = None
+    ) -> Operand:
+        """Return a node as the operand of a rule."""
+        return Operand(
+            index, tensor_type(node), placements, self.pointers.get(node), bytes_, self.blocks.get(node),
+            self.counts.axis_of(node),
+        )  # fmt: skip
+
+    def learn_input(self, node: fx.Node, index: int, placement: Placement) -> None:
+        """Note what the values of an input mean."""
+        meaning = self.meanings[index] if index < len(self.meanings) else None
+        if meaning is None or not isinstance(placement, Shard):
+            return
+        if meaning.kind == "into":
+            self.pointers[node] = Pointer(meaning.axis, placement)
+        elif meaning.kind == "within":
+            self.samples.positions[node] = placement
+        else:
+            self.counts.learn_input(node, meaning.axis)
+
+    def learn(self, node: fx.Node) -> None:
+        """Find out what is known of the result of a call, from what is known of earlier nodes."""
+        dim = iota_dim(node, self.iota)
+        if dim is not None:
+            self.iota[node] = dim
+            along = axis_of(tensor_type(node).shape[dim])
+            if along is not None:
+                self.pointers[node] = Pointer(along.name, Shard(dim))
+        elif self.meanings and isinstance(meta(node).type, TensorType):
+            self._learn_of_ragged(node)
+
+    def _learn_of_ragged(self, node: fx.Node) -> None:
+        self.counts.learn(node, self.iota)
+        pointer = self.counts.pointer_of(node) or pointer_of(node, self.pointers)
+        if pointer is not None:
+            self.pointers[node] = pointer
+        self.samples.learn(node, self.pointers)
+        blocks = blocks_of(node, self.blocks, self.samples.dims_apart)
+        if blocks is not None:
+            self.blocks[node] = blocks
