@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fxdp.capture.ragged_rows import Rows
+from fxdp.capture.row_lengths import from_lengths, to_lengths
 from fxdp.errors import InputError
 from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.sizes import Axis
@@ -62,6 +65,28 @@ class InputAxes:
         """The axis of which each tensor's values are row numbers; None for other values."""
         return tuple(one.axis if one is not None and one.kind == "into" else None for one in self.meanings)
 
+    def to_lengths(
+        self, tensors: Sequence[torch.Tensor], batch_dims: Sequence[int | None]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return a rank's tensors as a program gets these: lengths for starts and bounds."""
+        found = list(tensors)
+        for i, one in enumerate(self.rows):
+            if one is None or (one.starts is None and one.bounds is None):
+                continue
+            of_target = (
+                tensor.shape[dim or 0]
+                for tensor, dim, rows in zip(tensors, batch_dims, self.rows, strict=False)
+                if rows is not None and rows.axis == one.targets[0] and rows.bounds is None
+            )
+            found[i] = to_lengths(tensors[i], one, next(of_target, 0))
+        return tuple(found)
+
+    def from_lengths(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of a program as the model gets it: with starts or bounds of the global batch."""
+        one = self.rows[index] if index < len(self.rows) else None
+        is_told = one is not None and (one.starts is not None or one.bounds is not None)
+        return from_lengths(tensor, one) if one is not None and is_told else tensor
+
     def axis(self, index: int) -> Axis:
         """Return the axis of a tensor's batch dim."""
         return axis_named(self.names[index] if index < len(self.names) else "")
@@ -87,16 +112,18 @@ def _symbol_name(name: str, known: dict[str, str]) -> str:
 
 
 def _meaning(one: Rows, known: dict[str, str]) -> Meaning | None:
-    if one.into is not None:
-        return Meaning("into", known[one.targets[0]])
-    return None if one.within is None else Meaning("within", known.get(one.within, one.within))
+    if one.meaning is None:
+        return None
+    if one.within is not None:
+        return Meaning("within", known.get(one.within, one.within))
+    return Meaning("into" if one.into is not None else "lengths", known[one.targets[0]])
 
 
 def _check(one: Rows, path: str, known: dict[str, str]) -> None:
-    if one.meaning not in (None, "into", "within") or isinstance(one.into, tuple):
+    if isinstance(one.into, tuple):
         raise InputError(
-            f"{path}: {one} cannot be compiled yet; expected rows, or row numbers of one axis (into=), or "
-            "fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
+            f"{path}: {one} cannot be compiled yet; expected row numbers of one axis (into=), so one tensor "
+            "for each axis, or fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
         )
     for name in one.targets:
         if name not in known:

@@ -168,8 +168,8 @@ class Inputs:
         """
         dims = zip(self.batch_dims, self.rows, strict=False)
         rest = (
-            x if dim is None or rows == 1 else x.flatten(dim, dim + 1)
-            for x, (dim, rows) in zip(tensors, dims, strict=False)
+            self.axes.from_lengths(i, x) if dim is None or rows == 1 else x.flatten(dim, dim + 1)
+            for i, (x, (dim, rows)) in enumerate(zip(tensors, dims, strict=False))
         )
         leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         for i, number in zip(self.dynamic_inputs, numbers, strict=False):
@@ -209,7 +209,8 @@ def read_inputs(
     check_plain_tensors(leaves, names)
     dims = resolve_batch_dims(args, kwargs, batch_dims, ragged=True)
     found = Inputs.of_leaves(leaves, spec, names, tuple(dims), rows_per_sample(args, kwargs, batch_dims))
-    found = replace(found, axes=input_axes(args, kwargs, batch_dims, found.paths))
+    axes = input_axes(args, kwargs, batch_dims, found.paths)
+    found = replace(found, axes=axes, tensors=axes.to_lengths(found.tensors, found.batch_dims))
     found.batch  # noqa: B018  (checks)
     return found
 

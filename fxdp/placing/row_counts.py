@@ -2,9 +2,10 @@
 
     lengths                                   lengths    by contract: on each rank they add up to its rows
     lengths.cumsum(0)                         ends
-    cat([zeros(1), ends])                     bounds     as cu_seqlens
+    pad(ends, (1, 0)), cat([zeros(1), ends])  bounds     as cu_seqlens
     bounds[1:], bounds[:-1]                   ends, starts
     ends - starts, ends - lengths             lengths, starts
+    starts + lengths                          ends
     repeat_interleave(lengths)                row numbers of samples
     bucketize(arange(rows), ends, right=True)       row numbers of samples
     bucketize(arange(rows), bounds, right=True) - 1       of starts and bounds
@@ -44,6 +45,13 @@ class _Count(NamedTuple):
     rows: str
     samples: str
     of: fx.Node
+
+
+_SUMS: dict[Any, Literal["lengths", "starts", "ends"]] = {
+    (aten.sub.Tensor, "ends", "starts"): "lengths",
+    (aten.sub.Tensor, "ends", "lengths"): "starts",
+    (aten.add.Tensor, "starts", "lengths"): "ends",
+}
 
 
 @dataclass(slots=True)
@@ -105,12 +113,13 @@ class RowCounts:
             return None
         if target is aten.cumsum.default and first.kind == "lengths":
             return first._replace(kind="ends")
-        if target is aten.sub.Tensor and not node.kwargs:
+        if target is aten.constant_pad_nd.default and first.kind == "ends":
+            return first._replace(kind="bounds") if (*args[1:], 0)[:2] == ([1, 0], 0) else None
+        if target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
             second = self._known.get(args[1])
-            if second is None or second.of is not first.of or first.kind != "ends":
-                return None
-            kinds: dict[str, Any] = {"starts": "lengths", "lengths": "starts"}
-            return first._replace(kind=kinds[second.kind]) if second.kind in kinds else None
+            kind = None if second is None else _SUMS.get((target, first.kind, second.kind))
+            is_of_one = second is not None and second.of is first.of
+            return first._replace(kind=kind) if kind is not None and is_of_one else None
         is_copied = target in _COPIES and tensor_type(node).shape == tensor_type(args[0]).shape
         return first if is_copied else None
 

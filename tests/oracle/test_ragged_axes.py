@@ -32,12 +32,18 @@ def _part(nodes: int, edges: int, graphs: int) -> tuple[Tensor, ...]:
 
 def _joined(parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows]) -> tuple[Any, dict[str, list[int]]]:
     """Return the global batch, and the rows of each rank along each axis."""
-    sizes = {one.axis: [part[i].shape[one.dim or 0] for part in parts] for i, one in enumerate(rows)}
+    sizes = {
+        one.axis: [part[i].shape[one.dim or 0] - (one.bounds is not None) for part in parts]
+        for i, one in enumerate(rows)
+    }
     full = []
     for i, one in enumerate(rows):
-        of = sizes.get(str(one.into), [0] * len(parts))
-        full.append(torch.cat([part[i] + sum(of[:rank]) if one.into else part[i]
-                               for rank, part in enumerate(parts)], one.dim or 0))  # fmt: skip
+        into = one.into or one.starts or one.bounds
+        of = sizes.get(str(into), [0] * len(parts))
+        moved = [part[i] + sum(of[:rank]) if into else part[i] for rank, part in enumerate(parts)]
+        if one.bounds is not None:
+            moved = [moved[0], *(part[1:] for part in moved[1:])]
+        full.append(torch.cat(moved, one.dim or 0))
     return tuple(full), sizes
 
 
@@ -145,6 +151,66 @@ def test_packed_documents_attend_without_gathers(told: str) -> None:
     # nor has any rank the mask between all tokens
     assert not any(tensor_type(n).shape[-2:] == (B, B) for n in graph.find_nodes(
         op="call_function", target=torch.ops.aten.slice.Tensor))  # fmt: skip
+
+
+def _bags(lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return words of bags of these lengths, weights, where bags begin, bounds, lengths and a value of each."""
+    count, of_bag = sum(lengths), torch.tensor(lengths, dtype=torch.int64)
+    bounds = F.pad(of_bag.cumsum(0), (1, 0))
+    words, weights = torch.randint(1, 6, (count,)), torch.randn(count).double()
+    return words, weights, bounds[:-1], bounds, of_bag, torch.randn(len(lengths), 9, 6).double()
+
+
+_BAGS = (
+    Rows("words"), Rows("words"), Rows("bags", starts="words"), Rows("bags", bounds="words"),
+    Rows("bags", lengths="words"), Rows("bags"),
+)  # fmt: skip
+
+
+class _Bags(nn.Module):
+    """Reads rows of a table, and reduces over the rows of each bag; `by` is how."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.by = nn.Embedding(6, 6).double(), by
+
+    def _by_lengths(self, words: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
+        """Compute by the number of each word's bag, found in two ways."""
+        bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=len(words))
+        h = self.table(words)
+        found = torch.zeros(len(lengths), 6).double().index_add(0, bag, h)
+        again = torch.bucketize(torch.arange(len(words)), ends, right=True)
+        return found + torch.zeros_like(found).index_add(0, again, h * found[bag])
+
+    def forward(
+        self, words: Tensor, weights: Tensor, starts: Tensor, bounds: Tensor, lengths: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        table = self.table.weight
+        if self.by == "bags":
+            h = F.embedding_bag(words, table, starts, mode="sum", per_sample_weights=weights, padding_idx=2)
+            h = h + F.embedding_bag(words, table, bounds, mode="mean", include_last_offset=True)
+            h = h + F.embedding_bag(words, table, starts, mode="max", padding_idx=3)
+        elif self.by == "lengths":
+            h = self._by_lengths(words, bounds[1:], lengths) + self._by_lengths(
+                words, bounds[:-1] + bounds.diff(), bounds.diff()
+            )
+        elif self.by == "segments":
+            rows = self.table(words)
+            h = torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0)
+            h = h + torch.segment_reduce(rows, "max", offsets=bounds, axis=0, initial=-9)
+        else:
+            frames = (x @ table.t()).log_softmax(-1).transpose(0, 1)
+            h = F.ctc_loss(frames, words, torch.full_like(lengths, 9), lengths, reduction="none")
+        return h, h.sin().mean()
+
+
+@pytest.mark.parametrize("by", ["bags", "lengths", "segments", "ctc"])
+def test_rows_that_are_counted_stay_on_their_rank(by: str) -> None:
+    torch.manual_seed(1)
+    lengths = [[2, 0, 3], [], [0], [4, 1, 2, 1]] if by != "ctc" else [[2, 1, 3], [], [1], [4, 1, 2, 1]]
+    graph = _run(_Bags(by), [_bags(one) for one in lengths], _BAGS)
+    assert not any(type_.dtype.is_floating_point for type_ in _gathered(graph))
 
 
 class _Lost(nn.Module):

@@ -1,7 +1,8 @@
 """Replacements for functions of torch that read values during capture, or hide the batch dim.
 
 `cov` checks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
-matrix flattens all bags into one dim, in which a rank cannot find its own bags. `nn.TransformerEncoder` and
+matrix flattens all bags into one dim, in which a rank cannot find its own bags, and `segment_reduce` and bags
+with offsets begin where values say. `nn.TransformerEncoder` and
 `Decoder` check whether a mask is causal; `MultivariateNormal` checks whether a matrix is symmetric before
 factoring. Results of two `masked_select` by one mask have equal sizes, which export only knows for indexing.
 `roll` requires a known shift. `ctc_loss` becomes an op of fxdp and a plain mean.
@@ -28,6 +29,7 @@ _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select
 _eager_roll = torch.roll
 _eager_ctc_loss = F.ctc_loss
+_eager_segment_reduce = torch.segment_reduce
 
 
 def cov(
@@ -93,10 +95,11 @@ def embedding_bag(
 ) -> Tensor:
     """Compute bags of equal length, one row of `input` each, by `embedding` and a reduction over each bag."""
     plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
+    ragged = offsets is not None and _are_of_two_axes(input, offsets)
     # torch's frequencies are its own, and it has no sparse gradient of a maximum
     other = max_norm is not None or scale_grad_by_freq or (sparse and mode == "max")
     weighted = per_sample_weights is not None
-    if not plain or other or mode not in _REDUCE or (weighted and mode != "sum"):
+    if not (plain or ragged) or other or mode not in _REDUCE or (weighted and mode != "sum"):
         return _eager_embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
             per_sample_weights, include_last_offset, padding_idx,
@@ -105,6 +108,9 @@ def embedding_bag(
     rows = F.embedding(input, weight, pad, sparse=sparse)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
+    if ragged:
+        assert offsets is not None
+        return _bags(rows, None if pad is None else input != pad, offsets, mode, include_last_offset)
     if pad is None:
         return _REDUCE[mode](rows)
     return _without_padding(rows, (input != pad).unsqueeze(-1), mode)
@@ -124,6 +130,41 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
         return torch.where(kept.any(1), found, torch.zeros_like(found))
     total = torch.where(kept, rows, torch.zeros_like(rows)).sum(1)
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
+
+
+def _are_of_two_axes(values: Tensor, offsets: Tensor) -> bool:
+    """Return whether two tensors have one dim each, of two axes of a ragged batch."""
+    if values.dim() != 1 or offsets.dim() != 1:
+        return False
+    sizes: tuple[Any, ...] = values.shape[0], offsets.shape[0]
+    return all(isinstance(size, torch.SymInt) for size in sizes) and str(sizes[0]) != str(sizes[1])
+
+
+def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end: bool) -> Tensor:
+    """Reduce over the rows of each bag that are kept; zero for bags without any."""
+    positions = torch.arange(rows.shape[0], dtype=offsets.dtype, device=offsets.device)
+    of_row = torch.searchsorted(offsets, positions, right=True) - 1
+    bags = offsets.shape[0] - has_end
+    if kept is not None:
+        rows = torch.where(kept.unsqueeze(-1), rows, -math.inf if mode == "max" else 0.0)
+    if mode == "max":
+        least = rows.new_full((bags, rows.shape[1]), -math.inf)
+        found = least.scatter_reduce(0, of_row.unsqueeze(-1).expand_as(rows), rows, "amax")
+        return torch.where(found == -math.inf, 0.0, found)
+    total = rows.new_zeros(bags, rows.shape[1]).index_add(0, of_row, rows)
+    if mode == "sum":
+        return total
+    counted = rows.new_ones(rows.shape[0]) if kept is None else kept.to(rows.dtype)
+    return total / rows.new_zeros(bags).index_add(0, of_row, counted).clamp(min=1).unsqueeze(-1)
+
+
+def segment_reduce(data: Tensor, reduce: str, **options: Any) -> Tensor:
+    """Reduce segments by their lengths, also those that are given by `offsets`."""
+    offsets = options.get("offsets")
+    if offsets is not None and offsets.dim() == 1:
+        options |= {"offsets": None, "lengths": offsets.diff()}
+    reduced: Tensor = _eager_segment_reduce(data, reduce, **options)
+    return reduced
 
 
 def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -195,6 +236,7 @@ def _instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
 SUBSTITUTES: tuple[Patch, ...] = (
     Patch(F, "ctc_loss", _instead(ctc_loss)),
     Patch(F, "embedding_bag", _instead(embedding_bag)),
+    Patch(torch, "segment_reduce", _instead(segment_reduce)),
     Patch(torch, "masked_select", _instead(masked_select)),
     Patch(Tensor, "masked_select", _instead(masked_select)),
     Patch(torch, "roll", _instead(roll)),

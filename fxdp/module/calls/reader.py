@@ -109,6 +109,7 @@ class CallReader:
         if known.axes.names:
             inputs = replace(inputs, axes=known.axes)
             check_pointers(inputs)
+            inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
             further = tuple(inputs.sizes[name] for name in known.axes.further)
             if self._microbatches > 1:
                 cuts = sample_cuts(inputs, self._microbatches)

@@ -19,7 +19,8 @@ from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.decompositions import Rewrite, Term
-from fxdp.ir.types.placements import Dim, P, Placement, R, Shard
+from fxdp.ir.types.placements import Dim, P, Placement, R, S, Shard
+from fxdp.ir.types.sizes import axis
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.builder import DecompositionBuilder
 from fxdp.rules.labels import by_labels, letters, trailing
@@ -127,9 +128,14 @@ def _margin_loss_backward(op: Op) -> Iterator[Alternative]:
 
 @rule("losses", CTC_OP)
 def _ctc_loss(op: Op) -> Iterator[Alternative]:
-    """Yield shards of the samples of `[T, N, C]`; concatenated targets in one dim are not sharded."""
+    """Yield shards of the samples of `[T, N, C]`.
+
+    Concatenated targets in one dim are sharded if the lengths count the rows of an axis.
+    """
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, _sequences(op), ["n"])
+    elif (shards := _of_own_targets(op)) is not None:
+        yield op.alternative(shards, S(0))
 
 
 @rule("losses", CTC_BACKWARD_OP)
@@ -137,12 +143,23 @@ def _ctc_loss_backward(op: Op) -> Iterator[Alternative]:
     """Yield shards of the samples for the gradient of `[T, N, C]`."""
     if op.arg("targets").ndim == 2:
         yield from by_labels(op, [(op.arg("grad"), "n"), *_sequences(op)], ["_n_"])
+    elif (shards := _of_own_targets(op)) is not None:
+        yield op.alternative({op.arg("grad").index: S(0), **shards}, S(1))
 
 
 def _sequences(op: Op) -> list[tuple[Operand, str]]:
     """Return the labels of log-probabilities and targets of sequences, and of their lengths."""
     labels = {"log_probs": "_n_", "targets": "n_", "input_lengths": "n", "target_lengths": "n"}
     return [(op.arg(name), names) for name, names in labels.items()]
+
+
+def _of_own_targets(op: Op) -> dict[int, Placement | None] | None:
+    """Return the shards by which each rank has the concatenated targets of its own samples."""
+    targets, counted = op.arg("targets"), op.arg("target_lengths").counts
+    if counted is None or targets.shape != (axis(counted).total,):
+        return None
+    dims = {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}
+    return {op.arg(name).index: S(dim) for name, dim in dims.items()}
 
 
 def _class_shards(op: Op) -> Iterator[Shard]:

@@ -27,7 +27,7 @@ runs_replicated(
     "order_of_values", "order of values",
     *existing(
         "masked_scatter", "_ctc_loss", "_ctc_loss.Tensor", "_ctc_loss_backward", "_ctc_loss_backward.Tensor",
-        "_cudnn_ctc_loss", "_cudnn_ctc_loss.Tensor", "segment_reduce", "_segment_reduce_backward",
+        "_cudnn_ctc_loss", "_cudnn_ctc_loss.Tensor",
         "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
         "embedding_renorm", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
         "_fused_moving_avg_obs_fq_helper_functional",
