@@ -16,8 +16,9 @@ from fxdp.capture.ragged_rows import Rows
 
 def to_lengths(values: Tensor, rows: Rows, total: int) -> Tensor:
     """Return the length of each row from where it begins in `total` rows of this rank."""
-    ends = values[1:] if rows.bounds is not None else F.pad(values[1:], (0, int(len(values) > 0)), value=total)
-    return ends - values[: len(ends)]
+    if rows.bounds is None and len(values):
+        return F.pad(values, (0, 1), value=total).diff()
+    return values.diff()
 
 
 def from_lengths(lengths: Tensor, rows: Rows) -> Tensor:

@@ -28,6 +28,7 @@ from fxdp.ir.graph.graphs import copy_graph
 from fxdp.ir.types.mesh import Mesh
 from fxdp.options import Options
 from fxdp.passes.assign_stages import AssignStages
+from fxdp.passes.attend_within_samples import AttendWithinSamples
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.bucket_parameters import BucketParameters
@@ -98,6 +99,7 @@ class Order:
             explicit=(
                 *first,
                 Canonicalize(),
+                AttendWithinSamples(captured.batch, captured.axes.meanings),
                 BatchDimAnalyzer(captured.batch, options.single_device_rng, captured.axes.meanings),
                 ExpandDecompositions(),
                 *factors,
@@ -126,7 +128,9 @@ def canonical(captured: Captured, mesh: Mesh) -> Captured:
 
     Programs are compared with this form, node by node.
     """
-    return replace(captured, gm=Canonicalize().run(copy_graph(captured.gm), mesh))
+    gm = Canonicalize().run(copy_graph(captured.gm), mesh)
+    within = AttendWithinSamples(captured.batch, captured.axes.meanings)
+    return replace(captured, gm=within.run(gm, mesh))
 
 
 def emission(

@@ -10,7 +10,7 @@ All of it follows from what the inputs mean by contract (`fxdp.Rows`), checked a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -20,9 +20,9 @@ from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.placements import Placement, R, Shard
 from fxdp.ir.types.sizes import axis_of
 from fxdp.ir.types.value_types import TensorType
-from fxdp.placing.blocks import blocks_of
+from fxdp.placing.blocks import Masks
 from fxdp.placing.iota import iota_dim
-from fxdp.placing.packed_samples import PackedSamples
+from fxdp.placing.packed_samples import PackedSamples, Positions
 from fxdp.placing.pointers import pointer_of
 from fxdp.placing.row_counts import RowCounts
 from fxdp.rules.registry import Blocks, Operand, Pointer
@@ -35,9 +35,19 @@ class Facts:
     meanings: Sequence[Meaning | None] = ()
     iota: dict[fx.Node, int] = field(default_factory=dict)
     pointers: dict[fx.Node, Pointer] = field(default_factory=dict)
-    blocks: dict[fx.Node, Blocks] = field(default_factory=dict)
-    samples: PackedSamples = field(default_factory=PackedSamples)
     counts: RowCounts = field(default_factory=RowCounts)
+    samples: PackedSamples = field(init=False)
+    masks: Masks = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make what depends on earlier facts."""
+        self.samples = PackedSamples(self.pointers, self.iota)
+        self.masks = Masks(self.samples)
+
+    @property
+    def blocks(self) -> Mapping[fx.Node, Blocks]:
+        """What is known of masks between ranks."""
+        return self.masks.blocks
 
     def operand(
         self, index: int, node: fx.Node, placements: tuple[Placement, ...] = (R,), bytes_: int | None = None
@@ -56,7 +66,7 @@ class Facts:
         if meaning.kind == "into":
             self.pointers[node] = Pointer(meaning.axis, placement)
         elif meaning.kind == "within":
-            self.samples.positions[node] = placement
+            self.samples.positions[node] = Positions(node, placement)
         else:
             self.counts.learn_input(node, meaning.axis)
 
@@ -73,10 +83,8 @@ class Facts:
 
     def _learn_of_ragged(self, node: fx.Node) -> None:
         self.counts.learn(node, self.iota)
-        pointer = self.counts.pointer_of(node) or pointer_of(node, self.pointers)
-        if pointer is not None:
+        number = self.counts.pointer_of(node)
+        if (pointer := number or pointer_of(node, self.pointers)) is not None:
             self.pointers[node] = pointer
-        self.samples.learn(node, self.pointers)
-        blocks = blocks_of(node, self.blocks, self.samples.dims_apart)
-        if blocks is not None:
-            self.blocks[node] = blocks
+        self.samples.learn(node, is_number=number is not None)
+        self.masks.learn(node)

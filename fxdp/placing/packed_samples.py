@@ -1,10 +1,10 @@
-"""Which values are equal on one rank alone: numbers of packed samples, none of which two ranks share.
+"""Which values number packed samples, none of which two ranks share.
 
     position_ids                    positions      by contract: each rank's part begins with a 0
-    diff(position_ids) != 1         a border       True at the first row of each rank's part
-    (position_ids == 0)             a border
-    border.cumsum(-1)               apart          equal values are on one rank alone
-    row numbers                     apart          also by contract
+    diff(position_ids) != 1         borders        True where a sample begins, so at the first row of a rank
+    position_ids == 0               borders
+    borders.cumsum(-1)              numbers        equal in rows of one sample, so on one rank alone
+    row numbers                     apart          equal on one rank alone, by contract
 """
 
 from __future__ import annotations
@@ -20,17 +20,26 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.types.placements import Shard
 from fxdp.ir.types.sizes import is_axis
 from fxdp.placing.neighbours import first_rows, later_rows
-from fxdp.placing.pointers import may_round, moved_operands, moved_shard
+from fxdp.placing.pointers import READS, may_round, moved_operands, moved_shard
 from fxdp.rules.registry import Pointer
 
 
 class Apart(NamedTuple):
     """Fact about a value: equal elements are on one rank alone, if the ranks have its parts under `shard`.
 
-    `of` is where all elements are from, an axis or a node: elements of two values of one origin, too.
+    `of` is where all elements are from, an axis or a node: so are elements of two values of one origin. If
+    `numbers` is known, equal elements are in rows of one sample alone, of those that it numbers.
     """
 
     of: str | fx.Node
+    shard: Shard
+    numbers: fx.Node | None = None
+
+
+class Positions(NamedTuple):
+    """Fact about a value: it counts the rows of each sample from 0, as the input `of` does."""
+
+    of: fx.Node
     shard: Shard
 
 
@@ -38,20 +47,25 @@ class Apart(NamedTuple):
 class PackedSamples:
     """What is known of positions within samples, and of numbers of samples."""
 
-    positions: dict[fx.Node, Shard] = field(default_factory=dict)
-    """Values that count the rows of each sample from 0."""
-    borders: dict[fx.Node, Shard] = field(default_factory=dict)
-    """Masks that are True at the first row of each rank's part."""
+    pointers: Mapping[fx.Node, Pointer]
+    iota: Mapping[fx.Node, int]
+    positions: dict[fx.Node, Positions] = field(default_factory=dict)
     apart: dict[fx.Node, Apart] = field(default_factory=dict)
+    origins: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """The positions by which numbers of samples were counted."""
+    _borders: dict[fx.Node, Positions] = field(default_factory=dict)
 
-    def learn(self, node: fx.Node, pointers: Mapping[fx.Node, Pointer]) -> None:
-        """Find out what is known of a tensor from what is known of earlier ones."""
-        if (found := self._apart(node, pointers)) is not None:
+    def learn(self, node: fx.Node, *, is_number: bool) -> None:
+        """Find out what is known of a tensor from what is known of earlier ones.
+
+        `is_number` says that the row numbers in it are those of each row's sample.
+        """
+        if (found := self._apart(node, is_number)) is not None:
             self.apart[node] = found
-        elif (shard := _moved(node, self.positions, pointers)) is not None:
-            self.positions[node] = shard
-        elif (shard := self._border(node) or _moved(node, self.borders, pointers)) is not None:
-            self.borders[node] = shard
+        elif (moved := self._moved(node, self.positions)) is not None:
+            self.positions[node] = moved
+        elif (border := self._border(node) or self._moved(node, self._borders)) is not None:
+            self._borders[node] = border
 
     def dims_apart(self, first: Any, second: Any) -> tuple[int, int] | None:
         """Return the dims along which elements of two values are equal on one rank alone; None: of none."""
@@ -61,14 +75,14 @@ class PackedSamples:
         sizes = (tensor_type(value).shape[fact.shard.dim] for value, fact in ((first, a), (second, b)))
         return (a.shard.dim, b.shard.dim) if all(map(is_axis, sizes)) else None
 
-    def _border(self, node: fx.Node) -> Shard | None:
+    def _border(self, node: fx.Node) -> Positions | None:
         if node.target is aten.eq.Scalar and node.args[1] == 0:
             return self.positions.get(node.args[0])  # type: ignore[arg-type]
         # a position 0 is no successor, whatever is before
         return self._step(node.args[0]) if node.target is aten.ne.Scalar and node.args[1] == 1 else None
 
-    def _step(self, node: Any) -> Shard | None:
-        """Return the shard of positions, if a node is their difference to those one row before."""
+    def _step(self, node: Any) -> Positions | None:
+        """Return the positions, if a node is their difference to those one row before."""
         if node.target is not aten.sub.Tensor or node.kwargs:
             return None
         (joined, dim), before = later_rows(node.args[0]), first_rows(node.args[1])
@@ -77,30 +91,41 @@ class PackedSamples:
         parts: Any = joined.args[0]
         if len(parts) != 2 or tensor_type(parts[0]).shape[dim] != 1:
             return None
-        return Shard(dim) if self.positions.get(parts[1]) == Shard(dim) else None
+        found = self.positions.get(parts[1])
+        return found if found is not None and found.shard == Shard(dim) else None
 
-    def _apart(self, node: fx.Node, pointers: Mapping[fx.Node, Pointer]) -> Apart | None:
-        if node in pointers:
-            return Apart(*pointers[node])
+    def _apart(self, node: fx.Node, is_number: bool) -> Apart | None:
+        moved = moved_operands(node)
+        before = self.apart.get(moved[0]) if len(moved) == 1 else None
+        numbers = before.numbers if before is not None and self._keeps_order(node) else None
+        if node in self.pointers:
+            return Apart(*self.pointers[node], node if is_number else numbers)
         if may_round(node) or not node.args:
             return None
         args: Any = node.args
-        if node.target is aten.cumsum.default:
-            found = self.borders.get(args[0])
-            along = args[1] % len(tensor_type(node).shape)
-            return Apart(node, found) if found is not None and found.dim == along else None
+        if node.target is aten.cumsum.default and args[0] in self._borders:
+            counted = self._borders[args[0]]
+            if counted.shard.dim != args[1] % len(tensor_type(node).shape):
+                return None
+            self.origins[node] = counted.of
+            return Apart(node, counted.shard, node)
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and isinstance(args[1], int):
             known = self.apart.get(args[0])
-            return None if known is None else Apart(node, known.shard)
-        shard = _moved(node, {one: fact.shard for one, fact in self.apart.items()}, pointers)
-        return None if shard is None else Apart(self.apart[moved_operands(node)[0]].of, shard)
+            return None if known is None else known._replace(of=node)
+        if before is None:
+            return None
+        shard = moved_shard(node, {moved[0]: before.shard}, self.pointers)
+        return None if shard is None else Apart(before.of, shard, numbers)
 
+    def _moved(self, node: fx.Node, known: Mapping[fx.Node, Positions]) -> Positions | None:
+        """Return that a result has the elements of one operand, on each rank those of its part, in order."""
+        moved = moved_operands(node)
+        if len(moved) != 1 or moved[0] not in known or not self._keeps_order(node):
+            return None
+        shard = moved_shard(node, {moved[0]: known[moved[0]].shard}, self.pointers)
+        return None if shard is None else known[moved[0]]._replace(shard=shard)
 
-def _moved(
-    node: fx.Node, known: Mapping[fx.Node, Shard], pointers: Mapping[fx.Node, Pointer]
-) -> Shard | None:
-    """Return the shard of a result that has the elements of one operand, on each rank those of its part."""
-    moved = moved_operands(node)
-    if len(moved) != 1 or moved[0] not in known:
-        return None
-    return moved_shard(node, {moved[0]: known[moved[0]]}, pointers)
+    def _keeps_order(self, node: fx.Node) -> bool:
+        """Return whether rows of a rank stay in order: only a read at numbers of rows may change it."""
+        read_at = (n for n in node.all_input_nodes[1:] if n in self.pointers)
+        return node.target not in READS or all(n in self.iota for n in read_at)

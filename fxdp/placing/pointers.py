@@ -32,7 +32,7 @@ _MOVES = frozenset({
     aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
 })  # fmt: skip
 """Ops whose results are elements of their integer operands."""
-_READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.Tensor})
+READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.Tensor})
 """Ops whose results are elements of the first operand."""
 
 
@@ -50,10 +50,10 @@ def moved_operands(node: fx.Node) -> list[fx.Node]:
     """Return the operands of which all elements of a node's result are; empty for an op that computes."""
     if node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
-    if node.target not in _MOVES | _READS:
+    if node.target not in _MOVES | READS:
         return []
     sources = [s for s in node.all_input_nodes if isinstance(meta(s).type, TensorType)]
-    return sources[:1] if node.target in _READS else sources[node.target is aten.where.self :]
+    return sources[:1] if node.target in READS else sources[node.target is aten.where.self :]
 
 
 def moved_shard(

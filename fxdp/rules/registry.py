@@ -31,15 +31,26 @@ class Pointer(NamedTuple):
     shard: Shard
 
 
+class SampleMask(NamedTuple):
+    """Fact about a mask: it hides from each row those of other samples, and if `causal` later ones, no more.
+
+    `numbers` is the name of the node with the number of each row's sample; samples are consecutive rows.
+    """
+
+    numbers: str
+    causal: bool = False
+
+
 class Blocks(NamedTuple):
     """Fact about a mask: the value `fill` wherever its positions along two dims are rows of different ranks.
 
-    Both dims count the rows of one axis, each once.
+    Both dims count the rows of one axis, each once; `samples` is what is known of it between rows of a rank.
     """
 
     axis: str
     dims: tuple[int, int]
     fill: float
+    samples: SampleMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

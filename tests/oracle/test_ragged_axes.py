@@ -154,7 +154,7 @@ def test_packed_documents_attend_without_gathers(told: str) -> None:
 
 
 def _bags(lengths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return words of bags of these lengths, weights, where bags begin, bounds, lengths and a value of each."""
+    """Return words of bags of these lengths, weights, starts, bounds, lengths, and values of each bag."""
     count, of_bag = sum(lengths), torch.tensor(lengths, dtype=torch.int64)
     bounds = F.pad(of_bag.cumsum(0), (1, 0))
     words, weights = torch.randint(1, 6, (count,)), torch.randn(count).double()

@@ -15,9 +15,10 @@ import torch
 
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
+from fxdp.ir.ops.sample_attention import ATTENTION, ATTENTION_BACKWARD
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Placement, R, S
-from fxdp.ir.types.sizes import axis
+from fxdp.ir.types.sizes import axis, batch_factor
 from fxdp.rules.dims import argument_or_none
 from fxdp.rules.labels import by_labels, filled, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -158,3 +159,14 @@ def _composite_attention(op: Op) -> Iterator[Alternative]:
     samples = filled("n...", query.ndim)
     inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]
     yield from by_labels(op, inputs, samples, broadcast=True)
+
+
+@rule("attention", ATTENTION, ATTENTION_BACKWARD)
+def _sample_attention(op: Op) -> Iterator[Alternative]:
+    """Yield the shard of rows: those of one sample, which attend to one another, are on one rank."""
+    rows = op.arg("query").shape[2]
+    numbers = op.arg("numbers")
+    if batch_factor(rows) != 1:
+        return
+    shards: dict[int, Placement] = {operand.index: S(2) for operand in op.operands}
+    yield op.alternative({**shards, numbers.index: S(numbers.shape.index(rows))}, S(2))

@@ -23,5 +23,6 @@ def _segments(op: Op) -> Iterator[Alternative]:
         return
     if data.shape[0] == axis(lengths.counts).total and op.arg("offsets") is None:
         # torch cannot check the lengths of no segments; those of all were checked when they entered
-        unchecked = Rewrite(arguments=(("unsafe", True),)) if op.target in existing("segment_reduce") else None
-        yield op.alternative({operand.index: S(0) for operand in op.operands}, S(0), unchecked)
+        is_forward = op.target in existing("segment_reduce")
+        rewrite = Rewrite(arguments=(("unsafe", True),)) if is_forward else None
+        yield op.alternative({operand.index: S(0) for operand in op.operands}, S(0), rewrite)
