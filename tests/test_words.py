@@ -13,7 +13,7 @@ import pytest
 from tests.rooms import FXDP
 
 ROOT = FXDP.parent
-_TORCHS = {"__slots__", "slots", "get_proxy_slot", "saved_tensors_hooks"}
+_TORCHS = {"__slots__", "slots", "get_proxy_slot", "saved_tensors_hooks", "segment_reduce"}
 """Names that Python or torch gave."""
 _READ = ("dealt", "whole", "wholes", "conversion", "conversions")
 """Words that prose does not have either; of the others, some are English."""

@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.packed_step --ranks 2 --padding 0 0.2 0.4
 
-One model in two batches of the same documents: padded to the longest one with a mask, and packed into one row by
-`position_ids`. `--padding` is the share of the padded batch that is padding. Both are compiled through Inductor
-as users do, with AdamW; rounds alternate, and the figures are medians. A ratio below 1 says that packed is
-faster.
+One model in two batches of the same documents: padded to the longest one with a mask, and packed into one row
+by `position_ids`. `--padding` is the share of the padded batch that is padding. Both are compiled through
+Inductor, as users do, with AdamW; rounds alternate, and the figures are medians. A ratio below 1 says that
+packed is faster.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Model(nn.Module):
 
 
 def _lengths(count: int, padding: float) -> list[int]:
-    """Return lengths of documents, the first the longest, of which this share of the padded batch is empty."""
+    """Return lengths of documents, the first the longest, that leave this share of a padded batch empty."""
     if not padding:
         return [_LENGTH] * count
     left = round(count * _LENGTH * (1 - padding)) - _LENGTH
@@ -119,7 +119,8 @@ def main() -> None:
     given = parser.parse_args()
     for padding in given.padding:
         arguments = padding, given.documents, given.rounds
-        found = measured(*arguments) if given.ranks == 1 else fxdp.launch(measured, *arguments, nproc=given.ranks)[0]
+        ranks = given.ranks
+        found = measured(*arguments) if ranks == 1 else fxdp.launch(measured, *arguments, nproc=ranks)[0]
         print(f"ranks {given.ranks}, padding {padding:.0%}: padded {found[0]:.3f} s, packed x{found[1]:.2f}, "
               f"CPU x{found[2]:.2f}", flush=True)  # fmt: skip
 

@@ -18,15 +18,7 @@ from fxdp.ir.graph.metadata import copy_meta, meta, tensor_type
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.placements import Shard
 from fxdp.ir.types.value_types import ScalarType
-
-_ELEMENTWISE = frozenset({
-    aten.eq.Tensor, aten.ne.Tensor, aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor,
-    aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default, aten.logical_and.default,
-    aten.logical_or.default, aten.logical_not.default, aten.where.self, aten.masked_fill.Scalar,
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.alias.default, aten.clone.default,
-    aten._to_copy.default,
-})  # fmt: skip
-"""Pointwise ops of which masks are made: their operands broadcast, and their arguments hold no sizes."""
+from fxdp.rules.registry import registry
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ def _made(source: fx.Node, dims: tuple[int, ...], user: fx.Node, own: OwnRange) 
     if target is redistributions.shard and source.args[2] == 1 and source.args[1] not in dims:
         return own_part(source.args[0], (*dims, source.args[1]), user, own)  # type: ignore[arg-type]
     args: Any
-    if target in _ELEMENTWISE:
+    if _is_pointwise(target):
         args = fx.map_arg(source.args, part)
     elif target is aten.unsqueeze.default and (added := int(source.args[1]) % ndim) not in dims:  # type: ignore[arg-type]
         inner = (dim - (added < dim) for dim in dims)
@@ -85,3 +77,9 @@ def _made(source: fx.Node, dims: tuple[int, ...], user: fx.Node, own: OwnRange) 
         operands=tuple(meta(value).placement for value in operands),
     )  # fmt: skip
     return node
+
+
+def _is_pointwise(target: Any) -> bool:
+    """Return whether an op's operands broadcast, so that a part of the result comes from a part of each."""
+    found = registry.get(target)
+    return found is not None and found.family == "pointwise"

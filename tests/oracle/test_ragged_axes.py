@@ -15,7 +15,7 @@ from fxdp import Rows
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.types.mesh import mesh_of
-from fxdp.ir.types.sizes import B, Split
+from fxdp.ir.types.sizes import Split
 from fxdp.options import Options
 from fxdp.oracle.verified_capture import capture_for
 from fxdp.oracle.verify import prepare_subject
@@ -47,7 +47,9 @@ def _joined(parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows]) -> tuple[
     return tuple(full), sizes
 
 
-def _run(model: nn.Module, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows], **given: Any) -> Any:
+def run_ragged(
+    model: nn.Module, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows], **given: Any
+) -> fx.Graph:
     """Run a model's program on virtual ranks, compare it with one device, and return the program."""
     full, sizes = _joined(parts, rows)
     options, mesh = Options(batch_dims=(tuple(rows), {}), **given), mesh_of({"dp": len(parts)}, "cpu")
@@ -61,7 +63,7 @@ def _run(model: nn.Module, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[R
     return local.gm.graph
 
 
-def _gathered(graph: fx.Graph) -> list[Any]:
+def gathered(graph: fx.Graph) -> list[Any]:
     targets = (redistributions.all_gather, redistributions.reduce_scatter)
     return [tensor_type(node) for node in graph.nodes if node.target in targets]
 
@@ -100,57 +102,8 @@ def test_a_graph_network_gathers_nothing(read: str) -> None:
     torch.manual_seed(1)
     parts = [_part(7, 12, 3), _part(2, 0, 1), _part(0, 0, 0), _part(3, 9, 2)]
     for strategy in ("replicate", "shard") if read == "index" else ("replicate",):
-        graph = _run(_Network(read), parts, _ROWS, strategy=strategy)
-        assert _gathered(graph) == []
-
-
-_LENGTHS = [[3, 4], [], [1], [5, 2, 1, 1]]
-
-
-def _packed(lengths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return tokens, positions and numbers of documents of these lengths, and one number for each."""
-    positions = [torch.arange(0), *map(torch.arange, lengths)]
-    of_document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
-    of_token = torch.randn(1, sum(lengths), 8).double(), torch.cat(positions)[None], of_document[None]
-    return *of_token, torch.randn(len(lengths)).double()
-
-
-class _Documents(nn.Module):
-    """Causal attention within documents; `told` is how a token's document is found."""
-
-    def __init__(self, told: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.project, self.told = nn.Linear(8, 24).double(), told
-
-    def _numbers(self, positions: Tensor, of_document: Tensor) -> Tensor:
-        if self.told == "steps":
-            return (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
-        return (positions == 0).cumsum(-1) - 1 if self.told == "zeros" else of_document
-
-    def forward(
-        self, x: Tensor, positions: Tensor, of_document: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        query, key, value = self.project(x).view(1, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
-        numbers = self._numbers(positions, of_document)
-        mask = (numbers[:, None, :, None] == numbers[:, None, None, :]).expand(1, 2, -1, -1)
-        mask = mask & (positions[:, None, None, :] <= positions[:, None, :, None])
-        h = F.scaled_dot_product_attention(query, key, value, mask)
-        return h, h.pow(2).mean() + weights.sum()
-
-
-@pytest.mark.parametrize("told", ["steps", "zeros", "rows"])
-def test_packed_documents_attend_without_gathers(told: str) -> None:
-    torch.manual_seed(1)
-    rows = (
-        Rows("tokens", dim=1), Rows("tokens", dim=1, within="documents"),
-        Rows("tokens", dim=1, into="documents"), Rows("documents"),
-    )  # fmt: skip
-    graph = _run(_Documents(told), [_packed(lengths) for lengths in _LENGTHS], rows)
-    assert not any(type_.dtype.is_floating_point for type_ in _gathered(graph))
-    # nor has any rank the mask between all tokens
-    assert not any(tensor_type(n).shape[-2:] == (B, B) for n in graph.find_nodes(
-        op="call_function", target=torch.ops.aten.slice.Tensor))  # fmt: skip
+        graph = run_ragged(_Network(read), parts, _ROWS, strategy=strategy)
+        assert gathered(graph) == []
 
 
 def _bags(lengths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -209,8 +162,8 @@ class _Bags(nn.Module):
 def test_rows_that_are_counted_stay_on_their_rank(by: str) -> None:
     torch.manual_seed(1)
     lengths = [[2, 0, 3], [], [0], [4, 1, 2, 1]] if by != "ctc" else [[2, 1, 3], [], [1], [4, 1, 2, 1]]
-    graph = _run(_Bags(by), [_bags(one) for one in lengths], _BAGS)
-    assert not any(type_.dtype.is_floating_point for type_ in _gathered(graph))
+    graph = run_ragged(_Bags(by), [_bags(one) for one in lengths], _BAGS)
+    assert not any(type_.dtype.is_floating_point for type_ in gathered(graph))
 
 
 class _Lost(nn.Module):
@@ -232,7 +185,7 @@ class _Lost(nn.Module):
 def test_without_a_rule_values_are_gathered() -> None:
     torch.manual_seed(1)
     for parts in ([_part(4, 6, 2), _part(2, 3, 1)], [_part(0, 0, 0), _part(5, 0, 2), _part(3, 7, 1)]):
-        assert _gathered(_run(_Lost(), parts, _ROWS))
+        assert gathered(run_ragged(_Lost(), parts, _ROWS))
 
 
 class _Added(nn.Module):
@@ -242,4 +195,4 @@ class _Added(nn.Module):
 
 def test_axes_of_equal_size_are_not_one() -> None:
     with pytest.raises(fxdp.CaptureError, match=r"test_ragged_axes.*x\[:, 0\] \+ edges\[0\]"):
-        _run(_Added(), [_part(3, 3, 1)[:2]], _ROWS[:2])
+        run_ragged(_Added(), [_part(3, 3, 1)[:2]], _ROWS[:2])

@@ -29,7 +29,7 @@ _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select
 _eager_roll = torch.roll
 _eager_ctc_loss = F.ctc_loss
-_eager_segment_reduce = torch.segment_reduce
+_eager_reduce_by_lengths = torch.segment_reduce
 
 
 def cov(
@@ -158,12 +158,12 @@ def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end
     return total / rows.new_zeros(bags).index_add(0, of_row, counted).clamp(min=1).unsqueeze(-1)
 
 
-def segment_reduce(data: Tensor, reduce: str, **options: Any) -> Tensor:
-    """Reduce segments by their lengths, also those that are given by `offsets`."""
+def reduce_by_lengths(data: Tensor, reduce: str, **options: Any) -> Tensor:
+    """Reduce consecutive rows by lengths, also those that are given by `offsets`."""
     offsets = options.get("offsets")
     if offsets is not None and offsets.dim() == 1:
         options |= {"offsets": None, "lengths": offsets.diff()}
-    reduced: Tensor = _eager_segment_reduce(data, reduce, **options)
+    reduced: Tensor = _eager_reduce_by_lengths(data, reduce, **options)
     return reduced
 
 
@@ -236,7 +236,7 @@ def _instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
 SUBSTITUTES: tuple[Patch, ...] = (
     Patch(F, "ctc_loss", _instead(ctc_loss)),
     Patch(F, "embedding_bag", _instead(embedding_bag)),
-    Patch(torch, "segment_reduce", _instead(segment_reduce)),
+    Patch(torch, "segment_reduce", _instead(reduce_by_lengths)),
     Patch(torch, "masked_select", _instead(masked_select)),
     Patch(Tensor, "masked_select", _instead(masked_select)),
     Patch(torch, "roll", _instead(roll)),

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.types.placements import P, Shard
+from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import P, S, Shard
+from fxdp.ir.types.sizes import axis
 from fxdp.rules.builder import in_parts
 from fxdp.rules.dims import argument_or_none, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
@@ -156,3 +158,16 @@ runs_replicated(
     aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,
     *existing("allclose", "hash_tensor"),
 )  # fmt: skip
+
+
+@rule("reductions", *existing("segment_reduce", "_segment_reduce_backward"))
+def _by_lengths(op: Op) -> Iterator[Alternative]:
+    """Yield the shard of rows and results, if the lengths count the rows of an axis (`Operand.counts`)."""
+    lengths, data = op.arg("lengths"), op.arg("data")
+    if lengths is None or lengths.counts is None or op.arg("axis") != 0 or lengths.ndim != 1:
+        return
+    if data.shape[0] == axis(lengths.counts).total and op.arg("offsets") is None:
+        # torch cannot check the lengths of no results; those of all were checked when they entered
+        is_forward = op.target in existing("segment_reduce")
+        rewrite = Rewrite(arguments=(("unsafe", True),)) if is_forward else None
+        yield op.alternative({operand.index: S(0) for operand in op.operands}, S(0), rewrite)
