@@ -28,7 +28,8 @@ def branches_at(
         return ()
     args, kwargs = inputs
     given = read_inputs(module, args, kwargs, options.batch_dims)
-    args, kwargs = given.rebuild(first_samples(given.tensors, found.batch, batch))
+    dims = found.batch if not found.axes.names else (None,) * len(found.batch)  # all of a ragged batch
+    args, kwargs = given.rebuild(first_samples(given.tensors, dims, batch))
 
     def run() -> None:
         reseed(seed)

@@ -168,7 +168,9 @@ class LockStep:
                 return False  # a bucket; its values are compared at their uses
             self._one.values[node.name] = self._one.values[sources[0].name]
             return True
-        if isinstance(meta(node).placement, Shard):
+        placement = meta(node).placement
+        placements = placement if isinstance(placement, tuple) else (placement,)
+        if any(isinstance(one, Shard) for one in placements):
             return False  # an inserted op on local parts, such as positions from the rank's first sample
         self._one.values[node.name] = execute(node, self._full_or_number)
         return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from fxdp.errors import InputError
 from fxdp.ir.types.even_batches import check_borders, even_batches
+from fxdp.ir.types.sizes import Split
 
 
 def default_splits(batch: int, world: int, block: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -57,6 +58,34 @@ def check_splits(
     for split in given if block > 1 else ():
         check_borders(split, block)
     return given
+
+
+def ragged_splits(
+    splits: Sequence[Sequence[int]] | Sequence[int] | None, ends: Mapping[str, Sequence[int]], world: int
+) -> tuple[Split, ...]:
+    """Return the splits to run of a ragged batch, with the ranks' rows along each axis.
+
+    Parameters
+    ----------
+    splits : the samples of each rank, as `check_splits` takes them.
+    ends : where samples end along each axis, after a 0; the batch's own axis first.
+
+    Raises
+    ------
+    InputError : see `check_splits`; splits that leave out samples.
+    """
+    samples = len(ends[""]) - 1
+    every = check_splits(splits, samples, world)
+    if any(sum(split) != samples for split in every):
+        raise InputError(
+            f"splits={list(map(list, every))} of a ragged batch; expected all of its {samples} samples"
+        )
+    found = []
+    for split in every:
+        cuts = [0, *accumulate(split)]
+        rows = {name: [of[b] - of[a] for a, b in pairwise(cuts)] for name, of in ends.items()}
+        found.append(Split(rows.pop(""), rows))
+    return tuple(found)
 
 
 def _are_numbers(splits: object) -> bool:

@@ -13,7 +13,7 @@ from fxdp.capture.inputs import read_inputs
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import InputError
 from fxdp.ir.graph.draws import kept_random_state
-from fxdp.ir.types.sizes import B, named_size
+from fxdp.ir.types.sizes import B, axis, named_size
 from fxdp.module.calls.call import request_of
 from fxdp.options import Options
 from fxdp.oracle.branches import branches_at, on_branch
@@ -105,6 +105,9 @@ def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
     """Return the conditions on sizes, assumed by the capture, that do not hold for this batch."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
+    for i, (name, of_batch) in enumerate(zip(found.axes.names, found.batch, strict=False)):
+        if name and of_batch is not None:
+            sizes[axis(name).total] = tensors[i].shape[of_batch]
     return [f"{c.expr} at {c.location}" for c in found.conditions if not c.holds({B: batch, **sizes})]
 
 

@@ -21,12 +21,13 @@ from fxdp.ir.types.mesh import Mesh, mesh_of
 from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.module.calls.call import check_arguments
 from fxdp.module.calls.reader import CallReader
+from fxdp.module.calls.sample_cuts import sample_ends
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
 from fxdp.oracle.bits import BitRun, BitSubject
 from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report
-from fxdp.oracle.splits import check_splits
+from fxdp.oracle.splits import check_splits, ragged_splits
 from fxdp.oracle.verified_capture import WIDE, captured, check_branch, check_conditions
 from fxdp.oracle.virtual_run import SplitRun, Subject
 from fxdp.torch_compat import warn_untested
@@ -59,7 +60,8 @@ def verify(
     args, kwargs : the *global* batch.
     mesh : sizes by axis name, as `{"dp": 4}` (the default) or `"dp=4"`, or a DeviceMesh. Memory and time
         grow with the number of ranks; use meshes of up to 8.
-    splits : samples per rank, as `[[5, 2, 0, 1]]`, one split or several. None: as even as possible, uneven
+    splits : samples per rank, as `[[5, 2, 0, 1]]`, one split or several; of a ragged batch samples of any
+        sizes, as graphs, and all of them. None: as even as possible, uneven
         with a single sample (or block) and an empty rank, and all samples on the last rank.
     precision : `"float64"`: copies of model and inputs in float64; a model that cannot run in float64 keeps
         its own dtypes, and the report says so. `"own"`: the model's own dtypes; there rounding may change the
@@ -96,7 +98,10 @@ def verify(
     axes = {"dp": 4} if mesh is None else _axis_sizes(mesh)
     data = mesh_of(axes, device)
     call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
-    every = check_splits(splits, call.batch, data.size, chosen.block or 1)
+    if call.inputs.axes.names:
+        every = ragged_splits(splits, sample_ends(call.inputs), data.size)
+    else:
+        every = check_splits(splits, call.batch, data.size, chosen.block or 1)
     shown = f"mesh({', '.join(f'{name}={size}' for name, size in axes.items())})"
     bits: tuple[BitRun, ...] = ()
     if chosen.block is not None:

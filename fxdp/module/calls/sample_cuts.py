@@ -1,4 +1,4 @@
-"""Where the micro-batches of a rank's ragged batch end along each axis: only where samples end.
+"""Where samples of a ragged batch end along each axis, and by these its micro-batches.
 
     batch        0 0 0 1 2 2     into graphs     nodes of graph 0 end at 3, of graph 1 at 4
     edge_index   0>1 1>2 5>4     into nodes      edges of graph 0 end at 2, of graph 1 at 2, too
@@ -50,6 +50,19 @@ def sample_cuts(inputs: Inputs, microbatches: int) -> tuple[tuple[int, ...], ...
 
     Raises
     ------
+    InputError : see `sample_ends`.
+    """
+    ends = sample_ends(inputs)
+    heights = [sum(places) for places in zip(*ends.values(), strict=True)]
+    cuts = [nearest(heights, heights[-1] * k / microbatches) for k in range(1, microbatches)]
+    return tuple(tuple(places[cut] for cut in cuts) for places in ends.values())
+
+
+def sample_ends(inputs: Inputs) -> dict[str, list[int]]:
+    """Return where samples end along each axis, after a 0 at which the first begins; the batch's own first.
+
+    Raises
+    ------
     InputError : rows of a sample that do not stand together, by the path of the input; axes that are not
         connected; values whose rows cannot be cut.
     """
@@ -74,10 +87,7 @@ def sample_cuts(inputs: Inputs, microbatches: int) -> tuple[tuple[int, ...], ...
         if holds_rows and not bool(fits.all()):
             _refuse(one, inputs, int(cuts[one.target][~fits][0]), samples)
         can_be_cut &= fits
-    places = can_be_cut.nonzero().flatten()
-    heights = sum(cuts[name][places] for name in names).tolist()  # type: ignore[union-attr]
-    ends = [places[nearest(heights, heights[-1] * k / microbatches)] for k in range(1, microbatches)]
-    return tuple(tuple(int(cuts[name][end]) for end in ends) for name in names)
+    return {name: cuts[name][can_be_cut].tolist() for name in names}
 
 
 def _pointers(inputs: Inputs) -> list[_Pointers]:
@@ -88,8 +98,8 @@ def _pointers(inputs: Inputs) -> list[_Pointers]:
             continue
         if target is None:
             raise InputError(
-                f"{path}: {rows} in micro-batches, which cut a batch where samples end; expected rows, or "
-                "row numbers of one axis (into=), or microbatches=1"
+                f"{path}: {rows} in a batch that is cut where samples end (micro-batches, fxdp.verify); "
+                "expected rows, or row numbers of one axis (into=)"
             )
         assert rows.dim is not None
         values = tensor.detach().cpu().long().movedim(rows.dim, 0)[..., None].flatten(1)
@@ -111,8 +121,8 @@ def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs
     if len(found) != 1:
         shown = " and ".join(repr(_shown(name, inputs)) for name in found) or "none"
         raise InputError(
-            f"a ragged batch in micro-batches, whose axes that point into no other are {shown}; expected "
-            "one, the samples, to which rows of all others point (into=), or microbatches=1"
+            "a ragged batch that is cut where samples end (micro-batches, fxdp.verify), but the axes that "
+            f"point into no other are {shown}; expected one, the samples, to which all others point (into=)"
         )
     return found[0]
 
@@ -120,9 +130,9 @@ def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs
 def _refuse(one: _Pointers, inputs: Inputs, row: int, samples: str) -> None:
     raise InputError(
         f"{one.path}: rows of {_shown(one.axis, inputs)!r} before and after row {row} of "
-        f"{_shown(one.target, inputs)!r} do not stand apart, so no micro-batch of "
-        f"{_shown(samples, inputs)!r} can be cut off there; expected the rows of each sample together, in "
-        "the order of the samples, or microbatches=1"
+        f"{_shown(one.target, inputs)!r} do not stand apart, so {_shown(samples, inputs)!r} cannot be cut "
+        "there (micro-batches, fxdp.verify); expected the rows of each sample together, in the order of the "
+        "samples"
     )
 
 

@@ -1,0 +1,35 @@
+"""`fxdp.verify` of a ragged batch: split where samples end, over ranks without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fxdp
+from tests.eager.data.test_weights import Network
+from tests.eager.ragged.test_by_hand import graphs
+from tests.pipeline.test_ragged_microbatches import DIMS, ORDER
+
+
+def _verified(**options: Any) -> fxdp.Report:
+    batch = graphs(0, [2, 5, 1, 3, 4])
+    args = tuple(batch[key] for key in ORDER)
+    return fxdp.verify(Network().double(), args, batch_dims=DIMS, **options)
+
+
+def test_graphs_are_split_over_ranks() -> None:
+    report = _verified(mesh={"dp": 4})
+    assert report.ok, report
+    assert [list(run.split) for run in report.splits] == [[7, 1, 3, 4], [8, 3, 0, 4], [0, 0, 0, 15]]
+    assert report.splits[0].split.further["graphs"] == (2, 1, 1, 1)  # type: ignore[attr-defined]
+    given = _verified(mesh={"dp": 3}, splits=[0, 4, 1], strategy="shard")
+    assert given.ok, given
+    assert list(given.splits[0].split) == [0, 11, 4]
+
+
+def test_splits_that_leave_out_samples_and_blocks_are_refused() -> None:
+    with pytest.raises(fxdp.InputError, match=r"a ragged batch; expected all of its 5 samples"):
+        _verified(mesh={"dp": 2}, splits=[3, 1])
+    with pytest.raises(fxdp.InputError, match=r"a ragged batch .* with fxdp.Bitwise"):
+        _verified(mesh={"dp": 2}, numerics=fxdp.Bitwise(block=2))
