@@ -98,6 +98,7 @@ def verify(
     axes = {"dp": 4} if mesh is None else _axis_sizes(mesh)
     data = mesh_of(axes, device)
     call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
+    every: tuple[tuple[int, ...], ...]
     if call.inputs.axes.names:
         every = ragged_splits(splits, sample_ends(call.inputs), data.size)
     else:
