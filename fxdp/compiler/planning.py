@@ -9,6 +9,7 @@ from functools import cache, cached_property, partial
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.compiler.block_costs import block_lines
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import meta
@@ -143,13 +144,20 @@ class Planning:
             {**({"pp": pipeline} if pipeline > 1 else {}), **mesh.shape},
             self.sizes["B"],
             tuple(program.options.lines()),
-            program.choice,
+            (*program.choice, *self._blocks()),
             program.captured.reasons(every=program.options.strict),
             self._collectives,
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
             self.memory(),
             explain(program.causes, mesh.axes, origin),
         )
+
+    def _blocks(self) -> tuple[str, ...]:
+        """Return the predicted cost of blocks, as text; empty without `fxdp.Bitwise`."""
+        block, device = self.program.options.block, self.program.mesh.device_type
+        if block is None:
+            return ()
+        return block_lines(self.program.causes.graph, device, self._local["b"], block)
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
         """Return the stages that read each parameter, by the parameter's name."""

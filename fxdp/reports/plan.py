@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def choice(self) -> tuple[str, ...]:
-        """The strategy chosen by memory and the memory that each candidate needs; empty without a choice."""
+        """What was chosen, with the reason: a strategy by the memory of each, a block by the time of each."""
         return self.details().choice
 
     @property

@@ -269,7 +269,7 @@ def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
 
 
 def test_code_is_never_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor fuses code for any size in another way, so that the sizes of earlier calls would decide bits."""
+    """Inductor fuses code for any size in another way, so that sizes of earlier calls would decide bits."""
     found: list[bool] = []
 
     def recorded(*args: Any, generic: bool, **options: Any) -> Lowered:

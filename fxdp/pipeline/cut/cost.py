@@ -42,7 +42,7 @@ _MOVES_NOTHING = frozenset({"_unsafe_view", "empty", "empty_strided", "new_empty
 
 def node_cost(node: fx.Node, batch: int = 64, flops_per_byte: float = _FLOPS_PER_BYTE) -> float:
     """Return the node's time in floating-point operations: the maximum of operations and memory traffic."""
-    return max(float(node_flops(node, batch)), _node_bytes(node, batch) * flops_per_byte)
+    return max(float(node_flops(node, batch)), node_bytes(node, batch) * flops_per_byte)
 
 
 def node_flops(node: fx.Node, batch: int = 64) -> int:
@@ -63,7 +63,7 @@ def node_flops(node: fx.Node, batch: int = 64) -> int:
     return 0
 
 
-def _node_bytes(node: fx.Node, batch: int = 64) -> int:
+def node_bytes(node: fx.Node, batch: int = 64) -> int:
     """Return the bytes that the node reads and writes; 0 for inputs, views and sizes."""
     name = _op_name(node)
     if not name or name in _MOVES_NOTHING or getattr(node.target, "is_view", False):

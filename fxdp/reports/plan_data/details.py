@@ -21,7 +21,7 @@ class Details:
     mesh : the sizes of all axes, by name.
     batch : samples of the global batch.
     options : the options of `fxdp.compile`, as text.
-    choice : the strategy chosen by memory, with the reason; empty without a choice.
+    choice : the strategy chosen by memory, with the reason; the time of blocks, with a proposal; or empty.
     capture : the strategy that captured the model, with the reasons for leaving others; empty for the first.
     explanations : the reason for the placement of each node of `plan.graph`.
     """

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fxdp.ir.graph.metadata import meta, value_bytes
 from fxdp.ir.graph.signature import Input
 from fxdp.ir.types.value_types import TensorType
-from fxdp.pipeline.cut.cost import _FLOPS_PER_BYTE, _node_bytes, node_cost, node_flops
+from fxdp.pipeline.cut.cost import _FLOPS_PER_BYTE, node_bytes, node_cost, node_flops
 from tests.capturing import capture
 from tests.graphs import Sketch
 
@@ -124,13 +124,13 @@ def test_traffic(op: Any, args: tuple[Any, ...], bytes_: int) -> None:
         node = g.call(op, g.add(Input(0), "f32[1000, 8]"), [], type="f32[1000, 8]")
     else:
         node = call(op, *args)
-    assert _node_bytes(node) == bytes_
+    assert node_bytes(node) == bytes_
 
 
 def test_a_value_that_is_read_twice_counts_once() -> None:
     g = Sketch()
     x = g.add(Input(0), "f32[B, 3]")
-    assert _node_bytes(g.call(aten.mul.Tensor, x, x, type="f32[B, 3]"), batch=10) == 4 * 60
+    assert node_bytes(g.call(aten.mul.Tensor, x, x, type="f32[B, 3]"), batch=10) == 4 * 60
     assert node_flops(g.call(aten.mm.default, x, x, type="f32[B, B]"), batch=10) == 2 * 10 * 3 * 3
 
 
@@ -138,7 +138,7 @@ def test_the_slower_of_work_and_traffic() -> None:
     wide = call(aten.mm.default, "f32[512, 512]", "f32[512, 512]")
     assert node_cost(wide) == node_flops(wide) == 2 * 512**3
     thin = call(aten.mm.default, "f32[1, 512]", "f32[512, 512]")
-    assert node_cost(thin) == _node_bytes(thin) * _FLOPS_PER_BYTE > node_flops(thin)
+    assert node_cost(thin) == node_bytes(thin) * _FLOPS_PER_BYTE > node_flops(thin)
     assert node_cost(thin, flops_per_byte=0.1) == node_flops(thin)
 
 
