@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from fxdp.capture.captured import Captured
-from fxdp.errors import MeshError
+from fxdp.errors import MeshError, StageError
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
 from fxdp.options import Options
+from fxdp.pipeline.cut.phases import fault_lines
 
 _SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' or without"
 
@@ -70,6 +73,22 @@ def check_options(mesh: Mesh, options: Options) -> None:
             'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
             'and micro-batches do not keep; expected rng="sharded" with a pp axis or '
             "fxdp.Pipeline(microbatches=...) above 1"
+        )
+
+
+def check_recomputation(coupled: list[fx.Node], options: Options) -> None:
+    """Refuse to recompute forwards of blocks that wait for one another at these collectives.
+
+    Raises
+    ------
+    StageError : names the collectives with their lines.
+    """
+    again = options.activation_checkpointing
+    if coupled and (again.mode != "never" or again.memory_budget < 1):
+        raise StageError(
+            f"activation_checkpointing={again} with numerics={options.numerics}: a forward of a block waits "
+            f"for the other blocks, and cannot run a second time alone:\n  {fault_lines(coupled)}\nExpected "
+            "activation_checkpointing=[...], names of modules without these lines, or nothing"
         )
 
 

@@ -6,7 +6,7 @@ CAPTURED
               canonicalize, analyze, expand decompositions, (gather sufficient factors,) (recompute modules,)
               (place parameters,) (cast reductions,) insert collectives
 EXPLICIT
-              localize                         localize, assign stages
+              localize                         (slice sums,) localize, assign stages  (blocks)
 LOCAL                                          STAGED, then cut into parts
               overlap sums,
               (bucket parameters,)             only with sharded parameters
@@ -47,6 +47,7 @@ from fxdp.passes.overlap_sums import OverlapSums
 from fxdp.passes.place_parameters import PlaceParameters
 from fxdp.passes.recompute_modules import RecomputeModules
 from fxdp.passes.schedule_prefetch import SchedulePrefetch
+from fxdp.passes.slice_sums import SliceSums
 from fxdp.passes.sum_by_tree import SumByTree
 
 
@@ -81,6 +82,7 @@ class Order:
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         modules = tuple(options.activation_checkpointing.modules)
         again: tuple[Pass, ...] = (RecomputeModules(modules),) if modules else ()
+        slices: tuple[Pass, ...] = (SliceSums(),) if options.block is not None else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         reduce = precision.reduce if precision else None
         # a batch in micro-batches would gather sufficient factors once per micro-batch; of a ragged one only
@@ -111,7 +113,7 @@ class Order:
             local=(
                 (localize,)
                 if stages is None
-                else (localize, AssignStages(stages, options.pipeline.microbatches, options.block))
+                else (*slices, localize, AssignStages(stages, options.pipeline.microbatches, options.block))
             ),
             reductions=(
                 OverlapSums(),

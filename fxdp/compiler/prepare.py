@@ -11,7 +11,12 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.ragged import check_bags
 from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
 from fxdp.compiler.deterministic_kernels import check_kernels
-from fxdp.compiler.option_combinations import check_options, check_reductions, check_sharding
+from fxdp.compiler.option_combinations import (
+    check_options,
+    check_recomputation,
+    check_reductions,
+    check_sharding,
+)
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
@@ -131,8 +136,9 @@ def _cut(
     # with blocks an example: each rank's call has a schedule for its own blocks
     microbatches = -(-batch // (block * mesh.size)) if block else options.pipeline.microbatches
     schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, microbatches)
-    phases = recall_phases(gm.graph, several=options.has_microbatches)
-    partition = split(gm, phases, count, by_block=block is not None)
+    phases = recall_phases(gm.graph, several=options.has_microbatches, by_block=block is not None)
+    check_recomputation(phases.rounds.coupled, options)
+    partition = split(gm, phases, count)
     if block is None and microbatches > 1:
         partition = partition.with_sums()
     epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)

@@ -66,9 +66,7 @@ class Program:
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts, in no particular order."""
-        cut = self.partition
-        every = (cut.counts, cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
-        return tuple(part for part in every if part is not None)
+        return self.partition.everything
 
     @property
     def text(self) -> str:

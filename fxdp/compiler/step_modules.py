@@ -34,7 +34,10 @@ from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import CallFrame
 
 _MOST_PARTS = 4096
-"""Seeds per rank: each part of a rank has one, first the stages, then the epilogues."""
+"""Seeds per rank: each part of a rank has one, as many of each kind."""
+
+_KINDS = ("stage", "round", "finish", "exchange")
+"""The kinds of parts that may draw random numbers."""
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -56,13 +59,15 @@ def wanted_parts(
             )
             for index in range(layout.count)
         ]  # fmt: skip
-    if cut.counts is not None:
-        found += [
-            WantedPart("counts", cut.counts, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
-            for i in range(layout.count)
-        ]
+    for number, one in enumerate(cut.rounds):
+        if (part := one.blocks) is not None:
+            found += [
+                WantedPart(f"round {number}", part, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
+                for i in range(layout.count)
+            ]
     once = {f"finish {stage}": cut.epilogues[stage] for stage in own}
     once |= {f"gather {stage}": cut.gathers[stage] for stage in own if cut.gathers}
+    once |= {f"exchange {number}": one.exchange for number, one in enumerate(cut.rounds)}
     for name, part in {**once, "prologue": cut.prologue}.items():
         if part is not None:
             found.append(WantedPart(name, part, sizes[None], batches, rank, once=True, zero=_NOTHING))
@@ -92,10 +97,10 @@ def step_modules(
         made |= _stage_modules(_kinds(program, stage, layout.count), stage, codes[f"stage {stage}"])
         if cut.parts[stage].summed:
             made[f"sums_{stage}"] = _sums(program, cut.parts[stage], layout.sizes[None], device)
-    if "counts" in codes:
-        made["counts"] = forward(codes.pop("counts"))
     for name, code in codes.items():
-        if not name.startswith("stage "):
+        if name.startswith("round "):
+            made[name.replace(" ", "_")] = forward(code)
+        elif not name.startswith("stage "):
             made[name.replace(" ", "_")] = once(code[None], streams)
     if sharded:
         sharded_here = tuple(local_of(module.get_parameter(spec.name)) for spec in sharded)
@@ -183,7 +188,5 @@ def _transport_modules(process_mesh: ProcessMesh, streams: Streams) -> dict[str,
 
 def _number(name: str) -> int:
     """Return a different number for each part that draws random numbers; 0 for the prologue."""
-    words = name.split()
-    if len(words) == 1:
-        return 0
-    return int(words[1]) + 1 + (_MOST_PARTS // 2 if words[0] == "finish" else 0)
+    kind, _, number = name.partition(" ")
+    return int(number) + 1 + _KINDS.index(kind) * _MOST_PARTS // len(_KINDS) if number else 0

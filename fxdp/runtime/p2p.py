@@ -136,8 +136,8 @@ def block(full: Microbatch, index: int, start: int, size: int, dims: Sequence[in
 
 
 def aligned(value: Tensor) -> Tensor:
-    """Return a copy in memory of its own, which begins at the same alignment on any mesh."""
-    return value.clone()
+    """Return a contiguous copy in memory of its own, which begins at the same alignment on any mesh."""
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:

@@ -234,38 +234,12 @@ def test_one_device_is_exact() -> None:
         assert torch.allclose(gradient, parameter.grad, rtol=1e-9, atol=1e-13)  # type: ignore[arg-type]
 
 
-class Centred(nn.Module):
-    """An output that reads the samples of all blocks at once, beside a loss that does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer(x)
-        return y.square().mean(), (y - y.mean(0)).detach()
-
-
-def test_what_would_depend_on_the_mesh_is_refused() -> None:
-    for model, words in (
-        (Centred(), r"block=2\): these ops read .* at once.*\n  at .*test_blocks.py.*sub"),
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"block=2\): the model needs values of the"),
-    ):
-        compiled = fxdp.compile(
-            model, numerics={"block": 2}, backend="eager",
-            **({} if isinstance(model, Centred) else {"loss_fn": lambda y, z: F.mse_loss(y, z)}),
-        )  # fmt: skip
-        batch = (torch.randn(4, 3),)
-        with pytest.raises(fxdp.StageError, match=words):
-            compiled(*batch, **({} if isinstance(model, Centred) else {"target": torch.randn(4, 3)}))
-
-
 @pytest.mark.parametrize(
     "options", [{"pipeline": {"microbatches": 2}}, {"rng": "single-device"}, {"fallback": "eager"}], ids=str
 )
 def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
     with pytest.raises(fxdp.InputError, match=r"numerics is fxdp.Bitwise\(block=2\) with .*blocks are"):
-        fxdp.compile(Centred(), numerics=fxdp.Bitwise(block=2), **options)
+        fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=2), **options)
 
 
 def test_code_is_never_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,13 @@ from fxdp.torch_compat import aten
 _ADD = aten.add.Tensor
 
 
-def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None:
+def assign(
+    graph: fx.Graph, phases: Phases, stages: int | Sequence[str], *, keeps_sums: bool = False
+) -> None:
     """Set `meta(node).stage` on every node that belongs to one stage.
+
+    With `keeps_sums` gradients of a tied parameter are added in each micro-batch, in the order of one stage,
+    and not once per step after the sums of each stage.
 
     Raises
     ------
@@ -41,7 +46,8 @@ def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None
     for node, place in places.items():
         meta(node).stage = sum(place >= start for start in starts)
     _keep_views_at_home(graph, phases)
-    _split_sums(graph, phases)
+    if not keeps_sums:
+        _split_sums(graph, phases)
     _place_epilogue(graph, phases)
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from fxdp.ir import redistributions
 from fxdp.ir.graph.draws import node_draws
-from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.metadata import meta, value_bytes
 from fxdp.ir.graph.signature import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.sizes import LOCAL, OFFSET
@@ -95,6 +95,14 @@ def same_in_all(graph: fx.Graph) -> set[fx.Node]:
         ):
             found.add(node)
     return found
+
+
+def is_cheap_view(node: fx.Node) -> bool:
+    """Return whether any part can compute the view from a base that is no larger."""
+    if not is_view(node.target):
+        return False
+    base = node.all_input_nodes[0]
+    return value_bytes(base) <= value_bytes(node) and meta(base).placement is not None
 
 
 def _reads_only(node: fx.Node, known: set[fx.Node]) -> bool:

@@ -56,6 +56,20 @@ class Part:
         return {spec: tensor_type(node) for spec, node in inputs_of(self.gm.graph, Parameter)}
 
 
+@dataclass(frozen=True)
+class BlockRound:
+    """What each block computes before values of all blocks are summed or gathered, and what that gives.
+
+    Attributes
+    ----------
+    blocks : the part of one block; None if the other part needs no values of blocks.
+    exchange : the collectives, and ops on full values, which run once.
+    """
+
+    blocks: Part | None
+    exchange: Part
+
+
 @dataclass
 class Partition:
     """A program in parts. Together the parts compute the entire program."""
@@ -73,8 +87,15 @@ class Partition:
     """The program's results: spec, name of the value, stage that computes the value."""
     gathers: tuple[Part | None, ...] = ()
     """The all-gathers of the stage's sharded parameters, before the first micro-batch, per stage."""
-    counts: Part | None = None
-    """With blocks, the terms of sums over inputs alone, computed in each block before the prologue."""
+    rounds: tuple[BlockRound, ...] = ()
+    """With blocks, the rounds before the last one; the last one runs as `parts` and `epilogues`."""
+
+    @property
+    def everything(self) -> tuple[Part, ...]:
+        """All parts, in no particular order."""
+        rounds = [part for one in self.rounds for part in (one.blocks, one.exchange)]
+        every = (self.prologue, *rounds, *self.gathers, *self.parts, *self.epilogues)
+        return tuple(part for part in every if part is not None)
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
         """Return the ranks that read each parameter, given the rank of each stage in `placement`."""

@@ -8,6 +8,7 @@
 
 A Partial value sums over micro-batches as over ranks. A collective in the middle of the forward or backward
 (BatchNorm's statistics) would need all micro-batches at once: with several micro-batches it is refused.
+Blocks of `fxdp.Bitwise` have no prologue: they run in rounds, with such collectives in between (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from fxdp.errors import StageError
 from fxdp.ir import redistributions
 from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.graphs import results_of
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.signature import Input, Mutation
-from fxdp.ir.types.placements import P, ParamShard, R, Replicate
+from fxdp.ir.types.placements import P, ParamShard, Partial, R, Replicate, Shard
 from fxdp.ir.types.value_types import TensorType
-from fxdp.pipeline.cut.block_checks import check_blocks
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
+from fxdp.pipeline.cut.rounds import Rounds, find_rounds
 
 
 @dataclass
@@ -44,41 +46,59 @@ class Phases:
     """Parameters, and their views and casts."""
     backward: set[fx.Node] = field(default_factory=set)
     """Nodes of the microbatch phase that belong to the backward."""
+    rounds: Rounds = field(default_factory=Rounds)
+    """With blocks, the rounds in which all nodes but those of the epilogue run."""
 
     def is_own(self, node: fx.Node) -> bool:
         """Return whether a node runs once per micro-batch, on a single stage."""
-        if node.op != "call_function" or node in self.epilogue:
+        if node.op != "call_function" or node in self.epilogue or node in self.rounds.once:
             return False
         return node not in self.free and node not in self.views
 
 
 def find_phases(graph: fx.Graph, microbatches: int, block: int | None = None) -> Phases:
-    """Sort the nodes of an EXPLICIT program into phases, for micro-batches or blocks of this many samples.
+    """Sort the nodes of a LOCAL program into phases, for micro-batches or blocks of this many samples.
 
     Raises
     ------
-    StageError : collectives that would need all micro-batches at once, all listed with their lines; with
-        blocks, ops on all samples of a rank; inputs that the model changes; a backward that draws random
-        numbers.
+    StageError : collectives that would need all micro-batches at once, all listed with their lines; inputs
+        that the model changes; a backward that draws random numbers.
     """
     _refuse_changed_inputs(graph)
     _refuse_noisy_backward(graph)
     several = block is not None or microbatches > 1
     phases = _without_epilogue(graph, several)
-    late, stuck = _epilogue(graph, phases, several)
-    if several:
-        _refuse(stuck, microbatches, block)
-    found = replace(phases, epilogue=late, backward=phases.backward - late)
+    late, stuck = _epilogue(graph, phases, several and block is None)
     if block is not None:
-        check_blocks(graph, found.prologue, late, found.free, block)
-    return found
+        return _in_rounds(graph, phases, late)
+    if several:
+        _refuse(stuck, microbatches)
+    return _with_epilogue(phases, late)
 
 
-def recall_phases(graph: fx.Graph, *, several: bool) -> Phases:
+def recall_phases(graph: fx.Graph, *, several: bool, by_block: bool = False) -> Phases:
     """Return the phases of a program that `assign-stages` has annotated, for one or several micro-batches."""
     phases = _without_epilogue(graph, several)
     late = {n for n in graph.nodes if meta(n).once}
+    return _in_rounds(graph, phases, late) if by_block else _with_epilogue(phases, late)
+
+
+def _with_epilogue(phases: Phases, late: set[fx.Node]) -> Phases:
     return replace(phases, epilogue=late, backward=phases.backward - late)
+
+
+def _in_rounds(graph: fx.Graph, phases: Phases, late: set[fx.Node]) -> Phases:
+    """Return the phases of a step over blocks, in which no op reads the samples of several blocks."""
+    results = {node for _, node in results_of(graph)}
+    read_late = {n for n in phases.free if n in results or any(user in late for user in n.users)}
+    of_blocks = {n for n in read_late if n.op == "call_function" and _is_of_samples(n)}
+    rounds = find_rounds(graph, input_only(graph), late | phases.views)
+    free = phases.free - of_blocks - rounds.once.keys()
+    return _with_epilogue(replace(phases, prologue=[], free=free, rounds=rounds), late)
+
+
+def _is_of_samples(node: fx.Node) -> bool:
+    return any(isinstance(placement, Shard | Partial) for placement in meta(node).placements)
 
 
 def _without_epilogue(graph: fx.Graph, several: bool) -> Phases:
@@ -166,23 +186,28 @@ _OWN_STATISTICS = (
 )
 
 
-def _refuse(stuck: list[fx.Node], microbatches: int, block: int | None) -> None:
+def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
     if stuck:
-        places: dict[str, list[str]] = {}
-        for node in stuck:
-            place, need = _fault(node)
-            places.setdefault(place, []).append(need)
-        listing = "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
-        own = any(n.args[1:] == ("moments",) for n in stuck)
-        asked, without = f"fxdp.Pipeline(microbatches={microbatches})", "fxdp.Pipeline(microbatches=1)"
-        if block is not None:
-            asked, without = f"fxdp.Bitwise(block={block})", "numerics='exact'"
-        part = "micro-batch" if block is None else "block"
         raise StageError(
-            f"{asked}: the model needs values of the global batch in the midst of a {part}, so {part}s "
-            f"cannot run one after the other:\n  {listing}\nUse {without} for this model, or layers that "
-            "treat samples alone (GroupNorm, LayerNorm)" + (_OWN_STATISTICS if own else "")
+            f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
+            "midst of a micro-batch, so micro-batches cannot run one after the other:\n  "
+            f"{fault_lines(stuck)}\nUse fxdp.Pipeline(microbatches=1) for this model, or layers that treat "
+            f"samples alone (GroupNorm, LayerNorm){own_statistics(stuck)}"
         )
+
+
+def own_statistics(collectives: list[fx.Node]) -> str:
+    """Return the remedy for collectives of BatchNorms, or nothing."""
+    return _OWN_STATISTICS if any(n.args[1:] == ("moments",) for n in collectives) else ""
+
+
+def fault_lines(collectives: list[fx.Node]) -> str:
+    """Return the locations that need the global batch, a line each, with the ops there."""
+    places: dict[str, list[str]] = {}
+    for node in collectives:
+        place, need = _fault(node)
+        places.setdefault(place, []).append(need)
+    return "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
 
 
 def _refuse_changed_inputs(graph: fx.Graph) -> None:

@@ -9,35 +9,31 @@ is not cut: they run only when shards have changed, and not at each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import fx
 
 from fxdp.ir.graph.graphs import inputs_of, results_of
-from fxdp.ir.graph.metadata import copy_meta, meta, placed_tensor, tensor_type, value_bytes
+from fxdp.ir.graph.metadata import copy_meta, meta, placed_tensor, tensor_type
 from fxdp.ir.graph.parameter_buckets import gather_starts, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, OutputSpec, StageValue, Tangent
-from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.placements import R
-from fxdp.pipeline.cut.block_checks import counted_terms
-from fxdp.pipeline.cut.node_roles import same_in_all
+from fxdp.pipeline.cut.node_roles import is_cheap_view, same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
+from fxdp.pipeline.cut.round_parts import RoundParts
 from fxdp.torch_compat import aten
 
 
 class _Cut:
     """The cut of one program."""
 
-    def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int, by_block: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int) -> None:
         self.gm = gm
         self.graph = gm.graph
         self.phases = phases
         self.stages = stages
         self.gathered = set(phases.gathered)
-        self.terms = counted_terms(phases.prologue) if by_block else []
-        self.early = {*phases.prologue, *self.gathered}
+        self.early = {*phases.prologue, *self.gathered, *phases.rounds.once}
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         self.results = results_of(self.graph)
 
@@ -47,28 +43,29 @@ class _Cut:
         loose = {n for _, n in self.results if self._is_loose(n)}
         last = [self._epilogue(s, epilogue_members, loose) for s in range(self.stages)]
         read_late = [*(n for builder, _ in last for n in builder.crossing), *(n for _, n in self.results)]
-        own = filter(self.phases.is_own, read_late)
-        wanted = {StageValue(node.name, node in self.phases.backward): node for node in own}
+        own = [n for n in read_late if self.phases.is_own(n)]
+        wanted = {StageValue(n.name, n in self.phases.backward): n for n in own}
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
         returned = {n for _, n in self.results}
         read = [{*b.crossing, *e.crossing, *returned} for b, (e, _) in zip(builders, last, strict=True)]
+        rounds = RoundParts(self.gm, self.phases, {*own}.union(*read))
+        built = rounds.build()
+        read[0] |= rounds.crossing  # rounds that read parameters have one stage after them
         gathers = [self._before(r & self.gathered, f"Gather{s}") for s, r in enumerate(read)]
+        totals = wanted | {StageValue(n.name): n for n in rounds.exchanged}
+        prologue = set().union(*read) & set(self.phases.prologue)
         return Partition(
             self.stages,
-            self._before(set().union(*read) & self.early - self.gathered, "Prologue", self.terms),
+            self._before(prologue, "Prologue"),
             tuple(parts),
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
-            self._totals(wanted),
+            {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in totals.items()},
             tuple((spec, n.name, self._home(n)) for spec, n in self.results),
             tuple(gathers) if self.gathered else (),
-            self._before(set(self.terms), "Counts"),
+            built,
         )
-
-    def _totals(self, wanted: dict[StageValue, fx.Node]) -> dict[str, Total]:
-        specs = {**wanted, **{StageValue(term.name): term for term in self.terms}}
-        return {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in specs.items()}
 
     def _is_loose(self, node: fx.Node) -> bool:
         if node in self.early or node in self.phases.epilogue:
@@ -82,6 +79,7 @@ class _Cut:
 
     def _stage(self, stage: int) -> PartBuilder:
         roots = [n for n in self.graph.nodes if self.phases.is_own(n) and meta(n).stage == stage]
+        roots = [n for n in roots if not self.phases.rounds.is_ahead(n)]
         members = set(roots)
         builder = PartBuilder(self.gm)
         backward = self.phases.backward
@@ -91,7 +89,7 @@ class _Cut:
                 return None
             if node in self.early:
                 return StageValue(node.name)
-            if not self.phases.is_own(node) or self._is_cheap_view(node):
+            if not self.phases.is_own(node) or is_cheap_view(node):
                 return None
             # a forward value of a later stage can be needed only by this stage's backward
             later = node in backward or (meta(node).stage or 0) > stage
@@ -100,23 +98,16 @@ class _Cut:
         builder.include(roots, crossing)
         return builder
 
-    def _is_cheap_view(self, node: fx.Node) -> bool:
-        """Return whether a stage can compute the view from a base that is no larger."""
-        if not is_view(node.target):
-            return False
-        base = node.all_input_nodes[0]
-        return value_bytes(base) <= value_bytes(node) and meta(base).placement is not None
-
     def _finish_stage(
         self, stage: int, builders: list[PartBuilder], wanted: dict[StageValue, fx.Node]
     ) -> Part:
         gives: dict[StageValue, fx.Node] = {}
         for builder in builders:
             for node, spec in builder.crossing.items():
-                if meta(node).stage == stage and node not in self.early:
+                if self._is_of(node, stage):
                     gives[spec] = node
         for spec, node in wanted.items():
-            if meta(node).stage == stage:
+            if self._is_of(node, stage):
                 gives[spec] = node
         chosen = sorted(gives.items(), key=lambda item: (item[0].backward, self.order[item[1]]))
         results: list[tuple[OutputSpec, fx.Node]] = list(chosen)
@@ -125,12 +116,16 @@ class _Cut:
         reads = tuple(builder.crossing[n] for n in builder.reads())
         return Part(gm, reads, tuple(spec.name for spec, _ in chosen))
 
+    def _is_of(self, node: fx.Node, stage: int) -> bool:
+        """Return whether a stage, and not something before the stages, computes a value."""
+        return meta(node).stage == stage and node not in self.early and not self.phases.rounds.is_ahead(node)
+
     def _edges(self, builders: list[PartBuilder]) -> list[CutEdge]:
         same = same_in_all(self.graph)
         found = []
         for target, builder in enumerate(builders):
             for node in builder.reads():
-                if node in self.early:
+                if node in self.early or self.phases.rounds.is_ahead(node):
                     continue
                 (type_, placement), source = placed_tensor(node), meta(node).stage
                 assert source is not None
@@ -145,17 +140,15 @@ class _Cut:
 
     # ---- what runs once per step -------------------------------------------------------------------------
 
-    def _before(self, needed: set[fx.Node], title: str, terms: Sequence[fx.Node] = ()) -> Part | None:
-        """Return the part that computes values before the first micro-batch, if need be from these terms."""
+    def _before(self, needed: set[fx.Node], title: str) -> Part | None:
+        """Return the part that computes values before the first micro-batch, if need be."""
         if not needed:
             return None
         roots = sorted(needed, key=self.order.__getitem__)
         builder = PartBuilder(self.gm)
-        given = {term: StageValue(term.name) for term in terms}
-        builder.include(roots, given.get)
+        builder.include(roots, lambda _: None)
         results: list[tuple[OutputSpec, fx.Node]] = [(StageValue(n.name), n) for n in roots]
-        gm = builder.build(results, title)
-        return Part(gm, tuple(given[n] for n in builder.reads()), tuple(n.name for n in roots))
+        return Part(builder.build(results, title), (), tuple(n.name for n in roots))
 
     def _epilogue(
         self, stage: int, members: set[fx.Node], loose: set[fx.Node]
@@ -208,12 +201,9 @@ def _make_tangents(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def split(gm: fx.GraphModule, phases: Phases, stages: int, *, by_block: bool = False) -> Partition:
-    """Return the parts of a program whose nodes have stages (see `cut.assign`).
-
-    `by_block` computes the terms of the prologue's sums in each block, in a part of their own.
-    """
-    return _Cut(gm, phases, stages, by_block).run()
+def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
+    """Return the parts of a program whose nodes have stages (see `cut.assign`)."""
+    return _Cut(gm, phases, stages).run()
 
 
 def split_gathers(gm: fx.GraphModule) -> Partition:

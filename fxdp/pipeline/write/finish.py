@@ -73,7 +73,9 @@ class Finish:
 
     def _source(self, name: str) -> Total | None:
         """Return where a value of the step is computed; None for a value that each reading rank computes."""
-        if any(p is not None and name in p.gives for p in (self.partition.prologue, *self.partition.gathers)):
+        exchanges = [one.exchange for one in self.partition.rounds]
+        early = (self.partition.prologue, *exchanges, *self.partition.gathers)
+        if any(part is not None and name in part.gives for part in early):
             return None
         if name in self.partition.totals:
             return self.partition.totals[name]

@@ -51,8 +51,11 @@ class Totals:
         if self._by_tree(placement) and not self.layout.is_empty:
             self._tree(name).add((0, self.layout.first + microbatch), value)
 
-    def put_together(self) -> None:
-        """Turn the totals into values of the step."""
+    def put_together(self, *, exchanged: bool = False) -> None:
+        """Turn the totals so far into values of the step.
+
+        With `exchanged` blocks go on from these values: on one data rank, too, each is in memory of its own.
+        """
         for name, found in self._found.items():
             placement = self.partition.totals[name].placement
             value, *others = (found[microbatch] for microbatch in sorted(found))
@@ -62,11 +65,16 @@ class Totals:
                 bounds = self.layout.along("" if along is None else along.name)
                 args = ([value, *others], placement.dim, outer, [size for _, size in bounds])
                 value = self.step.function(join_parts, args, f"whole_{name}")
+            # a rank without blocks has no roots, but a value of their shape
+            roots = [*self._trees[name].roots().values()] if name in self._trees else [value]
+            if exchanged and not self.step.parallel and isinstance(placement, Shard | Partial):
+                given = roots[0] if self._by_tree(placement) else value
+                value = self.step.function(p2p.aligned, (given,), f"aligned_{name}")
+                roots = [value]
             self.step.keep(name, None, value)
             if self._by_tree(placement):
-                # a rank without blocks has no roots, but a value of their shape
-                roots = self._trees[name].roots().values() if name in self._trees else [value]
                 self.step.keep_roots(name, tuple(roots))
+        self._found.clear()
 
     def _by_tree(self, placement: object) -> bool:
         """Return whether the order of a sum counts; extrema and their signed zeros have none."""

@@ -27,7 +27,14 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, backward_parts, forward_gives
+from fxdp.pipeline.cut.partition import (
+    BlockRound,
+    CutEdge,
+    Partition,
+    backward_gives,
+    backward_parts,
+    forward_gives,
+)
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -150,23 +157,28 @@ class Writer:
         return list(found.values())
 
     def _prologue(self, sharded: StageShards) -> None:
-        counts, part = self.partition.counts, self.partition.prologue
-        if counts is not None:
-            for index in range(self.layout.count):
-                made = self.step.module("counts", (self._batch(index),), f"counts{suffix(index)}")
-                for place, name in enumerate(counts.gives):
-                    self._totals.add(name, index, self.step.item(made, place, f"{name}{suffix(index)}"))
-            self._totals.put_together()
-        if part is not None:
-            args = [self.step.total(c.name) for c in part.reads]
-            made = self.step.module("prologue", (self.full, *args), "prologue")
-            self.step.keep_items(made, part.gives)
+        if (part := self.partition.prologue) is not None:
+            self.step.keep_items(self.step.module("prologue", (self.full,), "prologue"), part.gives)
         if self.keeps_unsharded:
             take_gathered(self.step, self.partition, self.schedule, sharded)
         else:
             write_gathers(
                 self.step, self.partition, self.schedule, sharded, self.full, aligned=self._by_block
             )
+        for number, one in enumerate(self.partition.rounds):
+            self._round(number, one)
+
+    def _round(self, number: int, one: BlockRound) -> None:
+        """Run the blocks of a round, and then once what needs all of them."""
+        if (part := one.blocks) is not None:
+            for index in range(self.layout.count):
+                args = [self.step.value(c.name, index) for c in part.reads]
+                name = f"round_{number}"
+                made = self.step.module(name, (self._batch(index), *args), f"{name}{suffix(index)}")
+                self._give_all(made, part.gives, 0, index)
+            self._totals.put_together(exchanged=True)
+        name, totals = f"exchange_{number}", [self.step.total(c.name) for c in one.exchange.reads]
+        self.step.keep_items(self.step.module(name, (self.full, *totals), name), one.exchange.gives)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:

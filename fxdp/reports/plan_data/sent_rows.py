@@ -51,9 +51,7 @@ class Transfers:
 
     def _made(self) -> dict[str, fx.Node]:
         """Return the nodes of all parts by name; one of the parts makes each sent value."""
-        cut = self.partition
-        every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
-        parts = [part for part in every if part is not None]
+        parts = self.partition.everything
         return {n.name: n for part in parts for n in part.gm.graph.nodes if n.op == "call_function"}
 
     def _row(
