@@ -82,8 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = TEST_S  # before pytest-timeout reads it
     if getattr(config.option, "dist", "no") != "no" and not config.option.collectonly:
         return  # workers run the tests
-    from tests.garbage import collect_seldom
+    from tests.garbage import collect_once_at_the_end, collect_seldom
 
+    collect_once_at_the_end(config)
     collect_seldom()  # before what takes seconds to import
     import torch
 

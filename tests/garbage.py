@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def collect_seldom() -> None:
@@ -14,3 +18,13 @@ def collect_seldom() -> None:
     itself.
     """
     gc.set_threshold(500_000, 20, 50)
+
+
+def collect_once_at_the_end(config: pytest.Config) -> None:
+    """Look once for errors in what is freed at the end of a session, where pytest looks five times.
+
+    A look takes each worker a second; the other four are for what a finalizer has kept alive.
+    """
+    from _pytest.unraisableexception import gc_collect_iterations_key
+
+    config.stash[gc_collect_iterations_key] = 1

@@ -92,8 +92,8 @@ def _numbers(model: nn.Module) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-_FEW, _MANY = 6, 12
-"""Layers: so many that each is traced, and so many that a few stand for all."""
+_FEW, _MANY = 3, 10
+"""Layers: first, inner and last, each of which is traced; and so many that a few stand for all."""
 
 
 def _eager(layers: int) -> tuple[str, list[Tensor]]:
