@@ -10,7 +10,9 @@ import atexit
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Never
 
 from fxdp.errors import (
     AgreementError,

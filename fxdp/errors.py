@@ -24,6 +24,8 @@ Every message names the location, the actual and the expected value, and the rem
 
 from __future__ import annotations
 
+import sys
+
 
 class FxdpError(Exception):
     """Base class of all errors raised by fxdp."""
@@ -103,3 +105,17 @@ def a_kind(value: object) -> str:
     name = type(value).__name__
     spelled = len(name) > 1 and name[:2].isupper()  # letter by letter: an em, an el, a you
     return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled else 'AEIOaeio') else 'a'} {name}"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line below an error's message.
+
+    Python 3.10 shows no notes: there the line becomes the message's last one, except in an error that writes
+    its message in another way, as `KeyError` does.
+    """
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
+        if type(error).__str__ is BaseException.__str__:
+            error.args = ("\n".join([str(error), note]),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -68,10 +69,17 @@ def location_of_change(codes: Iterable[types.CodeType], name: str) -> Location:
 
 def _instructions(codes: Iterable[types.CodeType]) -> Iterator[tuple[dis.Instruction, tuple[str, int]]]:
     for code in codes:
+        line = code.co_firstlineno
         for one in dis.get_instructions(code):
-            line = one.positions.lineno if one.positions else None
-            yield one, (code.co_filename, line or code.co_firstlineno)
+            line = _line(one) or line
+            yield one, (code.co_filename, line)
         yield from _instructions(_inner(code))
+
+
+def _line(instruction: dis.Instruction) -> int | None:
+    if sys.version_info >= (3, 11):
+        return instruction.positions.lineno if instruction.positions else None
+    return instruction.starts_line  # only of the first instruction of a line
 
 
 def _inner(code: types.CodeType) -> list[types.CodeType]:

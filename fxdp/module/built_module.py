@@ -6,7 +6,9 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from fxdp.errors import StateError
 from fxdp.module.cache_entry import LastCall

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from fxdp.errors import InputError
 from fxdp.options.option_checks import (

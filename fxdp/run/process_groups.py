@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from fxdp.errors import StateError
+from fxdp.errors import StateError, add_note
 from fxdp.run.script_lines import script_line
 from fxdp.settings.launch import world_size_asked
 from fxdp.torch_compat import Patch, around, end_lone_group
@@ -55,9 +55,10 @@ def add_remedy(error: BaseException) -> None:
     """Add a note to the error of a script that reads a variable of torchrun."""
     if isinstance(error, KeyError) and error.args[:1] and error.args[0] in _OF_TORCHRUN:
         name, default = error.args[0], "0" if "RANK" in error.args[0] else "1"
-        error.add_note(
+        add_note(
+            error,
             f"torchrun sets {name}; by `fxdp run` the script sees one device, without torchrun: expected "
-            f"os.environ.get({name!r}, {default!r})"
+            f"os.environ.get({name!r}, {default!r})",
         )
 
 

@@ -90,7 +90,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _own_names() -> set[str]:
     """Return the qualified names of all functions in the rooms, including nested functions."""
     modules = [m for name, m in list(sys.modules.items()) if name.startswith(tuple(_ROOMS))]
-    return {code.co_qualname for module in modules for code in _codes(module)}
+    return {getattr(code, "co_qualname", code.co_name) for module in modules for code in _codes(module)}
 
 
 def _codes(module: Any) -> Iterator[CodeType]:

@@ -129,11 +129,12 @@ class SharedWindows:
         """
         sizes = [value.nbytes for value in values]
         held, at = self._place(values)
-        window = self._windows.get((held.number, at, *sizes))
+        key = (held.number, at, *sizes)
+        window = self._windows.get(key)
         if window is None:
             window = Window(self.ranks * sum(sizes))
             if held.number in {kept.number for kept in self._held.values()}:
-                self._windows[held.number, at, *sizes] = window
+                self._windows[key] = window
         where = _WHERE.pack(os.getpid(), held.descriptor, held.number, at)
         self._read = True
         begun = _Showing(window, sizes, where, self.messages.start(memoryview(where)))

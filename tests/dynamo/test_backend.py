@@ -6,7 +6,6 @@ import copy
 import io
 import logging
 import re
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn

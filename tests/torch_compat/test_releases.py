@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
+import tomllib
 import torch
 
 import fxdp

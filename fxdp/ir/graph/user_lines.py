@@ -11,10 +11,12 @@ program needs to record nothing for this.
 from __future__ import annotations
 
 import linecache
+import sys
 from types import CodeType, TracebackType
 
 from torch import fx
 
+from fxdp.errors import add_note
 from fxdp.ir.graph.metadata import Location, meta
 
 _GENERATED = "<eval_with_key>"
@@ -38,7 +40,7 @@ def show_user_lines(error: BaseException) -> None:
                 shown = TracebackType(shown, own.tb_frame, own.tb_lasti, own.tb_lineno)
         error.__traceback__ = shown
     elif any(_INDUCTOR in file for file in files) and _NO_LINE not in getattr(error, "__notes__", ()):
-        error.add_note(_NO_LINE)
+        add_note(error, _NO_LINE)
 
 
 def _in_the_model(frame: TracebackType) -> TracebackType | None:
@@ -60,7 +62,9 @@ def _raised_at(location: Location) -> TracebackType | None:
     if location.line < 1:
         return None
     code: CodeType = compile("raise Exception", location.file, "exec")
-    code = code.replace(co_name="forward", co_qualname="forward", co_firstlineno=location.line)
+    code = code.replace(co_name="forward", co_firstlineno=location.line)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname="forward")
     try:
         exec(code, {"__name__": "model"})
     except Exception as raised:

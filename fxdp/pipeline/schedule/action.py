@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 from fxdp.errors import ScheduleError
+from fxdp.pipeline.schedule.text_enum import StrEnum
 
 
 class Kind(StrEnum):

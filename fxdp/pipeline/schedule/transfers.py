@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeAlias
 
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.text_enum import StrEnum
 from fxdp.pipeline.schedule.timeline import Costs
 
 

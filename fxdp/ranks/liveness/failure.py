@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import NoReturn
 
-from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
+from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError, add_note
 from fxdp.ir.graph.user_lines import show_user_lines
 from fxdp.ranks.comms import (
     Comms,
@@ -145,7 +145,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             live.fail(str(failure))
             raise failure from error
         if live.departure is not None:
-            error.add_note(f"(at about the same time, {comms.control.words(live.departure)})")
+            add_note(error, f"(at about the same time, {comms.control.words(live.departure)})")
         live.fail(_describe(error))
 
 
@@ -155,7 +155,7 @@ def _raise_cause(comms: Comms, error: BaseException) -> NoReturn:
     departure = live.departure or live.cause() or Departure(comms.rank, DepartureKind.FAILED, str(error))
     failure = RankFailedError(comms.control.words(departure))
     for meta in getattr(error, "__notes__", ()):
-        failure.add_note(meta)
+        add_note(failure, meta)
     live.stop(departure)
     raise failure from error
 
@@ -263,7 +263,7 @@ def _explain(error: BaseException) -> None:
         return
     for comms in speaking_comms():
         if words := _at_fault(comms, error):
-            error.add_note(f"{_WHO} {words})")
+            add_note(error, f"{_WHO} {words})")
             return
 
 
@@ -271,7 +271,7 @@ def _add_place(comms: Comms, error: BaseException, when: str) -> None:
     """Add a note with this rank and the current call or backward to an error."""
     here, words = comms.ranks[comms.rank], comms.sequence_log.words(comms.sequence_log.now)
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
-        error.add_note(f"(on rank {here}, host {socket.gethostname()}, {when} {words})")
+        add_note(error, f"(on rank {here}, host {socket.gethostname()}, {when} {words})")
 
 
 def _is_late(error: BaseException | None) -> bool:
