@@ -189,17 +189,19 @@ class _Value(_Guard):
     def __eq__(self, other: object) -> bool:
         return bool(self._chosen() == other)
 
-    def __lt__(self, other: Any) -> Any:
-        return self._chosen() < other
 
-    def __le__(self, other: Any) -> Any:
-        return self._chosen() <= other
+def _in_both_orders(of_two: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return (
+        lambda guard, other: of_two(guard._chosen(), other),
+        lambda guard, other: of_two(other, guard._chosen()),
+    )
 
-    def __gt__(self, other: Any) -> Any:
-        return self._chosen() > other
 
-    def __ge__(self, other: Any) -> Any:
-        return self._chosen() >= other
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(_Value, f"__{_name}__", _in_both_orders(getattr(operator, _name))[0])
+for _name in ("and", "or", "xor"):  # `tracing |= torch.compiler.is_compiling()`
+    for _prefix, _method in zip(("", "r"), _in_both_orders(getattr(operator, f"__{_name}__")), strict=True):
+        setattr(_Value, f"__{_prefix}{_name}__", _method)
 
 
 _Here: TypeAlias = Here | _Everywhere

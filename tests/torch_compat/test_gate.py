@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import fxdp
-from fxdp.torch_compat import is_guard
+from fxdp.torch_compat import as_if_exporting, is_guard
 from tests.torch_compat.replaced import Change, owners, replaced
 
 # torch warns when it imports Inductor
@@ -111,6 +111,16 @@ def test_all_that_is_replaced_is_a_guard(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ("torch.fx.graph_module.GraphModule", "recompile") in found
     assert ("torch._inductor.async_compile", "AsyncCompile") in found
     assert ("torch.fx.experimental.symbolic_shapes.ShapeEnv", "_rename_unbacked_to") in found
+
+
+def test_a_replaced_flag_combines_with_others() -> None:
+    """Transformers says `tracing |= is_fake_tensor(x)` of what `torch.compiler.is_compiling()` returned."""
+    with as_if_exporting():
+        flag, tracing = torch.compiler.is_compiling(), False
+        tracing |= flag
+        assert tracing is True
+        assert ((flag | False), (flag & False), (False & flag), (flag ^ True)) == (True, False, False, False)
+        assert all((flag >= 1, not flag < 1, not flag > 1))
 
 
 def test_nothing_stays_afterwards() -> None:
