@@ -123,6 +123,62 @@ def test_rows_that_no_program_has_are_refused() -> None:
         fxdp.compile(_Graph().double(), batch_dims=dims)(*_parts()[0])
 
 
+class _Packed(nn.Module):
+    """Attention within packed documents, with a bag of words for each document, and the mean of all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.project = nn.EmbeddingBag(9, 8, mode="sum"), nn.Linear(8, 24)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, bounds: Tensor, words: Tensor, offsets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        documents = torch.repeat_interleave(bounds.diff(), output_size=x.shape[1])
+        h = x + self.table(words, offsets)[documents]
+        query, key, value = self.project(h).view(1, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mask = documents[:, None] == documents
+        mask = (mask & (positions <= positions.t()))[None, None]
+        out = F.scaled_dot_product_attention(query, key, value, mask).pow(2).mean((1, 3))
+        return out, out.mean()
+
+
+_PACKED = (
+    Rows("tokens", dim=1), Rows("tokens", dim=1, within="documents"), Rows("documents", bounds="tokens"),
+    Rows("words"), Rows("documents", starts="words"),
+)  # fmt: skip
+
+
+def _documents(lengths: list[int], bags: list[int]) -> tuple[Tensor, ...]:
+    """Return documents of these lengths, each with a bag of so many words."""
+    positions = torch.cat([torch.arange(0), *map(torch.arange, lengths)])
+    bounds, starts = (F.pad(torch.tensor(n, dtype=torch.int64).cumsum(0), (1, 0)) for n in (lengths, bags))
+    x = torch.arange(8.0 * sum(lengths)).view(1, -1, 8).sin().double()
+    return x, positions[None], bounds, torch.arange(sum(bags)) % 9, starts[:-1]
+
+
+_PARTS = ([3, 1], [2, 0]), ([], [])
+
+
+def _packed_called() -> tuple[Tensor, list[Tensor]]:
+    model = _Packed().double()
+    compiled = fxdp.compile(model, batch_dims=(_PACKED, {}))
+    out, loss = compiled(*_documents(*_PARTS[dist.get_rank()]))
+    loss.backward()
+    return out.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+def test_packed_documents_and_bags_run_through_inductor(ranks: RankPool) -> None:
+    model = _Packed().double()
+    out, loss = model(*_documents(*_PARTS[0]))  # the second rank has none
+    loss.backward()
+    wanted = out.detach(), out.detach()[:, :0]
+    for (rows, grads), expected in zip(ranks.run(2, _packed_called), wanted, strict=True):
+        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-12)
+        for grad, parameter in zip(grads, model.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=0, atol=1e-12)
+
+
 class _Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
