@@ -93,19 +93,22 @@ def sample_ends(inputs: Inputs) -> dict[str, list[int]]:
 def _pointers(inputs: Inputs) -> list[_Pointers]:
     axes, found = inputs.axes, []
     for i, (path, tensor, rows) in enumerate(zip(inputs.paths, inputs.tensors, axes.rows, strict=False)):
-        target = axes.points[i]
-        if rows is None or rows.meaning is None:
+        meaning = axes.meanings[i]
+        if rows is None or meaning is None:
             continue
-        if target is None:
-            raise InputError(
-                f"{path}: {rows} in a batch that is cut where samples end (micro-batches, fxdp.verify); "
-                "expected rows, or row numbers of one axis (into=)"
-            )
         assert rows.dim is not None
         values = tensor.detach().cpu().long().movedim(rows.dim, 0)[..., None].flatten(1)
+        own, target = axes.names[i], meaning.axis
+        if meaning.kind == "lengths":  # so each row of the target belongs to one of these
+            lengths = values.prod(1)
+            values = torch.arange(len(lengths)).repeat_interleave(lengths)[:, None]
+            own, target = target, own
+        elif meaning.kind == "within":  # a row and the first one of its sample: no cut is between these
+            numbers = torch.arange(len(values))
+            values, target = torch.stack([numbers, numbers - values.amax(1)], 1), own
         if count := values.shape[1]:
             least, largest = values.amin(1), values.amax(1)
-            found.append(_Pointers(path, axes.names[i], target, least, largest, connect=count > 1))
+            found.append(_Pointers(path, own, target, least, largest, connect=count > 1))
     return found
 
 

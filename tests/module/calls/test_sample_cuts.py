@@ -52,6 +52,14 @@ def test_weights_are_rows_of_all_axes() -> None:
     )  # fmt: skip
 
 
+def test_packed_documents() -> None:
+    tokens, positions = Rows("tokens"), Rows("tokens", within="documents")
+    assert _cuts((tokens, positions), (torch.ones(7), [0, 1, 2, 0, 1, 0, 1])) == ((3,),)
+    bounds, own = Rows("documents", bounds="tokens"), Rows("documents")
+    given = torch.ones(7), [0, 1, 2, 0, 1, 0, 1], [0, 3, 3, 5, 7], torch.ones(4)
+    assert _cuts((tokens, positions, bounds, own), given) == ((3,), (2,))
+
+
 @pytest.mark.parametrize(
     ("rows", "values", "text"),
     [
