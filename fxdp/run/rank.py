@@ -19,6 +19,7 @@ from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
+from fxdp.run.own_log import keep_log_apart
 from fxdp.run.process_groups import add_remedy
 from fxdp.run.ranks import log_of, write_into
 from fxdp.run.replacements import replacements
@@ -42,6 +43,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     options = replace(options, logs=logs)
     if launch.rank:
         write_into(log_of(launch.rank, logs))
+    keep_log_apart()
     share(ranks)
     session = Session(ranks, options)
     code = 0
