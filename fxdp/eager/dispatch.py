@@ -23,6 +23,7 @@ from fxdp.eager.plans.op_code import Run, code_of
 from fxdp.eager.plans.op_plan import OpPlan, cheapest_plan, full_plan
 from fxdp.eager.plans.placed_call import placed
 from fxdp.eager.plans.plan_families import FAMILIES_KEPT, families_kept
+from fxdp.eager.plans.sparse_layouts import is_sparse, run_on_full_values
 from fxdp.eager.plans.strided import STRIDED
 from fxdp.eager.spec import spec_of
 from fxdp.eager.sums import holding
@@ -116,7 +117,10 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
         _tell_of_rank_counts(args)
     if op._schema.is_mutable:
         return partial(write_in_place, op)
-    if _are_full(tensors_of(args, kwargs)):
+    tensors = tensors_of(args, kwargs)
+    if any(map(is_sparse, tensors)):
+        return partial(run_on_full_values, op)
+    if _are_full(tensors):
         return code_of(full_plan(placed(op, CallLeaves(op, args, kwargs)), ""), args, kwargs)
     made = _made(op, args, kwargs)
     return code_of(made, args, kwargs) if isinstance(made, OpPlan) else made

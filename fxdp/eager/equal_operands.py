@@ -103,6 +103,8 @@ def _by_use(notes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
 
 
 def _digest(tensor: Tensor) -> int:
+    if tensor.is_meta:
+        return 0
     value = plain(tensor.detach())
     if value.nbytes > _SMALL:
         return mixed(checksums([value]))

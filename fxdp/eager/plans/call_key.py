@@ -48,6 +48,7 @@ def _add(key: list[Any], values: Iterable[Any]) -> None:
         elif kind is float:  # 0.0 == -0.0, and the plan has the number
             key += kind, value, value == 0.0 and math.copysign(1.0, value)
         elif isinstance(value, Tensor):
-            key += value.dtype, value.shape, value.stride()
+            is_strided = value.layout is torch.strided
+            key += value.dtype, value.shape, value.stride() if is_strided else value.layout
         else:
             key += kind, value

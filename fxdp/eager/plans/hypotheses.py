@@ -130,6 +130,8 @@ def proven_results(
                 return None
             results.append(None)
             continue
+        if first.layout is not torch.strided:
+            return None
         shape = _linear_shape([tuple(out.shape) for out in outs], batches)
         if shape is None:
             return None

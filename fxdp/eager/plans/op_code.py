@@ -29,8 +29,9 @@ from fxdp.eager.equal_operands import OVERWRITING, Comparisons
 from fxdp.eager.message_report import COUNTS, user_line
 from fxdp.eager.plans.decomposed import decomposed
 from fxdp.eager.plans.op_plan import OpPlan, PlannedResult
+from fxdp.eager.plans.sparse_layouts import wrapped_results
 from fxdp.eager.sums import made, summed
-from fxdp.eager.tensor import GlobalTensor, wrapped
+from fxdp.eager.tensor import GlobalTensor
 from fxdp.eager.view_origins import memory_of, note_view
 from fxdp.errors import InputError
 from fxdp.ir.ops.layouts import lay_out
@@ -193,7 +194,7 @@ class _Code:
 
     def _wrap(self, name: str, result: str, index: int, planned: PlannedResult | None) -> None:
         if planned is None:
-            self.values |= {"wrapped_results": _wrapped_results, "unit": self.axis.ranks.unit}
+            self.values |= {"wrapped_results": wrapped_results, "unit": self.axis.ranks.unit}
             self.lines.append(f"{name} = wrapped_results({result}, unit)")
             return
         if planned.reduced is not None:
@@ -239,15 +240,6 @@ def _leaf(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield path, value
     elif isinstance(value, (list, tuple)):
         yield from _leaves(path, value)
-
-
-def _wrapped_results(results: Any, unit: BatchAxis) -> Any:
-    """Wrap full values, whose shapes are known only now."""
-    if isinstance(results, Tensor):
-        return wrapped(results, unit)
-    if isinstance(results, (list, tuple)):
-        return type(results)([_wrapped_results(one, unit) for one in results])
-    return results
 
 
 def _same_generators(axis: BatchAxis) -> None:

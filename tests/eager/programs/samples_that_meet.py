@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -96,3 +97,24 @@ def autograd_function_and_hooks(batch: Batch) -> dict[str, Any]:
     loss = _Square.apply(out).mean()  # type: ignore[no-untyped-call]
     loss.backward()
     return {"loss": loss.item(), **gradients(model)}
+
+
+@program
+def sparse_matrices(batch: Batch) -> dict[str, Any]:
+    model, (x, _) = net(), batch(*data())
+    n = len(x)
+    graph = torch.eye(n).roll(1, 0).to_sparse()
+    hidden = torch.sparse.mm(graph, model(x)).tanh()
+    diagonal = torch.arange(n).expand(2, n)
+    weights = torch.sparse_coo_tensor(diagonal, hidden[:, 0], (n, n), check_invariants=True)
+    loss = torch.sparse.mm(weights, hidden).square().mean() + (graph @ hidden).sum()
+    loss.backward()
+    return {"loss": loss.item(), "entries": (x > 0).to_sparse().indices().sum(), **gradients(model)}
+
+
+@program
+def second_derivatives_of_a_function(batch: Batch) -> dict[str, Any]:
+    x, weight = batch(data()[0]), torch.linspace(-1, 1, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own decompositions are scripted
+        return {"hessian": torch.func.hessian(lambda w: (x @ w).tanh().square().mean())(weight)}
