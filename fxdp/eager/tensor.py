@@ -80,6 +80,17 @@ class GlobalTensor(torch.Tensor):
         """The number of samples on each rank; empty if no dim is sharded."""
         return self._spec.axis.sizes if self._spec.layout.is_sharded else ()
 
+    @property
+    def data(self) -> Any:
+        """The value without its graph; assigning another one gives its value, memory and size to this."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        from fxdp.eager.view_origins import become
+
+        become(self, value)
+
     def full(self) -> Tensor:
         """Return the full value, a plain tensor, with its gradient; all ranks must call this together."""
         from fxdp.eager.autograd.gradients import full_value

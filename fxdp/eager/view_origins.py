@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fxdp.eager.redistribute import redistributed
 from fxdp.eager.sums import summed
-from fxdp.eager.tensor import GlobalTensor
+from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.ir.types.placements import P, R
+from fxdp.torch_compat import without_torch_dispatch, without_torch_function
 
 
 @dataclass(slots=True)
@@ -110,6 +111,16 @@ def _make_again(value: GlobalTensor, origin: ViewOrigin) -> None:
     fresh: GlobalTensor = made if origin.result is None else made[origin.result]
     value._local, value._spec = fresh._local, fresh._spec
     origin.seen = memory_of(origin.base).writes
+
+
+def become(target: GlobalTensor, value: Tensor) -> None:
+    """Give a tensor the value, memory and size of another one, as `target.data = value` does."""
+    unit = target._spec.axis.ranks.unit
+    given = value if isinstance(value, GlobalTensor) else wrapped(value.detach(), unit)
+    with without_torch_function(), without_torch_dispatch():
+        Tensor.data.__set__(target, given)  # type: ignore[attr-defined]
+    target._local, target._spec, target._memory = current_local(given), given._spec, memory_of(given)
+    target._origin, target._viewed = given._origin, given._viewed
 
 
 def without_graph(value: GlobalTensor) -> GlobalTensor:

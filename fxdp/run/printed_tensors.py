@@ -15,6 +15,8 @@ def printed(plain: Callable[..., str], tensor: GlobalTensor, /, **contents: Any)
     """Return the text of one device's tensor; a collective call if the tensor is sharded."""
     values = tensor.detach()
     text = repr(values.full() if isinstance(values, GlobalTensor) else values)
+    if getattr(tensor, "_is_param", False):
+        text = f"Parameter containing:\n{text}"
     if not tensor.requires_grad:
         return text
     made_by = tensor.grad_fn

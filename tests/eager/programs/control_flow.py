@@ -67,3 +67,19 @@ def views_see_writes(batch: Batch) -> dict[str, Any]:
     flat[1] = 7
     x[4] += row
     return {"x": x, "row": row, "column": column, "flat": flat, "again": x[3] + x[4]}
+
+
+@program
+def assigned_data(batch: Batch) -> dict[str, Any]:
+    model, (x, y) = net(), batch(*data())
+    moved = torch.zeros_like(x).requires_grad_()
+    for _ in range(2):
+        F.cross_entropy(model(x + moved), y).backward()
+        assert moved.grad is not None
+        moved.data = (moved + 0.1 * moved.grad.sign()).clamp(-0.15, 0.15)
+        moved.grad.data = 0 * moved.grad
+    first = x.clone()
+    first.data = first[:3]
+    first.mul_(2)
+    first.data[0] = 1.0
+    return {"moved": moved, "first": first, "size": len(first), "x": x, **gradients(model)}

@@ -20,6 +20,8 @@ y = (x.sum(1) > 0).long() + (x[:, 0] > 0).long()
 train = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True, num_workers=args.workers)
 test = DataLoader(TensorDataset(x, y), batch_size=10)
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+first = next(iter(test))[0]
+model[0].bias.data = 0.1 * first.std(0).mean().expand(16).clone()  # the first batch sets a parameter
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=args.epochs * len(train))
 for epoch in range(args.epochs):
