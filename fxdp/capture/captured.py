@@ -24,6 +24,13 @@ that differs from the number in the program.
 """
 
 
+@dataclass(frozen=True)
+class SideEffect:
+    """What a line of the user's code does beside computing, as a verb with its object."""
+
+    words: str
+    location: Location
+
 @dataclass(frozen=True, slots=True)
 class OutputLeaf:
     """A leaf of the model's output that is tensor output `index` of the program."""
@@ -163,6 +170,8 @@ class Captured:
     """External Python state that the model's code may read: all state outside of module attributes."""
     written: tuple[tuple[int, Any], ...] = ()
     """Keys (`ExternalPlace.known_by`) of the places in `read` that the model's code itself changes."""
+    beside: tuple[SideEffect, ...] = ()
+    """What the model's code does beside computing, and a program does not: output, files, draws in Python."""
     words: tuple[tuple[ExternalPlace, str], ...] = ()
     """Places in which each call leaves a constant string of the code, with the string."""
     strategy: str = "symbolic"

@@ -25,7 +25,7 @@ from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, with_tried
 from fxdp.capture.refusals.eager_probe import EagerProbe
 from fxdp.capture.refusals.module_hooks import check_module_hooks
-from fxdp.capture.refusals.stateful import check_memory
+from fxdp.capture.refusals.stateful import check_memory, warn_of_side_effects
 from fxdp.capture.request import Guarded, Request
 from fxdp.errors import CaptureError, InputError
 from fxdp.ir.graph.draws import graph_draws
@@ -64,10 +64,14 @@ def capture_request(request: Request) -> Captured:
     check_memory(
         module, record.changed, outside, lambda m: run_model(m, *inputs.copies(), loss_fn, precision)
     )
+    warn_of_side_effects(record.beside)
     origin = request.origin or Origin.here(loss_fn)
     found = replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
     words = tuple((outside.changed[place], word) for place, word in outside.words.items())
-    return replace(found, read=outside.read, written=written, words=words, read_values=record.read_values)
+    return replace(
+        found, read=outside.read, written=written, words=words, beside=record.beside,
+        read_values=record.read_values,
+    )  # fmt: skip
 
 
 def _capture(attempt: CaptureAttempt) -> Made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +38,12 @@ class ExternalPlace:
 
     def put(self, value: Any) -> None:
         """Set the value of the place; `ABSENT` deletes the value."""
+        if value is ABSENT and self.value() is ABSENT:
+            return
         if self.holder is not self.owner:
             delattr(self.holder, self.key) if value is ABSENT else setattr(self.holder, self.key, value)
         elif value is ABSENT:
-            self.owner.pop(self.key, None)
+            del self.owner[self.key]
         else:
             self.owner[self.key] = value
 
@@ -68,8 +71,8 @@ class ReadState:
     places: tuple[ExternalPlace, ...] = ()
     names: frozenset[str] = frozenset()
     """Names of everything that the code reads."""
-    objects: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Objects that the code may read, as pairs of name and attributes."""
+    objects: tuple[tuple[str, Mapping[str, Any], Any], ...] = ()
+    """Objects and classes that the code may read: name, attributes, and the holder of these."""
     codes: tuple[types.CodeType, ...] = ()
     """Code objects that can be reached from the model's forward."""
     caches: tuple[Any, ...] = ()

@@ -100,7 +100,7 @@ class _Reached:
     found: frozenset[str] = frozenset()
     asked: frozenset[str] = frozenset()
     places: dict[tuple[int, Any], ExternalPlace] = field(default_factory=dict)
-    objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    objects: list[tuple[str, Mapping[str, Any], Any]] = field(default_factory=list)
     codes: dict[types.CodeType, None] = field(default_factory=dict)
     caches: list[Any] = field(default_factory=list)
     constant_packages: bool = True
@@ -224,6 +224,8 @@ class _Reached:
                 implied = key.startswith("__") and callable(own[key]) and not isinstance(own[key], type)
                 if (key in self.names or key == "forward" or implied) and key not in _NEVER:
                     inherited.setdefault(key)
+            if not fixed and not _is_foreign(base.__module__):
+                self.objects.append((f"class {base.__name__}", own, base))
             for key in () if _is_foreign(base.__module__) else inherited:
                 if key in own or not key.startswith("__"):
                     self._place(f"{key} of class {base.__name__}", own, key, base, fixed=fixed)
@@ -240,7 +242,7 @@ class _Reached:
         self._class(kind)
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
-            self.objects.append((name, own))
+            self.objects.append((name, own, own))
             for key in [key for key in own if key in self.names]:
                 self._place(f"{key} of {name}", own, key)
             for key in sorted(self.asks - own.keys()):

@@ -39,6 +39,11 @@ def is_user_file(file: str) -> bool:
     return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
 
 
+def is_own_file(file: str) -> bool:
+    """Return whether a source file is the user's own: user code, and no installed package."""
+    return (is_user_file(file) or file in _PROMPTS) and _PACKAGES.search(file) is None
+
+
 def _is_pythons(file: str) -> bool:
     """Return whether a file is of Python's standard library; errors name the line that calls such code."""
     return file.startswith(_PYTHON) and _PACKAGES.match(file, len(_PYTHON)) is None

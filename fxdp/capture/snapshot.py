@@ -7,10 +7,15 @@ A container that stays the same object may have changed by the next call, so con
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import io
 import itertools
 import math
 import pickle
+import queue
 import random
+import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -165,6 +170,7 @@ FILLED: tuple[Any, ...] = (*_MUTABLE, tuple, frozenset, np.ndarray)
 
 
 def _position(value: Any) -> Any:
+    """Return what changes as a value is used that cannot be restored; None of other values."""
     if isinstance(value, types.GeneratorType) and value.gi_frame is not None:
         return value.gi_frame.f_lasti, [*map(id, value.gi_frame.f_locals.values())]
     if isinstance(value, itertools.count):
@@ -175,7 +181,20 @@ def _position(value: Any) -> Any:
         return pickle.dumps(value.bit_generator.state)  # the state may hold arrays
     if isinstance(value, np.random.RandomState):
         return pickle.dumps(value.get_state(legacy=False))
+    if isinstance(value, threading.local):
+        return [(name, _token(held)) for name, held in vars(value).items()]
+    if isinstance(value, contextvars.ContextVar):
+        return _token(value.get(None))
+    if isinstance(value, (queue.Queue, queue.SimpleQueue)):
+        return value.qsize()
+    if isinstance(value, io.IOBase):
+        with contextlib.suppress(OSError, ValueError):  # a pipe, or a closed file
+            return value.tell()
     return length_hint(value, 0) if isinstance(value, Iterator) else None
+
+
+def _token(value: Any) -> Any:
+    return value if isinstance(value, _PLAIN) else id(value)
 
 
 def _holds(one: Any, was: Any, same: Callable[[Any, Any], bool]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.captured import Check, LayoutRead, OutputLeaf, ReadValue
+from fxdp.capture.captured import Check, LayoutRead, OutputLeaf, ReadValue, SideEffect
 from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
@@ -56,6 +56,8 @@ class _OutputRecord:
     """Names of Python values that should not be read, but were."""
     seeded: tuple[tuple[str, Location], ...] = ()
     """Functions that seed torch's generators, with the locations of the calls."""
+    beside: tuple[SideEffect, ...] = ()
+    """What the code does beside computing."""
 
 
 @dataclass
@@ -139,6 +141,7 @@ class FlatModule(nn.Module):
             read_values=tuple(effects.reads.values.values()),
             layout_reads=tuple(effects.reads.layouts),
             seeded=tuple(effects.seeded),
+            beside=tuple(effects.beside),
         )
         return (*results, *effects.asked.tensors)
 

@@ -32,32 +32,34 @@ class ExternalState:
         self.words: dict[tuple[int, Any], str] = {}
         """String constants of the code that were found in changed places, by `ExternalPlace.known_by`."""
 
+    def _attributes(self) -> Iterator[ExternalPlace]:
+        """Yield all attributes that objects and classes have now."""
+        for name, attributes, holder in self.read.objects:
+            for key in attributes:
+                yield ExternalPlace(f"{key} of {name}", attributes, key, holder)
+
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Run code inside the block, and restore the external state afterwards."""
-        own = [ExternalPlace(f"{key} of {name}", of, key, of) for name, of in self.read.objects for key in of]
+        own = list(self._attributes())
         places = {place.known_by: place for place in (*self.read.places, *own)}
         before = [(place, ValueSnapshot(place.value())) for place in places.values()]
         misses = [cache.cache_info().misses for cache in self.read.caches]
         try:
             yield
         finally:
-            made = [
-                ExternalPlace(f"{key} of {name}", of, key, of)
-                for name, of in self.read.objects
-                for key in of
-                if (id(of), key) not in places
-            ]
+            now = {place.known_by: place for place in self._attributes()}
+            made = [place for at, place in now.items() if at not in places]
             for place, kept in [*before, *((place, ValueSnapshot(ABSENT)) for place in made)]:
-                now = place.value()
-                if kept.is_changed(now):
+                value = place.value()
+                if kept.is_changed(value):
                     self.changed[place.known_by] = place
-                    if isinstance(now, str) and self.read.has_constant(now):
-                        self.words[place.known_by] = now
+                    if isinstance(value, str) and self.read.has_constant(value):
+                        self.words[place.known_by] = value
                     else:
                         self.words.pop(place.known_by, None)
                 kept.put_back()
-                if now is not kept.value and not _is_made_once(kept.value, now):
+                if value is not kept.value and not _is_made_once(kept.value, value):
                     place.put(kept.value)
             for cache, missed in zip(self.read.caches, misses, strict=True):
                 if cache.cache_info().misses != missed and _holds_traced(cache):

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fxdp import torch_compat
+from fxdp.capture.captured import SideEffect
 from fxdp.capture.patches.asked_checks import AskedChecks
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.optimizer_steps import refused_steps
 from fxdp.capture.patches.plain_semantics import REFUSED, RefusedCollectives
 from fxdp.capture.patches.python_draws import refused_draws
 from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
+from fxdp.capture.patches.side_effects import noted_side_effects
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.tensor_reads import TEXT, TensorReads
 from fxdp.capture.patches.unbacked_hints import HintedNumber
@@ -86,6 +88,7 @@ class RecordedEffects:
     asked: AskedChecks
     reads: TensorReads
     seeded: list[tuple[str, Location]] = field(default_factory=list)
+    beside: list[SideEffect] = field(default_factory=list)
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called when the code has run; each may refuse what the code did."""
 
@@ -126,8 +129,8 @@ def recording_effects(
     # last, so that a hook on a parameter is refused before the wing makes it a part of the backward
     kept = patched(unchanged_parameters(module))
     with (
-        refused_draws(watches_draws), DenseOnly(), effects.reads, patched(patches), RefusedGenerators(),
-        refused_steps(),
+        refused_draws(watches_draws, effects.beside), DenseOnly(), effects.reads, patched(patches),
+        RefusedGenerators(), refused_steps(), noted_side_effects(effects.beside),
         python_semantics(effects), kept,
     ):  # fmt: skip
         yield effects

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fxdp.capture.captured import SideEffect
 from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame, outside_python
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
@@ -73,10 +74,11 @@ class UncheckedDrawError(Exception):
 
 
 @contextlib.contextmanager
-def refused_draws(watched: bool) -> Iterator[None]:
+def refused_draws(watched: bool, noted: list[SideEffect]) -> Iterator[None]:
     """Run the model's code inside the block, which draws nothing in Python that a graph would keep.
 
-    With `watched`, each draw is looked at, by about 70 patches; without, draws from the system alone.
+    With `watched`, each draw is looked at, by about 70 patches, and `noted`, because a program leaves the
+    generators alone; without, draws from the system alone.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def refused_draws(watched: bool) -> Iterator[None]:
     CaptureError : the code uses a random number's value, with the line.
     """
     if watched:
-        with patched((*python_draws(), *_SYSTEM_DRAWS)):
+        with patched((*python_draws(noted), *_SYSTEM_DRAWS)):
             yield
         return
     before, restored = _states(), [False]
@@ -120,14 +122,14 @@ def _differ(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
     return python != python_now or not same
 
 
-def python_draws() -> tuple[Patch, ...]:
+def python_draws(noted: list[SideEffect]) -> tuple[Patch, ...]:
     """Return patches by which random numbers are only known by their bounds while the user's code runs.
 
     Any use of a number's value, and any other random function, raises a `CaptureError`.
     """
     found: list[Patch] = []
     for module in (random, np.random):
-        seed, draw = _functions(module)
+        seed, draw = _functions(module, noted)
         for name, function in list(vars(module).items()):
             if name == "seed":
                 found.append(Patch(module, name, around(seed)))
@@ -178,22 +180,33 @@ _SYSTEM_DRAWS: tuple[Patch, ...] = (
 """Patches that refuse random numbers which the system draws, without a seed."""
 
 
-def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _functions(
+    module: ModuleType, noted: list[SideEffect]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return replacements for a random module: one for `seed`, one for a drawing function by name."""
     seeded = False
+
+    def note(words: str, frame: FrameType) -> None:
+        effect = SideEffect(words, location_of_frame(frame))
+        if effect not in noted and is_user_file(frame.f_code.co_filename):
+            noted.append(effect)
 
     def seed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal seeded
         seeded = any(given is not None for given in (*args, *kwargs.values()))
+        note(f"seeds {module.__name__}", outside_python(calling_frame()))
         return plain(*args, **kwargs)
 
     def draw(name: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame = outside_python(calling_frame())
         # torch and related libraries draw, too (for names of temporary files, or of functions compiled by
         # Dynamo)
-        if seeded or not is_user_file(frame.f_code.co_filename):
+        if not is_user_file(frame.f_code.co_filename):
             return plain(*args, **kwargs)
         full = f"{module.__name__}.{name}"
+        note(f"draws by {full}", frame)
+        if seeded:
+            return plain(*args, **kwargs)
         numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
         if name in _UNIT and not args and not kwargs:
             return Drawn(full, 0.0, 1.0)

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.captured import SideEffect
 from fxdp.capture.patches.module_state import keep_all, unchanged
 from fxdp.capture.patches.outside_state import ExternalState
+from fxdp.capture.patches.side_effects import words_of
 from fxdp.capture.refusals.changed_decisions import Decisions, location_of
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
@@ -64,6 +66,16 @@ def check_memory(
             "the forward sets %s: compiled, these stay as they are. Return what is to be read, or call the "
             "model itself (compiled.module)",
             ", ".join(lost),
+        )
+
+
+def warn_of_side_effects(effects: Sequence[SideEffect]) -> None:
+    """Warn of what a forward does beside computing, with the lines."""
+    if effects:
+        _log.warning(
+            "the forward %s: compiled, this happens while the model is captured, and not at each call. Do it "
+            "outside of the forward, or call the model itself (compiled.module)",
+            words_of(effects),
         )
 
 

@@ -77,7 +77,7 @@ def graph_draws(graph: fx.Graph) -> bool:
     return any(map(node_draws, graph.nodes))
 
 
-_RandomState: TypeAlias = "tuple[Tensor, tuple[Tensor, ...]]"
+RandomState: TypeAlias = "tuple[Tensor, tuple[Tensor, ...]]"
 """The states of the CPU's generator and of all CUDA devices', if CUDA is in use."""
 
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # 2**64 / phi: consecutive ranks get distant seeds
@@ -99,13 +99,13 @@ def part_seed(seed: int, part: int, microbatch: int) -> int:
     return rank_seed(seed + microbatch * _MICROBATCH, part)
 
 
-def random_state() -> _RandomState:
+def random_state() -> RandomState:
     """Return the state of the user's generators."""
     # asking CUDA for a state would initialize it, hundreds of MB, even in a program that runs on the CPU
     return torch.get_rng_state(), tuple(torch.cuda.get_rng_state_all()) if _cuda_in_use() else ()
 
 
-def set_random_state(state: _RandomState) -> None:
+def set_random_state(state: RandomState) -> None:
     """Restore the state of the user's generators."""
     torch.set_rng_state(state[0])
     if state[1]:

@@ -1,8 +1,10 @@
 """`CalledModule`: a module that a script calls, run op by op at first, and compiled from some call on.
 
     call 1 ... 49    op by op; in the last two: does the code print, count, draw in Python? and in all: is
-                     its gradient differentiated again, or twice? then this kind of call stays op by op
-    call 50 ...      compiled, with `compile_from=50`
+                     its gradient differentiated again, or twice, and not seldom? then this kind of call
+                     stays op by op
+    call 50 ...      compiled, with `compile_from=50`; a backward that a program has not, as that of a
+                     penalty each 16th step, runs the call again (`ReplayedCall`)
 
 Calls are of one kind if one program may serve them: equal structure, dtypes, modes and Python state. The
 ranks decide alike, because they run the same lines.
@@ -13,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ _COMPILED = 16
 _RENEWED = 3
 _LOOKS = 2
 """The calls before the first compiled one that are looked at for what they do beside their result."""
+_RARE = 4
+"""A kind stays compiled while at most one call in so many runs again."""
 _PATIENCE = 4
 """Calls that may have a backward wait for the first one as many times longer."""
 
@@ -48,6 +51,8 @@ class _Kind:
     ----------
     calls, looks : their number, and the number of those that were looked at.
     derived : whether one had a backward.
+    unlike : the number of calls whose backwards were unlike those of a program.
+    difference : what was unlike in the last one.
     effect : what the last call did beside its result; the first one alone may make what all others find.
     hooks : whether the module's hooks were looked at.
     refused : why the calls run op by op.
@@ -56,9 +61,21 @@ class _Kind:
     calls: int = 0
     looks: int = 0
     derived: bool = False
+    unlike: int = 0
+    difference: str = ""
     effect: str = ""
     hooks: bool = False
     refused: str = ""
+
+    def note(self, difference: str) -> None:
+        """Note what was unlike a program's backward in those of a call; nothing if empty."""
+        self.unlike += bool(difference)
+        self.difference = difference or self.difference
+
+    @property
+    def replays_pay(self) -> bool:
+        """Whether calls whose backwards are unlike a program's are rare enough to run them twice."""
+        return (self.unlike - 1) * _RARE <= self.calls
 
 
 @dataclass(frozen=True)
@@ -110,8 +127,9 @@ class CalledModule:
         is_due = kind.calls >= self._first_call(kind) and kind.looks >= self._least_looks
         if self.refused or kind.refused or not is_due:
             return self._observed(plain, module, kind, given)
-        if kind.effect or (not kind.hooks and _hooked(module)):
-            self._stay_eager(kind, kind.effect or "it has hooks")
+        why = kind.effect or ("" if kind.replays_pay else kind.difference)
+        if why or (not kind.hooks and _hooked(module)):
+            self._stay_eager(kind, why or "it has hooks")
             return plain(module, *args, **kwargs)
         kind.hooks = True
         program = program or self._made(module, kind, given)
@@ -162,8 +180,7 @@ class CalledModule:
 
     def _derived(self, kind: _Kind, unlike: str) -> None:
         kind.derived = True
-        if unlike:
-            self._stay_eager(kind, unlike)
+        kind.note(unlike)
 
     def _made(self, module: nn.Module, kind: _Kind, given: CallArguments) -> ModuleProgram | None:
         """Return the programs for calls of these arguments; None if the module cannot be compiled."""
@@ -193,8 +210,7 @@ class CalledModule:
         args, kwargs = given.entered(self.rule.axis_of)
         replayed = None
         if torch.is_grad_enabled():
-            told = partial(self._stay_eager, kind)
-            replayed = ReplayedCall(plain, program, args, kwargs, told)
+            replayed = ReplayedCall(plain, program, args, kwargs, kind.note)
         try:
             output = program.call(args, kwargs)
         except FxdpError as error:
@@ -207,7 +223,7 @@ class CalledModule:
             return output
         if program.compiled > _COMPILED:
             self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
-        return output if replayed is None else replayed.watch(output, program.buffers_before)
+        return output if replayed is None else replayed.watch(output)
 
     def _renew(self) -> None:
         """Begin anew, as the module has other parameters, buffers or children."""

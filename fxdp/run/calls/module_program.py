@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
-from fxdp.ir.graph.graphs import results_of
+from fxdp.capture.patches.side_effects import words_of
+from fxdp.ir.graph.draws import RandomState, random_state
+from fxdp.ir.graph.graphs import ancestors, inputs_of, results_of
 from fxdp.ir.graph.signature import Buffer, Input, Mutation
 from fxdp.module.cache_entry import CacheEntry
 from fxdp.module.compiled import CompiledModule
@@ -39,17 +41,26 @@ class ModuleProgram(CompiledModule):
         self.script_module, self.script_modules = module, tuple(module.modules())
         self.script_parameters = dict(module.named_parameters())
         self._buffers_of_module = dict(module.named_buffers(remove_duplicate=False))
-        self._written = set[str]()
-        self.buffers_before = {}
+        self.written = set[str]()
+        self._read_again = set[str]()
+        self.buffers_before, self.random_before = {}, None
+        self._draws = False
 
     script_module: nn.Module
     script_modules: tuple[nn.Module, ...]
     script_parameters: dict[str, nn.Parameter]
     """The script's module, all modules in it, and its parameters, as long as `holds_same_tensors`."""
     _buffers_of_module: dict[str, Tensor]
-    _written: set[str]
+    written: set[str]
+    """The names of the buffers that programs write."""
+    _read_again: set[str]
     buffers_before: dict[str, Tensor]
-    """Copies, made before the last call, of the buffers that programs write."""
+    """Copies, made before the last call, of the buffers that programs write and that results depend on.
+
+    Statistics of BatchNorm in training are none of these.
+    """
+    random_before: RandomState | None
+    """The state of the generators before the last call; None if no program draws."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with global tensors.
@@ -57,17 +68,18 @@ class ModuleProgram(CompiledModule):
         Statistics are written without autograd's notice, as torch's own BatchNorm writes them: a call before
         this one, which ran op by op, may have saved them.
         """
+        if torch.is_grad_enabled():
+            self.buffers_before = {}
+            self._copy_buffers(self._read_again)
+            self.random_before = random_state() if self._draws else None
         if not self._buffers_of_module:
             return self.forward(*args, **kwargs)
-        self.buffers_before = {}
-        self._copy_buffers(self._written)
         with same_versions(tuple(self._buffers_of_module.values())):
             return self.forward(*args, **kwargs)
 
     def _copy_buffers(self, names: Iterable[str]) -> None:
-        if torch.is_grad_enabled():
-            of_module = self._buffers_of_module
-            self.buffers_before |= {name: of_module[name].detach().clone() for name in names}
+        of_module = self._buffers_of_module
+        self.buffers_before |= {name: of_module[name].detach().clone() for name in names}
 
     @property
     def state(self) -> GuardedState:
@@ -100,9 +112,14 @@ class ModuleProgram(CompiledModule):
         if reason := _left_out(cache_entry.program.captured, cache_entry):
             self._last_call.cache_entry, self._last_call.refused = None, reason
             raise everywhere(FallsBackError(reason))
-        written = _written_buffers(cache_entry) - self._written
-        self._written |= written
-        self._copy_buffers(written)
+        written, read = _buffers_of(cache_entry)
+        if torch.is_grad_enabled():
+            self._copy_buffers(read - self._read_again)
+            if cache_entry.draws and not self._draws:
+                self.random_before = random_state()
+        self.written |= written
+        self._read_again |= read
+        self._draws |= cache_entry.draws
         super()._begin(cache_entry)
 
     def _share(self) -> None:
@@ -114,16 +131,26 @@ class ModuleProgram(CompiledModule):
         self._watch = None
 
 
-def _written_buffers(cache_entry: CacheEntry) -> set[str]:
-    specs = (spec for spec, _ in results_of(cache_entry.program.gm.graph))
-    owners = (spec.of for spec in specs if isinstance(spec, Mutation))
-    return {of.name for of in owners if isinstance(of, Buffer)}
+def _buffers_of(cache_entry: CacheEntry) -> tuple[set[str], set[str]]:
+    """Return the buffers that a program writes, and those of them on whose old value a result depends."""
+    graph = cache_entry.program.gm.graph
+    written, results = set[str](), []
+    for spec, node in results_of(graph):
+        if isinstance(spec, Mutation) and isinstance(spec.of, Buffer):
+            written.add(spec.of.name)
+        else:
+            results.append(node)
+    sources = ancestors(results)
+    read = {buffer.name for buffer, node in inputs_of(graph, Buffer) if node in sources}
+    return written, read & written
 
 
 def _left_out(captured: Captured, cache_entry: CacheEntry) -> str:
     """Return what the module's code does and a program would not; empty if nothing."""
     if captured.written:
         return "its forward changes Python values outside of it"
+    if captured.beside:
+        return f"its forward {words_of(captured.beside)}"
     results = results_of(cache_entry.program.gm.graph)
     if any(isinstance(spec, Mutation) and isinstance(spec.of, Input) for spec, _ in results):
         return "its forward writes its arguments"

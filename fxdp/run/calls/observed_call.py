@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from typing_extensions import Self
 from fxdp.capture.containers import register_containers
 from fxdp.capture.external_state import external_state
 from fxdp.capture.patches.module_state import keep_all
+from fxdp.capture.patches.side_effects import noted_output
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.ranks.generator_states import numpy_generator
 from fxdp.torch_compat import backward_id, without_torch_function
@@ -42,9 +42,10 @@ class Effects:
         attributes = [(vars(owner), keep_all(vars(owner))) for owner in module.modules()]
         places = [(place, ValueSnapshot(place.value())) for place in external_state(module).places]
         drawn = random.getstate(), numpy_generator()
-        with _Written() as written:
+        written = list[None]()
+        with noted_output(lambda: written.append(None)):
             yield
-        if written.seen:
+        if written:
             self.found = "its forward prints"
         elif (random.getstate(), numpy_generator()) != drawn:
             self.found = "its forward draws random numbers of Python or NumPy"
@@ -60,32 +61,15 @@ def _changed(now: dict[str, Any], was: dict[str, ValueSnapshot]) -> bool:
     return any(kept.is_changed(now.get(name, ABSENT)) for name, kept in was.items())
 
 
-class _Written(contextlib.ExitStack):
-    """Standard output and error, for one call: whether something was written."""
-
-    seen = False
-
-    def __enter__(self) -> Self:
-        self.enter_context(contextlib.redirect_stdout(_Stream(sys.stdout, self)))
-        self.enter_context(contextlib.redirect_stderr(_Stream(sys.stderr, self)))
-        return self
-
-
-class _Stream:
-    def __init__(self, stream: Any, written: _Written) -> None:
-        self._stream, self._written = stream, written
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("write"):
-            self._written.seen = True
-        return getattr(self._stream, name)
+DERIVED_AGAIN = "its gradients are differentiated again (create_graph=True)"
+SECOND_BACKWARD = "its outputs have a second backward (retain_graph=True)"
 
 
 class Backwards:
-    """The backwards through one call: each is reported to `seen`, which gets what is unlike a single one."""
+    """The backwards through one call: each is reported to `seen`, once with what is unlike a single one."""
 
     def __init__(self, seen: Callable[[str], None]) -> None:
-        self._seen, self._numbers = seen, set[int]()
+        self._seen, self._numbers, self._unlike = seen, set[int](), ""
 
     def watch(self, output: Any) -> int:
         """Watch the tensors of a call's output; return their number."""
@@ -101,9 +85,7 @@ class Backwards:
         number = backward_id()
         if number in self._numbers:
             return
-        again = bool(self._numbers)
+        unlike = DERIVED_AGAIN if torch.is_grad_enabled() else SECOND_BACKWARD if self._numbers else ""
         self._numbers.add(number)
-        if torch.is_grad_enabled():
-            self._seen("its gradients are differentiated again (create_graph=True)")
-        else:
-            self._seen("its outputs have a second backward (retain_graph=True)" if again else "")
+        self._seen("" if self._unlike else unlike)
+        self._unlike = self._unlike or unlike

@@ -20,8 +20,9 @@ from fxdp.capture.containers import register_containers
 from fxdp.eager.autograd.gradients import full_value, replicated
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import StateError
-from fxdp.ir.graph.draws import kept_random_state, random_state, set_random_state
+from fxdp.ir.graph.draws import RandomState, kept_random_state, set_random_state
 from fxdp.run.calls.module_program import ModuleProgram
+from fxdp.run.calls.observed_call import DERIVED_AGAIN, SECOND_BACKWARD
 from fxdp.runtime.chained_modules import replace_backward
 from fxdp.torch_compat import without_torch_function
 
@@ -33,7 +34,7 @@ class ReplayedCall:
     ----------
     plain : `plain(module, *args, **kwargs)` calls the module op by op.
     program : the programs that serve the call.
-    told : called with what was unlike a single plain backward, each time that the call is repeated.
+    told : called with what was unlike a single plain backward, the first time that the call is repeated.
     """
 
     def __init__(
@@ -44,26 +45,22 @@ class ReplayedCall:
         kwargs: dict[str, Any],
         told: Callable[[str], None],
     ) -> None:
-        self._plain, self._module, self._args, self._kwargs = plain, program.script_module, args, kwargs
+        self._plain, self._program, self._args, self._kwargs = plain, program, args, kwargs
         self._told = told
-        self._state, self._modes = random_state(), [(part, part.training) for part in program.script_modules]
+        self._modes = [(part, part.training) for part in program.script_modules]
         self._tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._inputs = list({id(t): t for t in self._tensors if t.requires_grad}.values())
         self._parameters = {name: p for name, p in program.script_parameters.items() if p.requires_grad}
         self._buffers: Mapping[str, Tensor] = {}
+        self._state: RandomState | None = None
         self._versions = _versions(self._tensors)
         device = next((t.device.type for t in self._tensors), "cpu")
         self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        self._backwards, self._places = 0, list[int]()
+        self._backwards, self._was_due, self._places = 0, False, list[int]()
 
-    def watch(self, output: Any, buffers: Mapping[str, Tensor]) -> Any:
-        """Return the output of the program with tensors that have all backwards.
-
-        Parameters
-        ----------
-        buffers : of the buffers that the program writes, the values before.
-        """
-        self._buffers = buffers
+    def watch(self, output: Any) -> Any:
+        """Return the output of the program, right after its call, with tensors that have all backwards."""
+        self._buffers, self._state = self._program.buffers_before, self._program.random_before
         register_containers(output)
         leaves, structure = pytree.tree_flatten(output)
         self._places = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
@@ -79,11 +76,11 @@ class ReplayedCall:
     def is_due(self) -> bool:
         """Count a backward, and return whether it is one that the program has not."""
         self._backwards += 1
-        if torch.is_grad_enabled():
-            self._told("its gradients are differentiated again (create_graph=True)")
-        elif self._backwards > 1:
-            self._told("its outputs have a second backward (retain_graph=True)")
-        return torch.is_grad_enabled() or self._backwards > 1
+        is_due = torch.is_grad_enabled() or self._backwards > 1
+        if is_due and not self._was_due:
+            self._was_due = True
+            self._told(DERIVED_AGAIN if torch.is_grad_enabled() else SECOND_BACKWARD)
+        return is_due
 
     def gradients(self, grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """Run the call op by op, and return the gradients of its tensors and parameters.
@@ -119,25 +116,27 @@ class ReplayedCall:
         ------
         StateError : an argument was written since.
         """
+        module, buffers = self._program.script_module, self._buffers
         if _versions(self._tensors) != self._versions:
             raise StateError(
-                f"an argument of {type(self._module).__name__} was changed in place before a backward that "
+                f"an argument of {type(module).__name__} was changed in place before a backward that "
                 "computes its call anew (create_graph=True or retain_graph=True); expected the value of the "
                 "forward: run the backward first, or change a copy"
             )
-        modes = [(module, module.training) for module, _ in self._modes]
+        modes = [(part, part.training) for part, _ in self._modes]
         args, kwargs = pytree.tree_map(lambda leaf: inputs.get(id(leaf), leaf), (self._args, self._kwargs))
-        written = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        written = {name: buffers.get(name, module.get_buffer(name)).clone() for name in self._program.written}
         device, dtype, enabled = self._autocast
         try:
-            for module, training in self._modes:
-                module.training = training
+            for part, training in self._modes:
+                part.training = training
             with kept_random_state(), torch.autocast(device, dtype, enabled):
-                set_random_state(self._state)
-                output = self._plain(_WithValues(self._module, {**parameters, **written}), *args, **kwargs)
+                if self._state is not None:
+                    set_random_state(self._state)
+                output = self._plain(_WithValues(module, {**parameters, **written}), *args, **kwargs)
         finally:
-            for module, training in modes:
-                module.training = training
+            for part, training in modes:
+                part.training = training
         register_containers(output)
         return output
 

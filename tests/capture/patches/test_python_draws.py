@@ -105,7 +105,7 @@ def test_what_the_forward_seeds_is_the_same_at_each_step() -> None:
 
 def test_python_is_as_before() -> None:
     before = dict(vars(random)), dict(vars(np.random))
-    with patched(python_draws()):
+    with patched(python_draws([])):
         assert isinstance(random.random(), Drawn)
         assert random.Random(0).random() == 0.8444218515250481
         assert np.random.RandomState(0).rand() == pytest.approx(0.5488135039273248)

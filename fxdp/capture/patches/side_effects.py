@@ -1,0 +1,89 @@
+"""Side effects of a model's code that are no state: output, logs, warnings, files written.
+
+    print(h.shape)      log.info("step")      warnings.warn("long")      open("seen.txt", "a")
+
+Each happens while the model is captured, and then no more, as a program only computes tensors. Code of
+installed packages is not looked at: their messages are for the first call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fxdp.capture.captured import SideEffect
+from fxdp.capture.locations import is_own_file, location_of_frame, outside_python
+from fxdp.torch_compat import Patch, around, calling_frame, patched
+
+_WRITES = frozenset("wax+")
+
+
+@contextlib.contextmanager
+def noted_side_effects(found: list[SideEffect]) -> Iterator[None]:
+    """Note the side effects of the code inside the block, each line once."""
+
+    def note(words: str, frame: Any) -> None:
+        frame = outside_python(frame)
+        if is_own_file(frame.f_code.co_filename):
+            effect = SideEffect(words, location_of_frame(frame))
+            if effect not in found:
+                found.append(effect)
+
+    def noting(words: str, is_meant: Callable[..., bool] = lambda *args, **kwargs: True) -> Any:
+        def call(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if is_meant(*args, **kwargs):
+                note(words, calling_frame())
+            return plain(*args, **kwargs)
+
+        return around(call)
+
+    patches = (
+        Patch(logging.Logger, "handle", noting("logs")),
+        Patch(warnings, "warn", noting("warns")),
+        Patch(builtins, "open", noting("writes a file", _opens_to_write)),
+        Patch(io, "open", noting("writes a file", _opens_to_write)),
+        Patch(torch, "save", noting("writes a file")),
+    )
+    with patched(patches), noted_output(lambda: note("prints", sys._getframe(2))):
+        yield
+
+
+def _opens_to_write(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> bool:
+    return not _WRITES.isdisjoint(mode)
+
+
+@contextlib.contextmanager
+def noted_output(note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` before each write of this thread to standard output or error inside the block."""
+    out, err = (_Stream(stream, note) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+class _Stream:
+    """A stream, of which one thread's writes are noted."""
+
+    def __init__(self, stream: Any, note: Callable[[], None]) -> None:
+        self._stream, self._note, self._thread = stream, note, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("write") and threading.get_ident() == self._thread:
+            self._note()
+        return getattr(self._stream, name)
+
+
+def words_of(effects: Sequence[SideEffect]) -> str:
+    """Return several side effects as text: equal ones once, with all their lines."""
+    lines: dict[str, list[str]] = {}
+    for effect in effects:
+        lines.setdefault(effect.words, []).append(str(effect.location))
+    return ", ".join(f"{words} at {' and '.join(where)}" for words, where in lines.items())
