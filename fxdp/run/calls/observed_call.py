@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from typing_extensions import Self
 
 from fxdp.capture.containers import register_containers
 from fxdp.capture.external_state import external_state
