@@ -144,7 +144,7 @@ def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end
     """Reduce over the rows of each bag that are kept; zero for bags without any."""
     positions = torch.arange(rows.shape[0], dtype=offsets.dtype, device=offsets.device)
     of_row = torch.searchsorted(offsets, positions, right=True) - 1
-    bags = offsets.shape[0] - has_end
+    bags = offsets.shape[0] - int(has_end)
     if kept is not None:
         rows = torch.where(kept.unsqueeze(-1), rows, -math.inf if mode == "max" else 0.0)
     if mode == "max":
