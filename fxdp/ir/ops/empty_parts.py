@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fxdp.ir.ops.layouts import with_rows
 from fxdp.ir.ops.library import aten, library
 from fxdp.torch_compat import GoneOp, OpOverload, there
 
@@ -137,11 +138,15 @@ def _attention(target: OpOverload, of_none: Callable[..., Any]) -> None:
     def attend(*args: Any) -> Any:
         # query, key, value, dropout_p, ... by position, as far as torch's op has them there
         count = sum(not argument.kwarg_only for argument in target._schema.arguments)
-        names = [argument.name for argument in target._schema.arguments[count:]]
-        return target(*args[:count], **dict(zip(names, args[count:], strict=False)))
+        return target(*args[:count], **dict(zip(names[count:], args[count:], strict=False)))
+
+    names = [argument.name for argument in target._schema.arguments]
+    in_rows = [name in ("grad_out", "query", "key", "value", "out") for name in names]
 
     def run(*args: Any) -> Any:
-        return attend(*args) if args[0].shape[2] else of_none(*args)
+        if not args[0].shape[2]:
+            return of_none(*args)
+        return attend(*(with_rows(x) if laid else x for x, laid in zip(args, in_rows, strict=False)))
 
     torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), attend, lib=library)
 

@@ -33,7 +33,8 @@ def _in_format_of(self: Tensor, other: Tensor) -> Tensor:
     return self.contiguous(memory_format=suggest_memory_format(other) if on_cpu else torch.contiguous_format)
 
 
-def _in_rows(self: Tensor) -> Tensor:
+def with_rows(self: Tensor) -> Tensor:
+    """Return a tensor with a contiguous last dim, the same one if it has that."""
     return self if self.stride(-1) == 1 else self.contiguous()
 
 
@@ -43,7 +44,7 @@ in_format = composed("in_format(Tensor(a) self) -> Tensor(a)", _in_format)
 """Returns a value contiguous in one of torch's memory formats, the one that the operand resembles."""
 in_format_of = composed("in_format_of(Tensor(a) self, Tensor other) -> Tensor(a)", _in_format_of)
 """Returns a value contiguous in the memory format of a second value."""
-in_rows = composed("in_rows(Tensor(a) self) -> Tensor(a)", _in_rows)
+in_rows = composed("in_rows(Tensor(a) self) -> Tensor(a)", with_rows)
 """Returns a value with a contiguous last dim."""
 
 _How: TypeAlias = "tuple[OpOverload, str]"

@@ -5,7 +5,7 @@ samples it is enough to know where each begins:
 
     numbers   0 0 0 1 1 1 2        rows 0 to 5: two samples of three rows; row 6: one sample of one row
 
-The kernel is torch's for CPUs, which takes slices of any strides.
+The kernel is torch's for CPUs, which takes any strides but those of the last dim.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fxdp.ir.ops.layouts import with_rows
 from fxdp.ir.ops.library import aten, opaque
 
 _Rows = tuple[int, int, int]
@@ -32,7 +33,7 @@ def _runs(numbers: Tensor) -> Iterator[_Rows]:
 
 
 def _taken(x: Tensor, rows: _Rows) -> Tensor:
-    """Return the rows of a run in `[1, heads, rows, ...]` as `[samples, heads, rows of a sample, ...]`."""
+    """Return a view of a run of `[1, heads, rows, ...]`, as `[samples, heads, rows of a sample, ...]`."""
     first, count, length = rows
     taken = x[0, :, first : first + count * length]
     return taken.reshape(taken.shape[0], count, length, *taken.shape[2:]).transpose(0, 1)
@@ -44,7 +45,7 @@ def _forward(
     out, sums = _forward_like(query, key, value)
     for rows in _runs(numbers):
         found = aten._scaled_dot_product_flash_attention_for_cpu.default(
-            *(_taken(x, rows) for x in (query, key, value)), 0.0, causal, scale=scale
+            *(with_rows(_taken(x, rows)) for x in (query, key, value)), 0.0, causal, scale=scale
         )
         for full, part in zip((out, sums), found, strict=True):
             _taken(full, rows).copy_(part)
@@ -64,9 +65,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     gradients = _backward_like(grad_out, query, key, value)
     for rows in _runs(numbers):
-        taken = (_taken(x, rows) for x in (grad_out, query, key, value, out, sums))
+        taken = [with_rows(_taken(x, rows)) for x in (grad_out, query, key, value, out)]
         found = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            *taken, 0.0, causal, scale=scale
+            *taken, _taken(sums, rows), 0.0, causal, scale=scale
         )
         for full, part in zip(gradients, found, strict=True):
             _taken(full, rows).copy_(part)
