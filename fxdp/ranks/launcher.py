@@ -99,6 +99,8 @@ def _check(fn: Any, nproc: Any) -> None:
         )
     if not isinstance(nproc, int) or nproc < 1:
         raise InputError(f"nproc is {nproc!r}, expected a number of at least 1")
+    if sys.platform != "linux":
+        raise StateError(f"launch forks ranks as Linux does, and this is {sys.platform}; expected torchrun")
     place = Settings.from_environment().launch
     if place is not None or dist.is_initialized():
         who = f"rank {place.rank} of {place.world_size}" if place else f"rank {dist.get_rank()}"

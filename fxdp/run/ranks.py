@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fxdp.errors import StateError
 from fxdp.settings.launch import Launch, become
 from fxdp.torch_compat import TCPStore
 
@@ -44,7 +45,16 @@ def start_ranks(nproc: int, logs: Path) -> int | None:
     """Fork the ranks; return None in each rank, and the exit code for the script in the parent, when all end.
 
     In a rank the environment is as under torchrun.
+
+    Raises
+    ------
+    StateError : on another system than Linux, whose `prctl` ends ranks with their parent.
     """
+    if sys.platform != "linux":
+        raise StateError(
+            f"fxdp run forks ranks that Linux ends with their parent, and this is {sys.platform}; expected "
+            "Linux, or fxdp.compile in a script under torchrun"
+        )
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     parent, received = os.getpid(), list[int]()
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}

@@ -24,7 +24,6 @@ from fxdp.ranks.comms.messages import LinkBrokenError
 
 WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
 _SIZE = struct.Struct("<Q")  # bytes of the value in the buffer
-_SEALS = fcntl.F_SEAL_SHRINK
 
 
 @dataclass(eq=False)
@@ -50,7 +49,8 @@ class SharedBuffer:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, size)  # a first write without memory would end the process
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
             mapped = mmap.mmap(descriptor, size)
             return cls(descriptor, number, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
         except OSError as error:
@@ -84,7 +84,8 @@ def opened(process: int, descriptor: int) -> Iterator[int]:
     """
     found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not fcntl.fcntl(found, fcntl.F_GET_SEALS) & _SEALS:  # reading a truncated part would crash
+        # reading a truncated part would crash
+        if not fcntl.fcntl(found, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise OSError(errno.EPERM, "it is not sealed, so it could shrink")
         yield found
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,4 +145,7 @@ def test_what_cannot_be_launched_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(fxdp.StateError, match="this process is rank 1 of 2 already"):
+        fxdp.launch(time.sleep, 0)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(fxdp.StateError, match="as Linux does, and this is darwin; expected torchrun"):
         fxdp.launch(time.sleep, 0)

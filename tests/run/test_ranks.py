@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+from fxdp.errors import StateError
+from fxdp.run.ranks import start_ranks
 from tests.run.running import on_ranks
 
 _RANK = """
@@ -54,3 +59,9 @@ def test_a_rank_that_fails_alone_ends_all_with_its_words(tmp_path: Path) -> None
     ended = on_ranks(2, script)
     assert ended.code == 1
     assert "rank 1 failed: ValueError: only here" in ended.err
+
+
+def test_another_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(StateError, match="and this is darwin; expected Linux"):
+        start_ranks(2, tmp_path)

@@ -179,10 +179,14 @@ class ResumableLoader:
                 generator=torch.Generator().manual_seed(seed_of(*numbers)), **self._options,
             )  # fmt: skip
             batches = batches_of_workers(loader, self.epoch, 0)
-        with draws():
+        with guard(ranks.process_mesh), draws():
             iterator = iter(batches)
-            for _ in range(self._given if self._kind == "iterable" else 0):
-                next(iterator, None)
+            for number in range(self._given if self._kind == "iterable" else 0):
+                if next(iterator, None) is None:
+                    raise InputError(
+                        f"the data ended after batch {number} of epoch {self.epoch}, the position is behind "
+                        f"batch {self._given}; expected the data set with which the position was saved"
+                    )
         while True:
             with draws():
                 data = next(iterator, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.comms.addresses import Addresses
 from fxdp.ranks.comms.descriptors import as_limit
+from fxdp.ranks.comms.frames import NO_SIGNAL
 from fxdp.ranks.comms.handshake import Handshake, StrangerError, hello, welcome
 from fxdp.ranks.liveness.departure import Departure, DepartureKind
 
@@ -172,7 +173,7 @@ class Rendezvousing:
             if number:
                 raise OSError(number, os.strerror(number))
             words = hello(self._addresses.token, self._rank, handshake.plane)
-            handshake.connection.send(words, socket.MSG_NOSIGNAL)
+            handshake.connection.send(words, NO_SIGNAL)
         except OSError as error:
             self._drop(handshake.connection.fileno())
             self._not_reached(handshake.plane, handshake.called, error)
@@ -192,7 +193,7 @@ class Rendezvousing:
                 del self._whose[known.fileno()]
                 known.close()
             try:
-                handshake.connection.send(welcome(self._rank), socket.MSG_NOSIGNAL)
+                handshake.connection.send(welcome(self._rank), NO_SIGNAL)
             except OSError:
                 self._drop(descriptor)
                 return

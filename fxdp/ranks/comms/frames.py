@@ -20,6 +20,7 @@ Lengths and kinds are checked before a frame is stored.
 from __future__ import annotations
 
 import enum
+import socket
 import struct
 
 from fxdp.ranks.liveness.departure import TEXT_BYTES, DepartureKind
@@ -27,6 +28,9 @@ from fxdp.ranks.liveness.departure import TEXT_BYTES, DepartureKind
 DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 ROUND = struct.Struct("<q")  # the beginning of a WAITS
 PLACE_BYTES = 49  # the beginning of a PLACE
+NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+"""The flag of `send` against signals of an ended connection; macOS has none, and Python ignores them."""
+
 _HEADER = struct.Struct("<BIi")
 
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
+from fxdp.ranks.comms.frames import NO_SIGNAL
 from fxdp.ranks.comms.sequence_log import SequenceLog
 from fxdp.ranks.liveness.departure import LateError
 
@@ -248,7 +249,7 @@ def send_value(peer: Correspondent, header: bytes, value: memoryview) -> None:
     sent = 0
     if not peer.unsent:
         try:
-            sent = peer.connection.sendmsg((header, value), (), socket.MSG_NOSIGNAL)
+            sent = peer.connection.sendmsg((header, value), (), NO_SIGNAL)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -261,7 +262,7 @@ def _send_rest(peer: Correspondent) -> None:
     if not peer.unsent:
         return
     try:
-        sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
+        sent = peer.connection.send(peer.unsent, NO_SIGNAL)
     except BlockingIOError:
         return
     except OSError:

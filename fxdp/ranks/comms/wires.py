@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from fxdp.ranks.comms.frames import FrameKind, NoFrameError, take_frame
+from fxdp.ranks.comms.frames import NO_SIGNAL, FrameKind, NoFrameError, take_frame
 from fxdp.ranks.liveness.departure import UNHEARD, Departure, DepartureKind, sent_nonsense
 
 _CHUNK = 1 << 16
@@ -133,7 +133,7 @@ class Wires:
                 peer.unsent += frame
                 return
             try:
-                sent = peer.connection.send(frame, socket.MSG_NOSIGNAL)
+                sent = peer.connection.send(frame, NO_SIGNAL)
             except BlockingIOError:
                 sent = 0
             if sent < len(frame):
@@ -142,7 +142,7 @@ class Wires:
 
     def _send_rest(self, peer: Peer) -> None:
         try:
-            sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
+            sent = peer.connection.send(peer.unsent, NO_SIGNAL)
         except BlockingIOError:
             return
         except OSError as error:

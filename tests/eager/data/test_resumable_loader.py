@@ -201,6 +201,19 @@ def test_data_of_another_order_is_refused_whole(tmp_path: Path) -> None:
         _loader("iterable").load_state_dict(_loader("iterable", workers=2).state_dict())
 
 
+def test_a_stream_that_became_shorter_than_the_position_is_refused() -> None:
+    """One that ends where the position is begins its next epoch."""
+    state = fxdp.data_loader(Stream(), BATCH).state_dict() | {"given": 2}
+    for samples, batches in ((8, 0), (11, 1)):
+        loader = fxdp.data_loader(Stream(samples), BATCH)
+        loader.load_state_dict(state)
+        assert (len(list(loader)), loader.epoch) == (batches, 1)
+    loader = fxdp.data_loader(Stream(4), BATCH)
+    loader.load_state_dict(state)
+    with pytest.raises(fxdp.InputError, match="after batch 1 of epoch 0, the position is behind batch 2"):
+        next(iter(loader))
+
+
 def _of_other_lengths() -> list[str]:
     words = []
     try:
