@@ -61,12 +61,12 @@ def check_options(mesh: Mesh, options: Options) -> None:
 
     Raises
     ------
-    MeshError : `rng="single-device"`; with blocks, stages.
+    MeshError : `rng="single-device"`; with blocks, stages that Inductor compiles.
     """
-    if options.block is not None and mesh.pipeline.size > 1:
+    if options.block is not None and mesh.pipeline.size > 1 and options.backend == "inductor":
         raise MeshError(
-            f"numerics={options.numerics} on a mesh with a pp axis: stages change the order in which a block "
-            "draws random numbers and in which gradients of tied weights are summed; expected data axes"
+            f"numerics={options.numerics} on a mesh with a pp axis: Inductor would fuse ops as the stages "
+            'are cut, and fused ops have other bits; expected backend="eager" on every mesh, or no pp axis'
         )
     if options.single_device_rng:
         raise MeshError(

@@ -106,7 +106,7 @@ def step_modules(
         sharded_here = tuple(local_of(module.get_parameter(spec.name)) for spec in sharded)
         made[ROWS] = StepModule(lambda: sharded_here)
     made |= {RECORD: StepModule(streams.record), WAIT: StepModule(streams.wait)}
-    return made | _transport_modules(process_mesh, streams)
+    return made | _transport_modules(process_mesh, streams, strided=program.options.block is not None)
 
 
 def _own_stages(program: Program) -> list[int]:
@@ -150,7 +150,8 @@ def _code(
         by_block = program.options.block is not None and wanted.index is not None
         seed = (number, wanted.place) if by_block else (program.mesh.rank * _MOST_PARTS + number, index)
     template = template.with_numbers(wanted.sizes, numbers)
-    return Code(lowered.pair, template, ahead, behind, seed, wanted.first or ())
+    keeps_strides = program.options.block is not None
+    return Code(lowered.pair, template, ahead, behind, seed, wanted.first or (), keeps_strides)
 
 
 def _stage_modules(kinds: set[Kind], stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
@@ -170,7 +171,9 @@ def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.
     return StepModule(lambda: tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype in types))
 
 
-def _transport_modules(process_mesh: ProcessMesh, streams: Streams) -> dict[str, nn.Module]:
+def _transport_modules(
+    process_mesh: ProcessMesh, streams: Streams, *, strided: bool
+) -> dict[str, nn.Module]:
     comms, pipeline = process_mesh.comms, process_mesh.mesh.pipeline
     if comms is None or pipeline.size == 1:
         return {}
@@ -180,7 +183,7 @@ def _transport_modules(process_mesh: ProcessMesh, streams: Streams) -> dict[str,
     made: dict[str, nn.Module] = {}
     for way, group in groups.items():
         assert group is not None
-        transport = Transport(group, ranks, device, streams)
+        transport = Transport(group, ranks, device, streams, strided)
         made[f"send_{way}"] = StepModule(transport.send)
         made[f"receive_{way}"] = StepModule(transport.receive)
     return made

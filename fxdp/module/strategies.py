@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fxdp.capture.captured import Captured
 from fxdp.compiler.device_memory import device_memory
@@ -119,6 +120,7 @@ def shard_model(
     else:
         shard_parameters(module, process_mesh)
         unset = set()
-    if options.block is not None and process_mesh.device_mesh is not None:
-        compute_full_norms(process_mesh.device_mesh)
+    if options.block is not None:
+        for mesh in {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}:
+            compute_full_norms(mesh)
     return process_mesh, unset

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import RankFailedError
-from fxdp.ir.network.raw_bytes import as_bytes, plain
+from fxdp.ir.network.raw_bytes import as_bytes, pack_strided, plain, strided_size, unpack_strided
 from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.rank_extrema import restored, sortable
 from fxdp.runtime.streams import Streams
@@ -44,23 +44,31 @@ class _Pending:
     """The contiguous copy that is sent; the value itself if already contiguous."""
     peer: int = -1
     """The global rank of the peer."""
+    shape: Sequence[int] | None = None
+    """The shape of a received value that travels with its strides; None: `value` is the value."""
+    dtype: torch.dtype = torch.uint8
 
 
 @dataclass(frozen=True)
 class Transport:
-    """A process group of the pipeline's ranks, for transfers in one direction through the stages."""
+    """A process group of the pipeline's ranks, for transfers in one direction through the stages.
+
+    With `strided` a value has the same strides and alignment on the receiver, on which the bits of some
+    kernels depend; else a received value is contiguous.
+    """
 
     group: dist.ProcessGroup
     ranks: Sequence[int]
     device: torch.device
     streams: Streams
+    strided: bool = False
 
     def send(self, value: Tensor, peer: int, tag: int, *, stream: str) -> _Pending:
         """Start sending a value; `peer` counts along the pipeline axis; issued on `stream`."""
         if value.numel() == 0:
             return _Pending(None, value)
         with self.streams.on(stream):
-            copy = plain(value)
+            copy = pack_strided(value) if self.strided else plain(value)
             work = dist.isend(as_bytes(copy), self.ranks[peer], group=self.group, tag=tag)
         return _Pending(work, value, copy, self.ranks[peer])
 
@@ -71,15 +79,19 @@ class Transport:
         value = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if value.numel() == 0:
             return _Pending(None, value)
+        if self.strided:
+            value = torch.empty(strided_size(shape, dtype), dtype=torch.uint8, device=self.device)
         with self.streams.on(stream):
             work = dist.irecv(as_bytes(value), self.ranks[peer], group=self.group, tag=tag)
-        return _Pending(work, value, peer=self.ranks[peer])
+        return _Pending(work, value, None, self.ranks[peer], shape if self.strided else None, dtype)
 
 
 def wait(pending: _Pending) -> Tensor:
     """Return the received value; on CUDA the current stream waits for the transfer, not the host."""
     wait_sent(pending)
-    return pending.value
+    if pending.shape is None:
+        return pending.value
+    return unpack_strided(pending.value, pending.shape, pending.dtype)
 
 
 def wait_sent(pending: _Pending) -> None:

@@ -31,6 +31,8 @@ class Code:
     """The numbers of part and micro-batch that seed random ops; None without random ops."""
     first: tuple[int, ...] = ()
     """The results of the first graph of a split backward; empty if not split."""
+    keeps_strides: bool = False
+    """True if the backward takes values of other parts with the strides that they have there."""
 
     def forward(self, batch: Microbatch, values: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the part's results, followed by everything that the backward needs, as one tuple."""
@@ -48,7 +50,7 @@ class Code:
         sent = dict(zip(self.takes_back, values, strict=True))
         for tangent in self.template.tangents:
             if isinstance(tangent, str):
-                arguments.append(sent[tangent].contiguous())
+                arguments.append(sent[tangent] if self.keeps_strides else sent[tangent].contiguous())
             else:
                 device = next((v.device for v in self.template.values if isinstance(v, Tensor)), None)
                 arguments.append(torch.ones((), dtype=tangent.dtype, device=device))

@@ -16,10 +16,7 @@ from torch.utils.data import Dataset
 
 import fxdp
 from fxdp.compiler.emit import Lowered, lower_part
-from fxdp.compiler.option_combinations import check_options
 from fxdp.ir.types.even_batches import check_borders
-from fxdp.ir.types.mesh import mesh_of
-from fxdp.options import Options
 from fxdp.oracle.bit_record import digest
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.captures import KNOWN, captured_once
@@ -266,12 +263,6 @@ def test_parts_that_cut_a_block() -> None:
         check_borders([4, 4], 3)
     with pytest.raises(fxdp.InputError, match=r"ends of ranks 0, 1; .* as \[4, 4, 2\]"):
         check_borders([3, 2, 5], 2)
-
-
-def test_a_mesh_that_would_change_the_order_of_draws() -> None:
-    options = Options(numerics=fxdp.Bitwise(block=2))
-    with pytest.raises(fxdp.MeshError, match="with a pp axis: stages change the order"):
-        check_options(mesh_of({"pp": 2}, "cpu"), options)
 
 
 def test_blocks_of_a_rank() -> None:

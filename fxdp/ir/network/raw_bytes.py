@@ -46,3 +46,39 @@ def unpack(
         values.append(packed[start:end].clone().view(dtype).reshape(tuple(shape)))
         start = end
     return tuple(values)
+
+
+_ALIGNMENT = 64  # bytes; memory of CPU tensors begins at multiples of it
+
+
+def strided_size(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the bytes of a value in a row made by `pack_strided`."""
+    return _header_size(len(shape)) + prod(shape) * dtype.itemsize
+
+
+def pack_strided(value: Tensor) -> Tensor:
+    """Pack a value into one row of bytes, together with its strides and alignment."""
+    resolved = value.resolve_conj().resolve_neg()
+    offset = resolved.storage_offset() * resolved.itemsize % _ALIGNMENT // resolved.itemsize
+    header = torch.tensor([offset, *resolved.stride()], device=value.device)
+    padding = _header_size(value.dim()) - header.nbytes
+    between = header.new_zeros(padding, dtype=torch.uint8)
+    return torch.cat([as_bytes(header), between, as_bytes(plain(resolved))])
+
+
+def unpack_strided(packed: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Unpack the row of bytes made by `pack_strided` into new memory with the strides and alignment."""
+    start = _header_size(len(shape))
+    offset, *strides = packed[: 8 * (1 + len(shape))].view(torch.int64).tolist()
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = torch.empty(offset + last + 1, dtype=dtype, device=packed.device)
+    value = memory.as_strided(tuple(shape), strides, offset)
+    # of an expanded dim all elements are one
+    once = tuple(slice(None) if stride else slice(1) for stride in strides)
+    value[once] = packed[start:].view(dtype).view(tuple(shape))[once]
+    return value
+
+
+def _header_size(dims: int) -> int:
+    """Return the bytes of offset and strides, a multiple of 16, so that any dtype may follow."""
+    return (8 * (1 + dims) + 15) // 16 * 16

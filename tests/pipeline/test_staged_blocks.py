@@ -1,0 +1,106 @@
+"""Stages that run blocks of the global batch: no cut changes a bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import fxdp
+from tests.captures import KNOWN, captured_once
+from tests.rank_pool import RankPool
+
+D, T, WORDS = 16, 9, 23
+
+
+class Layer(nn.Module):
+    """Fused attention, whose result is strided, and a feed-forward layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [t.unflatten(2, (2, D // 2)).transpose(1, 2) for t in self.qkv(self.norm(x)).split(D, 2)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+        x = x + self.out(mixed.flatten(2))
+        return x + self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """A tied head, whose gradient has terms of the first and the last stage, and a mean by weights."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(WORDS, D), nn.Sequential(Layer(), Layer())
+        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(D, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
+        logits = self.head(self.dropout(self.layers(self.words(ids))))
+        targets = (ids * 3 + 1).remainder(WORDS).flatten()
+        each = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+        return (each * weights.flatten()).sum() / weights.sum()
+
+
+def _trained(stages: int, parts: tuple[int, ...], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Every number of two steps of this process, or of this rank of a process group."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which the order of sums within a block depends
+    torch.manual_seed(0)
+    ranks = stages * len(parts)
+    mesh = init_device_mesh("cpu", (stages, len(parts)), mesh_dim_names=("pp", "dp")) if ranks > 1 else None
+    place = 0 if mesh is None else mesh.get_local_rank("dp")
+    found, data = dict[str, Tensor](), torch.Generator().manual_seed(1)
+    with captured_once(KNOWN.setdefault(__name__, {})):
+        compiled = fxdp.compile(GPT(), mesh, numerics={"block": 2}, backend="eager", **options)
+        optimizer = torch.optim.AdamW(compiled.parameters(), 0.01)
+        own = slice(sum(parts[:place]), sum(parts[: place + 1]))
+        for step in range(2):
+            ids = torch.randint(0, WORDS, (7, T), generator=data)
+            loss = compiled(ids[own], torch.rand(7, T, generator=data)[own])
+            loss.backward()
+            found[f"loss {step}"] = loss.detach()
+            found[f"norm {step}"] = nn.utils.clip_grad_norm_(compiled.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        found |= compiled.state_dict()
+    torch.set_num_threads(before)
+    full = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in found.items()}
+    return {name: value.detach().clone() for name, value in full.items()}
+
+
+def test_no_cut_changes_a_bit(ranks: RankPool) -> None:
+    alone = _trained(1, (7,), {})
+    behind_attention = {"pipeline": {"schedule": "zero-bubble", "stages": ["layers.1.out"]}}
+    for stages, parts, options in (
+        (2, (7,), behind_attention),
+        (3, (7,), {}),
+        (2, (2, 5), {"strategy": "shard"}),
+    ):
+        for found in ranks.run(stages * len(parts), _trained, stages, parts, options):
+            assert [n for n in alone if not torch.equal(found[n], alone[n])] == [], (stages, parts, options)
+
+
+def _planned(model: nn.Module, **options: Any) -> fxdp.Plan:
+    batch = torch.zeros(4, T, dtype=torch.long), torch.ones(4, T)
+    return fxdp.plan(model, batch, mesh={"pp": 2}, numerics={"block": 2}, **{"backend": "eager", **options})
+
+
+def test_cuts_that_would_change_bits_are_refused() -> None:
+    with pytest.raises(fxdp.MeshError, match="with a pp axis: Inductor would fuse ops as the stages"):
+        _planned(GPT(), backend="inductor")
+    with pytest.raises(fxdp.StageError, match=r"other random numbers:\n  at .*blocks.py:\d+.*dropout"):
+        _planned(GPT(dropout=0.1))
+    norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    with pytest.raises(fxdp.StageError, match=r"with stages: the model needs values .*\n  at .* all_reduce"):
+        fxdp.plan(
+            norm, (torch.ones(4, 3),), {"target": torch.ones(4, 3)}, mesh={"pp": 2}, numerics={"block": 2},
+            backend="eager", loss_fn=F.mse_loss,
+        )  # fmt: skip
