@@ -34,6 +34,8 @@ _log = logging.getLogger("fxdp")
 _KINDS = 64
 _PROGRAMS = 8
 _COMPILED = 16
+_ANEW = 4
+"""The most calls in a row of which each compiles a program, as with a number that is another at each call."""
 _RENEWED = 3
 _LOOKS = 2
 """The calls before the first compiled one that are looked at for what they do beside their result."""
@@ -106,6 +108,7 @@ class CalledModule:
     programs: dict[Any, ModuleProgram] = field(default_factory=dict)
     kinds: dict[Any, _Kind] = field(default_factory=dict)
     renewed: int = 0
+    anew: int = 0
     parameters: int | None = None
 
     def call(
@@ -211,6 +214,7 @@ class CalledModule:
         replayed = None
         if torch.is_grad_enabled():
             replayed = ReplayedCall(plain, program, args, kwargs, kind.note)
+        compiled = program.compiled
         try:
             output = program.call(args, kwargs)
         except FxdpError as error:
@@ -221,7 +225,10 @@ class CalledModule:
         if program.refusal:
             kind.refused = program.refusal
             return output
-        if program.compiled > _COMPILED:
+        self.anew = self.anew + 1 if program.compiled > compiled else 0
+        if self.anew > _ANEW:
+            self.refuse("each call compiles anew, as by a number that decides in Python and changes")
+        elif program.compiled > _COMPILED:
             self.refuse(f"more than {_COMPILED} programs were compiled for calls of one structure")
         return output if replayed is None else replayed.watch(output)
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxdp.eager.data_ranks import data_ranks
+from fxdp.run.calls import called_module
 from fxdp.run.calls.called_module import CompileRule
 from fxdp.run.calls.module_calls import ModuleCalls
 from fxdp.torch_compat import Patch, around, patched_everywhere
@@ -197,3 +199,27 @@ def test_torch_compile_leaves_nothing_to_dynamo() -> None:
         assert torch.equal(made(x), net(x))
         assert function is len
     assert next(iter(made.state_dict())) == "_orig_mod.fc.weight"
+
+
+class _Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        for _ in range(times):
+            x = self.layers(x)
+        return x
+
+
+def test_a_module_that_compiles_at_each_call_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(called_module, "_ANEW", 1)
+    net, x = _Repeated(), torch.randn(4, 6)
+    ranks = data_ranks(None, "cpu")
+    calls = ModuleCalls(CompileRule(2, "eager", lambda total: ranks.axis((total,)), 1))
+    with torch.no_grad():
+        expected = [net(x, times) for times in range(1, 7)]
+        with _compiling(calls):
+            found = [net(x, times) for times in range(1, 7)]
+    assert all(map(torch.allclose, found, expected))
+    assert [one.refused.partition(",")[0] for one in calls.compiled] == ["each call compiles anew"]
