@@ -27,7 +27,7 @@ from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.signature import Gradient, OutputSpec, Parameter, result_words
 from fxdp.ir.ops.parameter_shards import own_shard
 from fxdp.ir.types.mesh import Mesh, mesh_of
-from fxdp.ir.types.placements import ParamShard, Placement
+from fxdp.ir.types.placements import ParamShard, Placement, Shard
 from fxdp.ir.types.value_types import NodeType, TensorType
 from fxdp.module.calls.call import request_of
 from fxdp.module.calls.call_sizes import CallSizes, RowNumbers
@@ -196,7 +196,7 @@ def _global(
     ranks: VirtualRanks, values: Sequence[Tensor], type_: NodeType, placement: Placement
 ) -> list[Tensor]:
     """Return the global value of a result: once if ranks hold parts, else as each rank has it."""
-    if not isinstance(placement, ParamShard) and not hasattr(placement, "dim"):
+    if not isinstance(placement, Shard | ParamShard):
         return list(values)
     full = ranks.combine(values, placement, type_)
     if isinstance(placement, ParamShard) and isinstance(type_, TensorType):
