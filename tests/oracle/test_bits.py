@@ -56,17 +56,30 @@ def test_every_cut_has_the_bits_of_one_device() -> None:
     }  # fmt: skip
 
 
+class Images(nn.Module):
+    """BatchNorms, which normalize each block by its own statistics, and add up those of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.last, self.rows = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = F.silu(self.norm(self.first(x))).mean((2, 3))
+        return F.cross_entropy(self.rows(self.last(hidden)), y)
+
+
 def test_blocks_with_statistics_of_their_own_are_compared_by_bits_alone() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    batch = torch.randn(6, 3), torch.randn(6, 4)
+    batch = torch.randn(8, 2, 5, 5), torch.randint(0, 3, (8,))
     report = fxdp.verify(
-        model, batch[:1], {"target": batch[1]}, {"dp": 2}, loss_fn=F.mse_loss,
-        numerics={"block": 2}, pipeline={"batch_stats": "microbatch"},
-    )  # fmt: skip
+        Images(), batch, mesh={"dp": 3}, numerics={"block": 3}, pipeline={"batch_stats": "microbatch"}
+    )
     assert report.ok, str(report)
-    assert (report.splits, [run.split for run in report.bits]) == ((), [(4, 2), (0, 6)])
-    assert str(report).startswith("Sequential on mesh(dp=2) has the bits of one device\n  bits alone")
+    assert (report.splits, [run.split for run in report.bits]) == ((), [(3, 3, 2), (6, 0, 2), (0, 0, 8)])
+    # the loss; gradients of 8 parameters, and steps; 3 buffers of each norm
+    assert report.bits[0].results == 1 + 2 * 8 + 2 * 3
+    assert str(report).startswith("Images on mesh(dp=3) has the bits of one device\n  bits alone")
 
 
 def test_splits_that_cut_a_block() -> None:
