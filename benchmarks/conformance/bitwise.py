@@ -35,6 +35,7 @@ MODELS = (
     "gpt2", "llama", "bert", "roberta", "distilbert", "electra", "albert", "deberta",
     "gpt_neo", "gpt_neox", "opt", "mistral", "qwen2", "phi", "gemma", "bloom", "falcon", "mamba", "t5",
     "bart", "pegasus", "marian", "vit", "deit", "swin", "convnext", "clip", "mixtral", "unet",
+    "resnet",
 )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ WAYS: dict[str, Way] = {
 
 def main() -> int:
     """Train what is asked for; 1 if any bit differs, or a training fails that is not refused."""
-    asked = zoo_arguments(__doc__, WAYS, models="29 of many kinds", timeout=300.0)
+    asked = zoo_arguments(__doc__, WAYS, models="30 of many kinds", timeout=300.0)
     found: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pool = RankPool()
     for name in asked.models or MODELS:
