@@ -15,6 +15,9 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.eager.ragged.test_by_hand import GRAPHS, graphs, joined
+from tests.oracle.test_ragged_axes import _BAGS as BAG_ROWS
+from tests.oracle.test_ragged_axes import _Bags as Bags
+from tests.oracle.test_ragged_axes import _bags as bags_of_lengths
 from tests.rank_pool import RankPool
 
 ORDER = ("x", "edge_index", "batch", "y")
@@ -87,6 +90,51 @@ def test_steps_are_those_of_one_device(ranks: RankPool, stages: int, options: di
     for found in ranks.run(4, _on_ranks, options, stages):
         for got, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+class _Loss(nn.Module):
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.bags = Bags(by)
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        loss: Tensor = self.bags(*batch)[1]
+        return loss
+
+
+BAGS = {"bags": ([2, 0, 3], [4, 1, 2, 1]), "lengths": ([], [0, 3, 2]), "ctc": ([2, 1, 3], [4, 1, 2, 1])}
+"""The lengths of the bags of each rank."""
+
+
+def _bags_of(lengths: tuple[list[int], ...]) -> list[tuple[Tensor, ...]]:
+    torch.manual_seed(1)
+    return [bags_of_lengths(one) for one in lengths]
+
+
+def _bags_on_ranks() -> list[Any]:
+    found = []
+    for by, lengths in BAGS.items():
+        compiled = fxdp.compile(
+            _Loss(by), batch_dims=(BAG_ROWS, {}), backend="eager", pipeline={"microbatches": 3}
+        )
+        loss = compiled(*_bags_of(lengths)[dist.get_rank()])
+        loss.backward()
+        found.append((loss.detach(), compiled.bags.table.weight.grad))
+    return found
+
+
+def test_bags_and_targets_of_ctc_are_cut_between_samples(ranks: RankPool) -> None:
+    expected = []
+    for by, lengths in BAGS.items():
+        model, parts = _Loss(by), _bags_of(lengths)
+        full = list(bags_of_lengths([n for one in lengths for n in one]))  # its starts and bounds
+        for i in (0, 1, 5):
+            full[i] = torch.cat([part[i] for part in parts])
+        loss = model(*full)
+        loss.backward()
+        expected.append((loss.detach(), model.bags.table.weight.grad))
+    for found in ranks.run(2, _bags_on_ranks):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_sizes_of_each_axis() -> None:

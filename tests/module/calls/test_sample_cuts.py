@@ -45,6 +45,16 @@ def test_empty_and_single_samples() -> None:
     assert _cuts((X, BATCH, Y), (torch.ones(4), [1, 1, 1, 3], torch.ones(4))) == ((3,), (2,))
 
 
+def test_lengths_bounds_and_positions_say_which_rows_belong_together() -> None:
+    words, values = Rows("words"), torch.ones(7)
+    lengths, bounds = Rows("bags", lengths="words"), Rows("bags", bounds="words")
+    assert _cuts((words, lengths), (values, [2, 0, 1, 4])) == ((3,), (3,))
+    assert _cuts((words, bounds), (values, [0, 2, 2, 3, 7])) == ((3,), (3,))
+    assert _cuts((words, Rows("words", within="texts")), (values, [0, 1, 0, 0, 1, 2, 3])) == ((3,),)
+    patches, images = Rows("patches"), Rows("images", lengths="patches")
+    assert _cuts((patches, images), (values, [[1, 2, 2], [1, 3, 1]])) == ((4,), (1,))
+
+
 def test_weights_are_rows_of_all_axes() -> None:
     edges = _edges(*[(0, 1)] * 9, (2, 3))
     assert _cuts((X, EDGES, BATCH, Y), (torch.ones(8), edges, [0, 0, 1, 1, 1, 1, 2, 2], torch.ones(3))) == (
