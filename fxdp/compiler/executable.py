@@ -225,6 +225,10 @@ class CompiledVariants:
             step.not_differentiated,
             self._seed(),
             messages=messages,
+            tables={
+                spec: self._module.get_parameter(spec.name).shape
+                for spec in sparse_gradients(program.captured.gm.graph)
+            },
         )
         block, unknown = program.options.block, unknown_kernels(program.gm.graph)
         if block is not None and unknown:

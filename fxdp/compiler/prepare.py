@@ -76,7 +76,9 @@ def prepare(
     mesh = mesh if cut else replace(mesh, post_forward_size=post_forward_size(mesh, options))
     mesh = replace(mesh, link=options.link or mesh.link)
     _check_writes(captured, options, cut=cut)
-    check_sparse_gradients(captured.gm.graph, captured.origin, options.strategy, cut=cut)
+    check_sparse_gradients(
+        captured.gm.graph, captured.origin, options.strategy, stages=mesh.pipeline.size > 1, microbatches=cut
+    )
     if cut:
         if captured.axes.names and options.block is not None:
             raise InputError(

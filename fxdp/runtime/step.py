@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import StateError
 from fxdp.ir.graph.model_tensors import full_value, shard_like
 from fxdp.ir.graph.signature import Buffer, Gradient, Input, Mutation, Output, OutputSpec, Parameter
+from fxdp.ir.ops.sparse_rows import sparse_gradient
 from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names, RangedStep
@@ -39,6 +40,7 @@ class Step:
     full : returns the unsharded parameters that live across steps, which the program then takes as an input.
     settled : waits until all ranks have read this rank's published shards.
     messages : the collectives that each module of the program starts, for a profiler.
+    tables : the parameters with a sparse gradient, which the program returns as rows, with their sizes.
     repeated : checks that the first call, run twice, has the same bits; None afterwards, and without need.
     """
 
@@ -54,6 +56,7 @@ class Step:
     full: Callable[[Microbatch], Sequence[Tensor]] | None = None
     settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
+    tables: Mapping[Parameter, torch.Size] = field(default_factory=dict)
     repeated: RepeatedStep | None = None
     _order: list[Parameter | Input] = field(init=False)
     _sharded: dict[int, DTensor] = field(init=False)
@@ -105,6 +108,9 @@ class Step:
                 if isinstance(spec, Output):
                     outputs.append(value)
                 elif isinstance(spec, Gradient):
+                    size = self.tables.get(spec.of) if isinstance(spec.of, Parameter) else None
+                    if value is not None and size is not None:
+                        value = sparse_gradient(value, size)
                     gradients.append(value)
                 elif isinstance(spec, Mutation) and isinstance(spec.of, Buffer):
                     self.buffers[spec.of].copy_(value)

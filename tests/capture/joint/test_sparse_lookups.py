@@ -6,12 +6,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import CaptureError, FxdpError, MeshError
 from fxdp.ir.ops.sparse_rows import SPARSE_ROWS, sparse_gradient
+from tests.rank_pool import RankPool
 
 
 class _Recommender(nn.Module):
@@ -53,6 +55,41 @@ def test_gradients_are_sparse_tensors_and_accumulate() -> None:
         if got.grad.is_sparse:
             assert got.grad.coalesce().indices().equal(expected.grad.coalesce().indices()), name
         torch.testing.assert_close(got.grad.to_dense(), expected.grad.to_dense(), rtol=1e-12, atol=1e-12)
+
+
+class _ReadOnce(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(11, 7, padding_idx=2, sparse=True, dtype=torch.float64)
+        self.item = nn.Embedding(7, 7, sparse=True, dtype=torch.float64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.user(x).tanh().mean(1) + self.item(x[:, 0] % 7), y)
+
+
+def _squares() -> tuple[Tensor, Tensor]:
+    return torch.arange(32).view(8, 4) ** 2 % 11, torch.ones(8, 7, dtype=torch.float64)
+
+
+def _rows(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The indices of each gradient's rows, and the gradient as a dense one."""
+    found = [p.grad.coalesce() for p in model.parameters() if p.grad is not None]
+    return [(one.indices(), one.to_dense()) for one in found]
+
+
+def _in_microbatches() -> list[tuple[Tensor, Tensor]]:
+    model, batch = _ReadOnce(), _squares()
+    compiled = fxdp.compile(model, backend="eager", pipeline=fxdp.Pipeline(microbatches=3))
+    compiled(*(value.split([7, 0, 1])[dist.get_rank()] for value in batch)).backward()
+    return _rows(model)
+
+
+def test_rows_of_micro_batches_are_gathered_once(ranks: RankPool) -> None:
+    model, batch = _ReadOnce(), _squares()
+    model(*batch).backward()
+    for found in ranks.run(3, _in_microbatches):
+        torch.testing.assert_close(found, _rows(model), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
