@@ -10,6 +10,7 @@ import atexit
 import gc
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -50,6 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if isinstance(error, RankFailedError) else 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if asked.command == "run" or not _reader_left():  # the script's error, or one of ranks
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written at the end
+        return 1
+
+
+def _reader_left() -> bool:
+    """Return whether the output goes into a pipe that nobody reads any more, as behind `| head`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from functools import cache
 from types import FrameType
 
 _PATHS = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def script_line() -> str:
@@ -36,4 +37,5 @@ def _is_own(frame: FrameType) -> bool:
 
 @cache
 def _is_own_file(file: str) -> bool:
-    return not file.startswith((*_PATHS, "<frozen"))
+    installed = any(folder in file for folder in _PACKAGES)  # by another Python or `pip install --user`, too
+    return not (installed or file.startswith((*_PATHS, "<frozen")))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +265,15 @@ def test_debug_shows_the_users_own_error(nets: str) -> None:
     with pytest.raises(Exception, match="no data here") as caught:
         main(["plan", f"{nets}:broken", "--debug"])
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "fxdp", "rules"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        assert program.stderr.read() == ""
+    assert program.returncode == 1
