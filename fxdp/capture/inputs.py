@@ -180,6 +180,12 @@ class Inputs:
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
+    def starts_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Return the tensors of `rebuild` that say where rows of the global batch begin."""
+        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        pairs = zip(tensors, self.axes.rows, strict=False)
+        return tuple(x for x, rows in pairs if rows is not None and rows.meaning in ("starts", "bounds"))
+
     def copies(self, tensors: Iterable[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` with copies of the given tensors, by default of the inputs' own."""
         given = self.tensors if tensors is None else tensors

@@ -22,6 +22,7 @@ from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import recording_effects
 from fxdp.capture.patches.unbacked_hints import HintedNumber
+from fxdp.capture.python.substitutes import global_starts
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
 from fxdp.errors import CaptureError
@@ -110,6 +111,7 @@ class FlatModule(nn.Module):
         args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
+            stack.enter_context(global_starts(self.inputs.starts_in(args, kwargs)))
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             effects = stack.enter_context(

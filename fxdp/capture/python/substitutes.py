@@ -12,8 +12,10 @@ Each replacement is active while the user's code is captured, and computes the s
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -95,7 +97,7 @@ def embedding_bag(
 ) -> Tensor:
     """Compute bags of equal length, one row of `input` each, by `embedding` and a reduction over each bag."""
     plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
-    ragged = offsets is not None and _are_of_two_axes(input, offsets)
+    ragged = input.dim() == 1 and any(offsets is told for told in _global_starts.get())
     # torch's frequencies are its own, and it has no sparse gradient of a maximum
     other = max_norm is not None or scale_grad_by_freq or (sparse and mode == "max")
     weighted = per_sample_weights is not None
@@ -132,12 +134,17 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
-def _are_of_two_axes(values: Tensor, offsets: Tensor) -> bool:
-    """Return whether two tensors have one dim each, of two axes of a ragged batch."""
-    if values.dim() != 1 or offsets.dim() != 1:
-        return False
-    sizes: tuple[Any, ...] = values.shape[0], offsets.shape[0]
-    return all(isinstance(size, torch.SymInt) for size in sizes) and str(sizes[0]) != str(sizes[1])
+_global_starts: ContextVar[tuple[Tensor, ...]] = ContextVar("global_starts", default=())
+
+
+@contextlib.contextmanager
+def global_starts(tensors: tuple[Tensor, ...]) -> Iterator[None]:
+    """Tell which tensors say where rows of the global batch begin; all other offsets count on each rank."""
+    token = _global_starts.set(tensors)
+    try:
+        yield
+    finally:
+        _global_starts.reset(token)
 
 
 def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end: bool) -> Tensor:

@@ -45,9 +45,10 @@ def check_bags(graph: fx.Graph, origin: Origin) -> None:
             location = origin.of(meta(node).location)
             raise InputError(
                 f"{spec.path or offsets.name} has the offsets of bags at {location}: "
-                "the batch is ragged, and each rank counts from its own beginning. Pass bags of one length, "
-                "[batch, length] with a padding_idx and without offsets, or lengths in their place, of which "
-                "the model computes offsets = lengths.cumsum(0) - lengths"
+                "the batch is ragged, and each rank counts from its own beginning. Say in batch_dims= "
+                "fxdp.Rows('values') of the input and fxdp.Rows('bags', starts='values') of the offsets; or "
+                "pass bags of one length, [batch, length] with a padding_idx and without offsets, or lengths "
+                "in their place, of which the model computes offsets = lengths.cumsum(0) - lengths"
             )
 
 
