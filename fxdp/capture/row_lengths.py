@@ -8,6 +8,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,3 +29,21 @@ def from_lengths(lengths: Tensor, rows: Rows) -> Tensor:
     """Return what `rows` says, starts or bounds, from the lengths of the global batch."""
     bounds = F.pad(lengths.cumsum(0, dtype=lengths.dtype), (1, 0))
     return bounds if rows.bounds is not None else bounds[:-1]
+
+
+_starts: ContextVar[tuple[Tensor, ...]] = ContextVar("global_starts", default=())
+
+
+@contextlib.contextmanager
+def global_starts(tensors: tuple[Tensor, ...]) -> Iterator[None]:
+    """Tell which tensors say where rows of the global batch begin; all other offsets count on each rank."""
+    token = _starts.set(tensors)
+    try:
+        yield
+    finally:
+        _starts.reset(token)
+
+
+def is_global_start(tensor: Tensor | None) -> bool:
+    """Return whether a tensor says where rows of the global batch begin, by the innermost `global_starts`."""
+    return any(tensor is told for told in _starts.get())

@@ -22,9 +22,9 @@ from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import recording_effects
 from fxdp.capture.patches.unbacked_hints import HintedNumber
-from fxdp.capture.python.substitutes import global_starts
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
+from fxdp.capture.row_lengths import global_starts
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
 

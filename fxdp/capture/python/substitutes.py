@@ -12,10 +12,8 @@ Each replacement is active while the user's code is captured, and computes the s
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch.distributions import constraints
 from torch.nn import functional as F
 
 from fxdp import torch_compat
+from fxdp.capture.row_lengths import is_global_start
 from fxdp.ir.ops.ctc import CTC_OP
 from fxdp.torch_compat import Patch
 
@@ -97,7 +96,7 @@ def embedding_bag(
 ) -> Tensor:
     """Compute bags of equal length, one row of `input` each, by `embedding` and a reduction over each bag."""
     plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
-    ragged = input.dim() == 1 and any(offsets is told for told in _global_starts.get())
+    ragged = input.dim() == 1 and is_global_start(offsets)
     # torch's frequencies are its own, and it has no sparse gradient of a maximum
     other = max_norm is not None or scale_grad_by_freq or (sparse and mode == "max")
     weighted = per_sample_weights is not None
@@ -132,19 +131,6 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
         return torch.where(kept.any(1), found, torch.zeros_like(found))
     total = torch.where(kept, rows, torch.zeros_like(rows)).sum(1)
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
-
-
-_global_starts: ContextVar[tuple[Tensor, ...]] = ContextVar("global_starts", default=())
-
-
-@contextlib.contextmanager
-def global_starts(tensors: tuple[Tensor, ...]) -> Iterator[None]:
-    """Tell which tensors say where rows of the global batch begin; all other offsets count on each rank."""
-    token = _global_starts.set(tensors)
-    try:
-        yield
-    finally:
-        _global_starts.reset(token)
 
 
 def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end: bool) -> Tensor:
