@@ -1,12 +1,13 @@
 """Each script by `python script.py` and, unedited, by `fxdp run`: every number that it prints, side by side.
 
-    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3,1 3]
+    python -m benchmarks.conformance.scripts [script ...] [--ranks 2 3,1 3] [--compiled]
 
 `--ranks 3` shares each batch among three ranks as equally as its size allows, `3,1` gives the first of two
-ranks three quarters. The results are written into `benchmarks/conformance/scripts.md`, where those of other
-scripts and other ranks stay. A number is one device's if the two differ by at most 1e-9, relative; what
-stands between the numbers must be equal, too. Most batch sizes divide by neither 2 nor 3, and of a last batch
-of one or two samples some of three ranks have none.
+ranks three quarters. `--compiled` compiles modules from the third call of a kind on, by Inductor; without,
+these short scripts run op by op. The results are written into `benchmarks/conformance/scripts.md`, where
+those of other scripts and other ranks stay. A number is one device's if the two differ by at most 1e-9,
+relative; what stands between the numbers must be equal, too. Most batch sizes divide by neither 2 nor 3, and
+of a last batch of one or two samples some of three ranks have none.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 
 FOLDER = Path(__file__).parent
 EXACT = 1e-9
+_COMPILED = ("--compile-from", "3")
 LIMIT = 300.0
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b)")
 
@@ -55,9 +57,9 @@ def kind(name: str) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
-def run(name: str, ranks: str = "") -> Run:
+def run(name: str, ranks: str = "", options: Sequence[str] = ()) -> Run:
     """Run a script in an empty folder, on a number of ranks or by their shares; without: by itself."""
-    by = ["-m", "fxdp", "run", "--parts" if "," in ranks else "--nproc", ranks] if ranks else []
+    by = ["-m", "fxdp", "run", "--parts" if "," in ranks else "--nproc", ranks, *options] if ranks else []
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, *by, str(FOLDER / f"{name}.py")]
@@ -123,24 +125,26 @@ Row = dict[str, str]
 """The cells of a script by their column."""
 
 
-def row(name: str, ranks: Sequence[str]) -> Row:
+def row(name: str, ranks: Sequence[str], compiled: bool = False) -> Row:
     """Run a script, and return its row of the table."""
+    options = _COMPILED if compiled else ()
     one = run(name)
     cells = {"script": name, "kind": kind(name), "edits": "0"}
     if one.code != 0:
         return cells | {"details": f"fails on one device: {told(one.errors)}"}
     seconds = []
     for asked in ranks:
-        many = run(name, asked)
-        cells[_column(asked)], why = verdict(one, many)
+        many = run(name, asked, options)
+        cells[_column(asked, compiled)], why = verdict(one, many)
         seconds.append(f"{many.seconds:.0f}")
         cells["details"] = cells.get("details") or why.replace("|", "/")[:300]
     return cells | {"seconds": " / ".join(seconds)}
 
 
-def _column(ranks: str) -> str:
+def _column(ranks: str, compiled: bool) -> str:
     parts = ranks.split(",")
-    return f"{len(parts)} ranks, {':'.join(parts)}" if len(parts) > 1 else f"{ranks} ranks"
+    column = f"{len(parts)} ranks, {':'.join(parts)}" if len(parts) > 1 else f"{ranks} ranks"
+    return f"{column}, compiled" if compiled else column
 
 
 def main() -> None:
@@ -148,10 +152,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance.scripts")
     parser.add_argument("scripts", nargs="*", help="names; all if none is given")
     parser.add_argument("--ranks", nargs="+", default=["2", "3,1", "3"])
+    parser.add_argument("--compiled", action="store_true", help="compile from the third call of a kind on")
     parser.add_argument("--output", type=Path, default=FOLDER.parent / "scripts.md", help="the table's file")
     asked = parser.parse_args()
     for name in asked.scripts or names():
-        found = row(name, asked.ranks)
+        found = row(name, asked.ranks, asked.compiled)
         print(found, flush=True)
         text = asked.output.read_text() if asked.output.exists() else ""
         rows = {known["script"]: known for known in rows_of(text)}
@@ -192,7 +197,8 @@ _HEAD = """\
 (losses, norms of gradients, metrics, rates, norms of parameters) differs by at most 1e-9, relative. `3:1`
 gives the first rank three quarters of each batch; elsewhere parts are as equal as a batch's size allows: most
 divide by neither 2 nor 3, and last batches of one or two samples leave ranks without any. An empty cell was
-not tried. Seconds are of the runs that were made last, start included, on two cores that others used, too.
+not tried. Scripts are short, and run op by op; `compiled` compiles modules by Inductor from the third call of
+a kind on. Seconds are of the runs that were made last, start included, on two cores that others used, too.
 
 **{counts}.**
 
