@@ -14,6 +14,7 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Placement
 from fxdp.placing.facts import Facts
 from fxdp.placing.propagation import Choice, ShardingPropagation
+from fxdp.placing.selections import BornAxes
 from fxdp.placing.sharing import shared_redistributions
 
 _MAX_ROUNDS = 3
@@ -35,11 +36,14 @@ class BatchDimAnalyzer:
     batch : the batch dim of each input, None for an input without one.
     single_device_rng : draw random values full on every rank, as one device would.
     meanings : what the values of each input say about an axis; None, or none at all, for other values.
+    bears_axes : rows that each rank selects of its part become an axis (`fxdp/ir/types/born_axes.py`), whose
+        sizes ranks exchange. A program in micro-batches has no size of all of these, and gathers.
     """
 
     batch: tuple[int | None, ...]
     single_device_rng: bool = False
     meanings: tuple[Meaning | None, ...] = ()
+    bears_axes: bool = True
 
     name = "batch-dim-analyzer"
     requires = Level.CAPTURED
@@ -49,9 +53,12 @@ class BatchDimAnalyzer:
         """Annotate the graph in place."""
         batch = self.batch if mesh.size > 1 else (None,) * len(self.batch)
         choices: dict[Any, Choice] = {}
+        born = BornAxes(gm.graph) if self.bears_axes and mesh.size > 1 else None
 
         def propagation_at(at: Mapping[fx.Node, Placement]) -> ShardingPropagation:
-            one_rank, facts = mesh.size == 1, Facts(self.meanings)
+            if born is not None:
+                born.forget()
+            one_rank, facts = mesh.size == 1, Facts(self.meanings, born)
             return ShardingPropagation(batch, self.single_device_rng, one_rank, at, choices, facts)
 
         best, redistribute_at = None, dict[fx.Node, Placement]()

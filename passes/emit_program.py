@@ -17,12 +17,13 @@ from fxdp.ir.graph.metadata import is_host_size, meta, tensor_type
 from fxdp.ir.graph.signature import Constant, InputSpec, Size, rows_of
 from fxdp.ir.network.transports import group_of
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
+from fxdp.ir.ops import collectives
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.redistribution_entry import Call, Redistribution
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import R
-from fxdp.ir.types.sizes import Axis, axis_of
+from fxdp.ir.types.sizes import Axis, axis_of, batch_factor, exact_quotient
 from fxdp.ir.types.value_types import ScalarType, TensorType
 
 _SPELLED_OUT: dict[Any, Any] = {
@@ -40,6 +41,8 @@ class _Place:
     program: _Lowering
     node: fx.Node
     redistribution: Redistribution
+    exchanged: dict[str, fx.Node]
+    """Sizes of an axis born inside the program, and positions of its rows; empty for other axes."""
 
     @property
     def group(self) -> str:
@@ -63,6 +66,11 @@ class _Place:
         return tensor_type(self.node).dtype
 
     @property
+    def device(self) -> str:
+        """The type of the device on which the program runs."""
+        return self.program.mesh.device_type
+
+    @property
     def shown(self) -> bool:
         """True if the gather is zero-copy: all ranks read the local shard over shared memory."""
         return is_zero_copy(self.node, self.program.mesh)
@@ -78,18 +86,36 @@ class _Place:
 
     def size(self, name: str) -> fx.Node:
         """Return the size input `B`, `b` or `offset` of the axis."""
+        if self.exchanged:
+            return self.exchanged[name]
         return self._size(dict(zip(("B", "b", "offset"), self.axis.inputs, strict=False))[name])
 
     def largest(self) -> fx.Node | None:
         """Return the size of the largest part along the axis, or None if local batches are equal."""
+        if self.exchanged:
+            return self.exchanged["largest"]
         return None if self.program.even else self._size(self.axis.largest)
 
     def rows(self) -> fx.Node | None:
         """Return the positions of real rows among padded ones, or None if local batches are equal."""
+        if self.exchanged:
+            return self.exchanged["rows"]
         if self.program.even:
             return None
         self._refuse_part_of_the_ranks()
         return self.program.spec(rows_of(self.axis.name), TensorType(torch.int64, (self.axis.total,)))
+
+    def part(self, value: fx.Node, dim: int, outer: int) -> Call:
+        """Return the call that takes this rank's part of a replicated value."""
+        if not self.exchanged:
+            batch = self.size("B"), self.size("offset"), self.size("b")
+            return collectives.shard, (value, dim, outer, *batch)
+        # the global size, a number read from data, divides no number in a trace
+        factor = batch_factor(tensor_type(self.node).shape[dim])
+        inner = None if factor is None else exact_quotient(factor, outer)
+        if "own_rows" in self.exchanged:
+            return collectives.shard_rows, (value, dim, outer, inner, self.exchanged["own_rows"])
+        return collectives.shard_range, (value, dim, outer, inner, self.size("offset"), self.size("b"))
 
     def _size(self, name: str) -> fx.Node:
         self._refuse_part_of_the_ranks()
@@ -129,7 +155,8 @@ class _Lowering:
             if found is not None and found.communicates and self.mesh.size_along(found.axis) == 1:
                 self._skip(node)
             elif found is not None:
-                self._start(_Place(self, node, found))
+                sizes: Any = node.kwargs.get("sizes", {})
+                self._start(_Place(self, node, found, dict(sizes)))
             elif node.target is redistributions.wait and node.args[0] in self.waits:
                 self._replace(node, self.waits[node.args[0]]())
             elif node.target is redistributions.wait:

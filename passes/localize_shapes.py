@@ -14,16 +14,19 @@ from torch import fx
 from fxdp.ir import redistributions
 from fxdp.ir.graph.graph_text import target_text
 from fxdp.ir.graph.level import Level
-from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_type
+from fxdp.ir.graph.metadata import copy_meta, is_host_size, meta, tensor_operands, tensor_type
 from fxdp.ir.graph.signature import Size
 from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
+from fxdp.ir.types.born_axes import in_parts, is_born
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import Axis, named_size
+from fxdp.ir.types.placements import R, Shard
+from fxdp.ir.types.sizes import Axis, axis_of, named_size
 from fxdp.ir.types.sizes import axis as axis_named
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.caller_numbers import enter, own_numbers
 from fxdp.placing.op_view import op_view
 from fxdp.placing.own_columns import OwnRange, own_part
+from fxdp.placing.size_exchanges import ExchangedSizes, axis_along, gather_tangents_later
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, OwnColumns, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.torch_compat import OpOverload, interpret_sympy
@@ -34,8 +37,12 @@ class _Sizes:
     """Host integers of a program: size inputs at the top, arithmetic on sizes right before the first use."""
 
     graph: fx.Graph
+    ranks: int
     nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
     of_data: set[fx.Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.exchanged = ExchangedSizes(self.ranks, self.of)
 
     def add_axes(self, names: Iterable[str]) -> None:
         """Insert placeholders for the sizes of batch axes."""
@@ -61,18 +68,28 @@ class _Sizes:
             return int(expr)
         if expr.is_Number:
             return float(expr)
+        expr = in_parts(expr)
         # shared: graphs of deep models have the same few products of `b` hundreds of times
+        if expr not in self.nodes:
+            for symbol in sorted(expr.free_symbols - self.nodes.keys(), key=str):
+                self.nodes[symbol] = self.exchanged.number(symbol, user)
         if expr not in self.nodes:
             self.nodes[expr] = self._compute(expr, user)
         return self.nodes[expr]
 
     def read_from(self, node: fx.Node) -> None:
-        """Read data-dependent sizes (of `nonzero`, say) from the first tensor with this size."""
-        type_ = meta(node).type
-        if not isinstance(type_, TensorType):
+        """Read data-dependent sizes (of `nonzero`, say) from the first tensor with this size.
+
+        A rank's part of rows that are an axis tells the rank's size.
+        """
+        type_, placement = meta(node).type, meta(node).placement
+        if not isinstance(type_, TensorType) or node.target in redistributions.COLLECTIVES:
             return
         for dim, size in enumerate(type_.shape):
-            if isinstance(size, sympy.Symbol) and size not in self.nodes:
+            if isinstance(placement, Shard) and placement.dim == dim:
+                along = axis_of(size)
+                size = along.local if along is not None and size == along.total else size
+            if isinstance(size, sympy.Symbol) and size not in self.nodes and "+" not in size.name:
                 with self.graph.inserting_after(node):
                     read = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
                 meta(read).type, meta(read).location = ScalarType(size), meta(node).location
@@ -123,6 +140,11 @@ def _localize_call(
     known = meta(node)
     if node.target in redistributions.REDISTRIBUTIONS or not isinstance(node.target, OpOverload):
         _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))
+        if (along := axis_along(node)) is not None and is_born(along):
+            local = node.target in redistributions.LOCAL
+            found = (sizes.exchanged.to_shard if local else sizes.exchanged.to_gather)(along, node)
+            node.kwargs = {**node.kwargs, "sizes": found}
+            known.operands += (R,) * (len(tensor_operands(node)) - len(known.operands))
         return
     if not _has_sizes(node) and known.rewrite is None:
         return
@@ -245,8 +267,9 @@ class LocalizeShapes:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
+        gather_tangents_later(gm.graph)
         nodes = list(gm.graph.nodes)
-        sizes = _Sizes(gm.graph)
+        sizes = _Sizes(gm.graph, mesh.size)
         sizes.add_axes(["", *self.axes])
         sizes.add_specs({name: named_size(name) for name in self.symbols})
         entered = enter(gm.graph, sizes.nodes, self.points) if mesh.size > 1 else {}

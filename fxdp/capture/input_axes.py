@@ -106,7 +106,8 @@ def _symbol_name(name: str, known: dict[str, str]) -> str:
     if not known:
         return ""
     made = re.sub(r"\W+", "_", name).strip("_") or "axis"
-    while made in known.values() or made.startswith("max"):
+    # `u0` is an axis born inside a program
+    while made in known.values() or made.startswith("max") or re.fullmatch(r"u\d+", made):
         made += "_"
     return made
 

@@ -19,8 +19,9 @@ from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import Metadata, is_host_size, meta, tensor_operands
 from fxdp.ir.graph.signature import Output, StageValue
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
-from fxdp.ir.types.placements import Partial, Placement, Shard
-from fxdp.ir.types.sizes import batch_factor, exact_quotient, fixed_by_data
+from fxdp.ir.types.born_axes import read_from_rows
+from fxdp.ir.types.placements import Partial, Placement, R, Shard
+from fxdp.ir.types.sizes import batch_factor, exact_quotient
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from fxdp.torch_compat import OpOverload, aten
@@ -153,7 +154,8 @@ def _redistributions_do_what_they_say(graph: fx.Graph) -> Iterator[_Fault]:
         if node.target not in redistributions.REDISTRIBUTIONS:
             continue
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
-        befores = {meta(value).placement for value in values}
+        # numbers of rows are equal on no two ranks, and of no placement
+        befores = {meta(value).placement or R for value in values}
         before, after = next(iter(befores)), meta(node).placement
         if len(befores) > 1:
             yield node, f"reads values in several placements {sorted(map(str, befores))}"
@@ -264,7 +266,7 @@ def _sizes_are_own(graph: fx.Graph) -> Iterator[_Fault]:
     """
     for node in graph.nodes:
         type_ = meta(node).type
-        read = isinstance(type_, ScalarType) and type_.expr.is_Symbol and fixed_by_data(type_.expr)
+        read = isinstance(type_, ScalarType) and type_.expr.is_Symbol and read_from_rows(type_.expr)
         if read or not is_host_size(node):
             continue
         for source in node.all_input_nodes:

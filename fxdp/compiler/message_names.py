@@ -6,6 +6,7 @@ from torch import fx
 
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import meta
+from fxdp.ir.ops import exchanged_sizes
 from fxdp.ir.ops.collectives import STARTED_BY
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.ir.types.mesh import Mesh
@@ -22,11 +23,12 @@ def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Nam
     first = forward_nodes(emitted)
     forward: list[tuple[str, str]] = []
     backward: list[tuple[str, str]] = []
-    starts = [node for node in emitted.nodes if node.target in STARTED_BY or node.target in STARTS]
+    started_by = {**STARTED_BY, exchanged_sizes.start: "all_gather_into_tensor"}
+    starts = [node for node in emitted.nodes if node.target in started_by or node.target in STARTS]
     for plan, run in zip(_travelling(planned, mesh), starts, strict=False):
         cause = meta(plan).cause
         name = plan.name if cause is None else f"{plan.name}: {cause.text or cause.consumer}"
-        op = STARTED_BY.get(run.target) or str(getattr(run.target, "_opname", ""))
+        op = started_by.get(run.target) or str(getattr(run.target, "_opname", ""))
         (forward if run in first else backward).append((op, name))
     return forward, backward
 

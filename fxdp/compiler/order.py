@@ -102,7 +102,10 @@ class Order:
                 *first,
                 Canonicalize(),
                 AttendWithinSamples(captured.batch, captured.axes.meanings),
-                BatchDimAnalyzer(captured.batch, options.single_device_rng, captured.axes.meanings),
+                BatchDimAnalyzer(
+                    captured.batch, options.single_device_rng, captured.axes.meanings,
+                    bears_axes=stages is None and options.block is None,
+                ),
                 ExpandDecompositions(),
                 *factors,
                 *again,

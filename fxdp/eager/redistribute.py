@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.message_report import COUNTS
+from fxdp.ir.ops import collectives
+from fxdp.ir.redistribution_entry import Call
 from fxdp.ir.routes import route
 from fxdp.ir.types.placements import Placement, R
 from fxdp.ir.types.value_types import TensorType
@@ -44,6 +46,10 @@ class _AtOnce:
 
     def rows(self) -> Any:
         return self.axis.positions(self.device)
+
+    def part(self, value: Any, dim: int, outer: int) -> Call:
+        batch = self.size("B"), self.size("offset"), self.size("b")
+        return collectives.shard, (value, dim, outer, *batch)
 
 
 def redistributed(

@@ -12,6 +12,9 @@ from torch import Tensor, fx
 from fxdp.ir.types.placements import Partial, Placement
 from fxdp.ir.types.value_types import TensorType
 
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of an emitted program, and its arguments."""
+
 
 class Emission(Protocol):
     """Context for the functions that emit a redistribution, given beside the value."""
@@ -23,6 +26,8 @@ class Emission(Protocol):
     index: int
     """This rank's index in the group, or the part's index if micro-batches split the batch further."""
     dtype: torch.dtype
+    device: str
+    """The type of the device on which the program runs."""
     shown: bool
     """True if the gather is zero-copy: ranks read each shard over shared memory instead of sending it."""
 
@@ -35,9 +40,9 @@ class Emission(Protocol):
     def rows(self) -> fx.Node | None:
         """Return the positions of real rows among gathered, padded parts, or None if all parts are equal."""
 
+    def part(self, value: fx.Node, dim: int, outer: int) -> Call:
+        """Return the call that takes this rank's part of a replicated value."""
 
-Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of an emitted program, and its arguments."""
 
 Transport: TypeAlias = Literal["group", "messages", "memory", "hosts"]
 """The transport of a value.

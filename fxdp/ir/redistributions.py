@@ -10,6 +10,7 @@ list of ranks (the oracle), and the functions that start and finish the redistri
 | `reduce_scatter(x, dim, outer, inner)` | P -> S | each rank gets its part of the sum |
 | `all_gather(x, dim, outer, inner)` | S -> R | the concatenation of the ranks' parts |
 | `broadcast(x)` | ranks' own draws -> R | the value of rank 0 |
+| `exchange_sizes(numbers)` | ranks' numbers | the numbers of rows of all ranks |
 | `shard(x, dim, outer)` | R -> S | a slice |
 | `partial(x)` | R -> P | rank 0 keeps the value, all remaining ranks hold zeros |
 | `all_gather_shards(x)` | Rows -> R | a sharded parameter in full |
@@ -32,7 +33,7 @@ from typing import Any, NoReturn
 from torch import fx
 
 from fxdp.errors import FxdpError, PlacementError
-from fxdp.ir.ops import collectives
+from fxdp.ir.ops import collectives, exchanged_sizes
 from fxdp.ir.ops import parameter_shards as rows
 from fxdp.ir.redistribution_entry import Call, Emission, Redistribution
 from fxdp.ir.types.mesh import REPLICATE
@@ -73,6 +74,11 @@ def all_gather(value: Any, dim: int, outer: int, inner: int, *, axis: str | None
 def broadcast(value: Any, *, axis: str | None = None) -> Any:
     """Start sending rank 0's value to all ranks; `wait` returns the result."""
     _not_executable("broadcast")
+
+
+def exchange_sizes(numbers: Any, *, axis: str | None = None) -> Any:
+    """Start telling all ranks this rank's numbers of rows (`fxdp/ir/ops/exchanged_sizes.py`)."""
+    _not_executable("exchange_sizes")
 
 
 def shard(value: Any, dim: int, outer: int, *, axis: str | None = None) -> Any:
@@ -200,12 +206,18 @@ TABLE: tuple[Redistribution, ...] = (
         words="drawn once for all",
     ),
     Redistribution(
+        target=exchange_sizes, takes=Replicate, gives=Replicate, arguments=_nothing,
+        price=lambda size, gathered: size, on_ranks=exchanged_sizes.of_ranks,
+        suits=lambda have, want: False,  # numbers have no placement
+        start=lambda at, sizes: (exchanged_sizes.start, (sizes, at.device, at.world, at.group)),
+        finish=lambda at, pending: (exchanged_sizes.finish, (pending, at.world, at.index)),
+        words="sizes exchanged",
+    ),
+    Redistribution(
         target=shard, takes=Replicate, gives=Shard, arguments=_cut,
         price=lambda size, gathered: _LOCAL_STEP,
         on_ranks=collectives.sharded,
-        start=lambda at, value, dim, outer: (
-            collectives.shard, (value, dim, outer, at.size("B"), at.size("offset"), at.size("b")),
-        ),
+        start=lambda at, value, dim, outer: at.part(value, dim, outer),
     ),
     Redistribution(
         target=partial, takes=Replicate, gives=Partial, arguments=_nothing,

@@ -31,7 +31,7 @@ from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.oracle.reference import Reference, execute
 from fxdp.oracle.ties import is_tie, moved_operands
-from fxdp.oracle.virtual_ranks import VirtualRanks
+from fxdp.oracle.virtual_ranks import LateValues, VirtualRanks
 
 _ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError, NotImplementedError)
 
@@ -78,8 +78,11 @@ class LockStep:
         for node in self.local.graph.nodes:
             if node.op == "output":
                 return self._results(node)
+            if isinstance(meta(node).spec, Tangent):
+                continue  # on first use: then its rows, of an axis born inside, are known
             try:
                 self._values[node] = self._run(node)
+                self._ranks.learn(node, self._values[node])
                 if node.op != "placeholder":
                     self._check(node)
             except _ERRORS as error:
@@ -95,7 +98,7 @@ class LockStep:
         self.ties.clear()
         self._one = Reference(self.captured, self.sizes, self.symbols)
         self._ranks = VirtualRanks(self.sizes, self._one.sizes, self.mesh)
-        self._values: dict[fx.Node, list[Any]] = {}
+        self._values: dict[fx.Node, list[Any]] = LateValues(self._placeholder)
         self._floors: dict[fx.Node, float] = {}
         own = len(self.sizes) > 1 and not self.single_device_rng
         seeded = own and graph_draws(self.local.graph)
@@ -234,7 +237,7 @@ class LockStep:
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             return max(difference(v, full, self._floor(node)) for v in values)
-        return difference(self._put_together(values, placement, type_), full, self._floor(node))
+        return difference(self._ranks.combine(values, placement, type_), full, self._floor(node))
 
     def _is_tie(
         self, node: fx.Node, full: Tensor, values: list[Tensor], placement: Placement, type_: NodeType
@@ -246,15 +249,8 @@ class LockStep:
         if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
-        found = self._put_together(values, placement, type_)
-        return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
-
-    def _put_together(self, values: list[Tensor], placement: Placement, type_: NodeType) -> Tensor:
-        """Combine the values of the ranks into the global value, without padding of parameter shards."""
         found = self._ranks.combine(values, placement, type_)
-        if isinstance(placement, ParamShard) and isinstance(type_, TensorType):
-            return found[: int(type_.shape[0])]
-        return found
+        return is_tie(node, self._full_or_number, found, full, self._tolerance(node) * max(sizes))
 
     def _tolerance(self, node: fx.Node) -> float:
         return self.tolerances.get(node.name, self.tolerance)
@@ -293,7 +289,7 @@ class LockStep:
         for spec, value, placement in zip(meta(node).results, values, placements, strict=True):
             if spec is not None:
                 own, type_ = self._values[value], meta(value).type
-                results[spec] = self._put_together(own, placement, type_)  # type: ignore[arg-type]
+                results[spec] = self._ranks.combine(own, placement, type_)  # type: ignore[arg-type]
         return results
 
     def floors(self) -> dict[OutputSpec, float]:

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parameter_shards import own_shard
-from fxdp.ir.ops.parts import combine
+from fxdp.ir.ops.parts import combine, unflatten
 from fxdp.ir.redistributions import redistribution_of
+from fxdp.ir.types.born_axes import in_parts
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Dim, ParamShard, Placement, Shard
 from fxdp.ir.types.sizes import Axis, Split, axis_of, by_axis, evaluate, rank_sizes
 from fxdp.ir.types.value_types import NodeType, TensorType
+
+
+class LateValues(dict[fx.Node, Any]):
+    """Values by node; those of placeholders that have none yet are split when first read."""
+
+    def __init__(self, split: Callable[[fx.Node], Any]) -> None:
+        self._split = split
+
+    def __missing__(self, node: fx.Node) -> Any:
+        self[node] = made = self._split(node)
+        return made
+
+
+def picked(value: Tensor, dim: int, outer: int, rows: Tensor | None) -> Tensor:
+    """Return these rows of each of the `outer` blocks along a dim; None for all in order."""
+    if rows is None:
+        return value
+    inner = value.shape[dim] // (outer * len(rows)) if len(rows) else 1
+    blocks = unflatten(value, dim, outer, len(rows), inner)
+    return blocks.index_select(dim + 1, rows).flatten(dim, dim + 2)
 
 
 class VirtualRanks:
@@ -38,7 +60,18 @@ class VirtualRanks:
     def number(self, expr: Dim, rank: int | None = None) -> int:
         """Return the value of a size expression, with the local batch size of `rank` if given."""
         own = {} if rank is None else rank_sizes(self.sizes, rank)
-        return evaluate(expr, {**self._symbols, **own})
+        born = {f"B_{name}": size for name, size in self._symbols.items()}  # also where no rank has a part
+        return evaluate(in_parts(sympy.sympify(expr)), {**born, **self._symbols, **own})
+
+    def learn(self, node: fx.Node, values: Sequence[Any]) -> None:
+        """Learn the ranks' sizes of an axis born inside from the first value that has rows of it."""
+        type_, placement = meta(node).type, meta(node).placement
+        if not isinstance(type_, TensorType) or not isinstance(placement, Shard):
+            return
+        of, known = axis_of(type_.shape[placement.dim]), by_axis(self.sizes)
+        if of is not None and of.is_contiguous and of.name not in known:
+            sizes = [value.shape[placement.dim] for value in values]
+            self.sizes = Split(self.sizes, {**{n: s for n, s in known.items() if n}, of.name: sizes})
 
     def split(self, full: Tensor, placement: Placement | None, type_: NodeType) -> list[Tensor]:
         """Return every rank's part of a global value; the full value for placements that are not sharded."""
@@ -46,17 +79,21 @@ class VirtualRanks:
             return self._shards(full, placement)
         if not isinstance(placement, Shard):
             return [full] * self.world
-        sizes = self._sizes_of(type_, placement.dim)
+        sizes, rows = self._sizes_of(type_, placement.dim), self._rows(type_, placement.dim)
+        full = picked(full, placement.dim, self.number(placement.outer), rows)
         return sharded([full] * self.world, sizes, placement.dim, self.number(placement.outer))
 
     def combine(self, values: Sequence[Tensor], placement: Placement, type_: NodeType) -> Tensor:
         """Combine the values of the ranks into the global value."""
         if isinstance(placement, ParamShard):  # ranks with equal shards follow from the first group
-            return torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
+            found = torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
+            return found[: int(type_.shape[0])] if isinstance(type_, TensorType) else found  # without padding
         if not isinstance(placement, Shard):
             return combine(values, placement, self.sizes)
-        sizes = self._sizes_of(type_, placement.dim)
-        return combine(values, Shard(placement.dim, self.number(placement.outer)), sizes)
+        sizes, rows = self._sizes_of(type_, placement.dim), self._rows(type_, placement.dim)
+        outer = self.number(placement.outer)
+        found = combine(values, Shard(placement.dim, outer), sizes)
+        return picked(found, placement.dim, outer, None if rows is None else rows.argsort())
 
     def entered(self, values: Sequence[Tensor], axis: Axis) -> list[Tensor]:
         """Return global row numbers of an axis as each rank's caller counts these."""
@@ -66,7 +103,21 @@ class VirtualRanks:
     def _sizes_of(self, type_: NodeType, dim: int) -> Sequence[int]:
         """Return the ranks' sizes of the axis along a dim."""
         found = axis_of(type_.shape[dim]) if isinstance(type_, TensorType) else None
-        return by_axis(self.sizes)["" if found is None else found.name]
+        known = by_axis(self.sizes)
+        parts = [known[name] for name in (("",) if found is None else found.parts)]
+        return [sum(sizes) for sizes in zip(*parts, strict=True)]
+
+    def _rows(self, type_: NodeType, dim: int) -> Tensor | None:
+        """Return the global rows of concatenated axes in the order of the ranks; None for a single axis."""
+        found = axis_of(type_.shape[dim]) if isinstance(type_, TensorType) else None
+        if found is None or found.is_contiguous:
+            return None
+        known, first, blocks = by_axis(self.sizes), 0, []
+        for name in found.parts:
+            rows = torch.arange(first, first + sum(known[name]))
+            blocks.append(rows.split(list(known[name])))  # type: ignore[no-untyped-call]
+            first += sum(known[name])
+        return torch.cat([block for of_rank in zip(*blocks, strict=True) for block in of_rank])
 
     def redistribute(self, node: fx.Node, values: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
         """Apply a redistribution to the values of the ranks; `rest` are the further arguments."""
@@ -75,11 +126,17 @@ class VirtualRanks:
             return list(values)
         made: dict[int, Tensor] = {}
         for ranks in self._along(found.axis):
-            of_ranks: Sequence[int] = self.sizes
+            of_ranks, rows = self.sizes, None
             if found.takes is Shard or found.gives is Shard:
-                of_ranks = self._sizes_of(meta(node).type, node.args[1])  # type: ignore[arg-type]
+                of_ranks = self._sizes_of(meta(node).type, node.args[1])  # type: ignore[arg-type, assignment]
+                rows = self._rows(meta(node).type, node.args[1])  # type: ignore[arg-type]
             own, sizes = [values[rank] for rank in ranks], [of_ranks[rank] for rank in ranks]
-            made.update(zip(ranks, found.on_ranks(own, sizes, *rest), strict=True))
+            if found.gives is Shard:
+                own = [picked(value, rest[0], rest[1], rows) for value in own]
+            results = found.on_ranks(own, sizes, *rest)
+            if found.takes is Shard and rows is not None:
+                results = [picked(value, rest[0], rest[1], rows.argsort()) for value in results]
+            made.update(zip(ranks, results, strict=True))
         return [made[rank] for rank in range(self.world)]
 
     def _shards(self, full: Tensor, placement: ParamShard) -> list[Tensor]:

@@ -21,6 +21,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.types.placements import R, Shard
 from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.op_view import op_view
+from fxdp.placing.selections import SelectedRows
 from fxdp.rules.registry import Operand, Pointer, registry
 
 _MOVES = frozenset({
@@ -36,13 +37,15 @@ READS = frozenset({aten.index_select.default, aten.gather.default, aten.index.Te
 """Ops whose results are elements of the first operand."""
 
 
-def pointer_of(node: fx.Node, known: Mapping[fx.Node, Pointer]) -> Pointer | None:
+def pointer_of(
+    node: fx.Node, known: Mapping[fx.Node, Pointer], selections: SelectedRows | None = None
+) -> Pointer | None:
     """Return where the values of a node point, from what is known of earlier nodes."""
     moved = [] if may_round(node) else moved_operands(node)
     facts = [known[source] for source in moved if source in known]
     if not moved or len(facts) < len(moved) or len({fact.axis for fact in facts}) != 1:
         return None
-    shard = moved_shard(node, {source: known[source].shard for source in moved}, known)
+    shard = moved_shard(node, {source: known[source].shard for source in moved}, known, selections)
     return None if shard is None else Pointer(facts[0].axis, shard)
 
 
@@ -57,12 +60,13 @@ def moved_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def moved_shard(
-    node: fx.Node, shards: Mapping[fx.Node, Shard], known: Mapping[fx.Node, Pointer]
+    node: fx.Node, shards: Mapping[fx.Node, Shard], known: Mapping[fx.Node, Pointer],
+    selections: SelectedRows | None = None,
 ) -> Shard | None:
     """Return the shard of a node's result that comes from these shards of its operands, rank by rank.
 
     The op's own rule says whether each rank's part of the result comes from its parts of the operands.
-    `known` says of what an operand's values are row numbers.
+    `known` says of what an operand's values are row numbers, `selections` which masks select rows.
     """
     place = 0
     if node.target is operator.getitem:
@@ -72,7 +76,10 @@ def moved_shard(
         type_, fact = meta(source).type, known.get(source)
         assert isinstance(type_, TensorType)
         shard = shards.get(source, R if fact is None else fact.shard)
-        return Operand(index, type_, (shard,), fact)
+        if selections is None:
+            return Operand(index, type_, (shard,), fact)
+        mask = selections.shard_of(source)
+        return Operand(index, type_, (mask or shard,), fact, selects=selections.axes_of(source))
 
     op, _ = op_view(node, operand)
     wanted = {o.index: shard for o in op.operands if isinstance(shard := o.placements[0], Shard)}

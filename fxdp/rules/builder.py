@@ -23,7 +23,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import positions
 from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.types.sizes import axis_of, exact_quotient, product
+from fxdp.ir.types.sizes import axis_of, exact_quotient, is_range, product
 from fxdp.ir.types.value_types import TensorType, type_bytes
 from fxdp.rules.dims import offered
 from fxdp.rules.registry import Alternative, Op, Operand
@@ -121,10 +121,13 @@ class DecompositionBuilder:
 def in_parts(
     op: Op, dims: Collection[int], decomposed: Callable[[Op, list[int], Shard], Alternative]
 ) -> Iterator[Alternative]:
-    """Yield a decomposition for each shard of floating-point operands along one of these dims."""
+    """Yield a decomposition for each shard of floating-point operands along one of these dims.
+
+    A rank has to know the numbers of its rows, which must be one range.
+    """
     if op.operands[0].type.dtype.is_floating_point:
         for shard in offered(op.operands):
-            if shard.dim in dims:
+            if shard.dim in dims and is_range(op.operands[0].shape[shard.dim]):
                 yield decomposed(op, sorted(dims), shard)
 
 

@@ -62,6 +62,8 @@ class Operand:
     placements : the placements in which the value already exists.
     into : the axis of which the value's elements are row numbers, and the shard under which each rank has
         only numbers of its own rows, as `arange(B)` has; None for all other values.
+    selects : the axes of the rows that a mask selects or that lengths repeat, on each rank of its own part;
+        None where no axis may be born, so that selected rows are in full.
     gather_bytes : the bytes to gather a smaller value (before a cast or an expansion) from which the full
         value is then computed; None if the value itself is gathered.
     blocks : what is known of a mask between rows of different ranks; None for all other values.
@@ -76,6 +78,7 @@ class Operand:
     gather_bytes: int | None = None
     blocks: Blocks | None = None
     counts: str | None = None
+    selects: tuple[str, ...] | None = None
 
     @property
     def shape(self) -> tuple[Dim, ...]:

@@ -24,7 +24,7 @@ from fxdp.oracle.virtual_run import Subject
 _ROWS = (Rows("nodes"), Rows("edges", dim=1, into="nodes"), Rows("nodes", into="graphs"), Rows("graphs"))
 
 
-def _part(nodes: int, edges: int, graphs: int) -> tuple[Tensor, ...]:
+def part_of(nodes: int, edges: int, graphs: int) -> tuple[Tensor, ...]:
     index = torch.randint(0, max(nodes, 1), (2, edges))
     of_graph = torch.arange(nodes) % max(graphs, 1)
     return torch.randn(nodes, 5, dtype=torch.float64), index, of_graph, torch.arange(graphs) % 3
@@ -47,19 +47,28 @@ def _joined(parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows]) -> tuple[
     return tuple(full), sizes
 
 
+Parts = Sequence[tuple[Tensor, ...]]
+"""The inputs of each rank."""
+
+
 def run_ragged(
-    model: nn.Module, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows], **given: Any
+    model: nn.Module, parts: Parts, rows: Sequence[Rows], more: Sequence[Parts] = (), **given: Any
 ) -> fx.Graph:
-    """Run a model's program on virtual ranks, compare it with one device, and return the program."""
-    full, sizes = _joined(parts, rows)
+    """Run a model's program on virtual ranks, compare it with one device, and return the program.
+
+    Further batches are run by the same program.
+    """
+    full, _ = _joined(parts, rows)
     options, mesh = Options(batch_dims=(tuple(rows), {}), **given), mesh_of({"dp": len(parts)}, "cpu")
     found = capture_for(model, full, {}, options)
     local, reference = prepare_subject(model, found, mesh, options, 4)
-    own, *further = sizes.values()
-    split = Split(own, dict(zip(found.axes.further, further, strict=True)))
     tolerances = dict.fromkeys((node.name for node in local.gm.graph.nodes), 1e-9)
-    run = Subject(model, local.gm, reference, options, tolerances, local.mesh).run(full, {}, split, 0)
-    assert run.ok, (run.faults, run.wrong)
+    subject = Subject(model, local.gm, reference, options, tolerances, local.mesh)
+    for batch in (parts, *more):
+        full, sizes = _joined(batch, rows)
+        own, *further = sizes.values()
+        run = subject.run(full, {}, Split(own, dict(zip(found.axes.further, further, strict=True))), 0)
+        assert run.ok, (run.faults, run.wrong)
     return local.gm.graph
 
 
@@ -100,7 +109,7 @@ class _Network(nn.Module):
 @pytest.mark.parametrize("read", ["index", "gather", "embedding"])
 def test_a_graph_network_gathers_nothing(read: str) -> None:
     torch.manual_seed(1)
-    parts = [_part(7, 12, 3), _part(2, 0, 1), _part(0, 0, 0), _part(3, 9, 2)]
+    parts = [part_of(7, 12, 3), part_of(2, 0, 1), part_of(0, 0, 0), part_of(3, 9, 2)]
     for strategy in ("replicate", "shard") if read == "index" else ("replicate",):
         graph = run_ragged(_Network(read), parts, _ROWS, strategy=strategy)
         assert gathered(graph) == []
@@ -184,7 +193,8 @@ class _Lost(nn.Module):
 
 def test_without_a_rule_values_are_gathered() -> None:
     torch.manual_seed(1)
-    for parts in ([_part(4, 6, 2), _part(2, 3, 1)], [_part(0, 0, 0), _part(5, 0, 2), _part(3, 7, 1)]):
+    two, three = [(4, 6, 2), (2, 3, 1)], [(0, 0, 0), (5, 0, 2), (3, 7, 1)]
+    for parts in ([part_of(*sizes) for sizes in of] for of in (two, three)):
         assert gathered(run_ragged(_Lost(), parts, _ROWS))
 
 
@@ -195,4 +205,4 @@ class _Added(nn.Module):
 
 def test_axes_of_equal_size_are_not_one() -> None:
     with pytest.raises(fxdp.CaptureError, match=r"test_ragged_axes.*x\[:, 0\] \+ edges\[0\]"):
-        run_ragged(_Added(), [_part(3, 3, 1)[:2]], _ROWS[:2])
+        run_ragged(_Added(), [part_of(3, 3, 1)[:2]], _ROWS[:2])

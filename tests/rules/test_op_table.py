@@ -21,7 +21,7 @@ def test_each_op_has_its_row() -> None:
     found = {row.op: (row.family, row.kind) for row in rows}
     assert found["mm"] == ("einsum", "contracted")
     assert found["convolution"] == ("convolution", "batched")
-    assert found["nonzero"] == ("size by value", "gathered")
+    assert found["nonzero"] == ("selection", "batched")
 
 
 def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

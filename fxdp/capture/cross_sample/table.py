@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from fxdp.ir.graph.graphs import argument_of
+from fxdp.ir.types.sizes import fixed_by_data
 from fxdp.torch_compat import OpOverload
 
 _FAMILIES = ("statistics", "mean_losses", "batch_norm", "strided_views")
@@ -27,11 +28,11 @@ class BatchSymbols:
     own_statistics: bool = False
 
     def among(self, sizes: Iterable[int | torch.SymInt]) -> bool:
-        """Return whether one of the sizes depends on the batch."""
+        """Return whether one of the sizes depends on the batch, or counts rows that values select."""
         if self.symbols is None:  # decomposing an op that does not combine samples is exact, too
             return True
         return any(
-            not self.symbols.isdisjoint(size.node.expr.free_symbols)
+            not self.symbols.isdisjoint(size.node.expr.free_symbols) or fixed_by_data(size.node.expr)
             for size in sizes
             if isinstance(size, torch.SymInt)
         )

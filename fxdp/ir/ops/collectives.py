@@ -131,6 +131,16 @@ def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int
     return take_part(value, dim, outer, batch, start, size)
 
 
+def shard_range(value: Tensor, dim: int, outer: int, inner: int, start: int, size: int) -> Tensor:
+    """Return this rank's part of a replicated value: `size` rows of the batch factor of `dim`."""
+    return _back(_front(value, dim, outer, inner).narrow(0, start, size), dim)
+
+
+def shard_rows(value: Tensor, dim: int, outer: int, inner: int, rows: Tensor) -> Tensor:
+    """Return this rank's part of a replicated value: these rows of the batch factor of `dim`."""
+    return _back(_front(value, dim, outer, inner).index_select(0, rows), dim)
+
+
 def partial(value: Tensor, rank: int) -> Tensor:
     """Return the value as a term of a sum over ranks: rank 0 keeps it, all remaining ranks get zeros.
 

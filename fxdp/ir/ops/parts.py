@@ -17,12 +17,11 @@ def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size:
     The result is a view if that is contiguous, else a copy, because some kernels (layer_norm's backward for
     its statistics) depend on strides. `batch` is the global batch.
     """
-    length = value.shape[dim]
+    inner = value.shape[dim] // (outer * max(batch, 1))  # an axis other than the batch may have no rows
     if outer == 1:
-        inner = length // batch
         part = value.narrow(dim, start * inner, size * inner)
         return part if dim == 0 else part.contiguous()
-    blocks = unflatten(value, dim, outer, batch, length // (outer * batch))
+    blocks = unflatten(value, dim, outer, batch, inner)
     return blocks.narrow(dim + 1, start, size).flatten(dim, dim + 2).contiguous()
 
 

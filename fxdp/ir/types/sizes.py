@@ -5,7 +5,7 @@ one dim never. All answers are cached: sympy would otherwise dominate the analys
 
 A ragged batch has further axes (nodes, edges), each with its own symbols: `B_nodes`, `b_nodes`, ... All that
 holds for `B` here holds for each; a size that depends on two axes is a multiple of neither. The axis with the
-empty name is the batch's own.
+empty name is the batch's own. Further axes are born inside a program (`fxdp/ir/types/born_axes.py`).
 
 Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 """
@@ -47,6 +47,16 @@ class Axis(NamedTuple):
     def inputs(self) -> tuple[str, str, str, str]:
         """The names of the axis' size inputs: global, local, offset, largest."""
         return self.total.name, self.local.name, self.offset.name, self.largest
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the axes of which this axis is the concatenation, in order; else its own name."""
+        return tuple(self.name.split("+"))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether a rank's rows are one range of the global rows, which begins at `offset`."""
+        return len(self.parts) == 1
 
 
 @lru_cache(maxsize=1024)
@@ -91,6 +101,12 @@ def named_size(name: str) -> sympy.Symbol:
         found = axis(of)
         return next(s for s in (found.total, found.local, found.offset) if s.name == name)
     return sympy.Symbol(name, integer=True, positive=True)
+
+
+def is_range(size: Dim) -> bool:
+    """Return whether a rank's rows along a sharded dim of this size are one range of the global rows."""
+    found = axis_of(size)
+    return found is not None and found.is_contiguous
 
 
 @lru_cache(maxsize=65536)

@@ -34,7 +34,7 @@ from fxdp.lowering.inductor.partitioner_hints import (
     save_what_is_read,
 )
 from fxdp.lowering.inductor.strides import chooses_layouts, results
-from fxdp.lowering.inductor.trace import Traced, dead_rng_ops, trace
+from fxdp.lowering.inductor.trace import Traced, trace
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import (
     FakeTensorMode,
@@ -57,8 +57,6 @@ class Signature:
     tangents: tuple[TensorType, ...]
     outputs: int
     mutations: tuple[Mutation, ...]
-    unread: int
-    """The number of forward results that are random ops without readers."""
 
     @staticmethod
     def of(gm: fx.GraphModule) -> Signature:
@@ -68,7 +66,6 @@ class Signature:
             tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
             len(forward_results(gm.graph)),
             tuple(spec for spec, _ in results_of(gm.graph) if isinstance(spec, Mutation)),
-            len(dead_rng_ops(gm.graph)),
         )
 
     @property
@@ -121,19 +118,22 @@ def partition(
     traced, signature = trace(gm, values, shapes, device), Signature.of(gm)
     lays_out = chooses_layouts(traced.joint, device)
     pair: Pair
-    if backward_inputs(gm.graph) or backward_results(gm.graph):
-        pair = _halves(traced, signature, device, budget)
+    gradients = len(backward_results(gm.graph))
+    if backward_inputs(gm.graph) or gradients:
+        pair = _halves(traced, signature, gradients, device, budget)
     else:
         pair = joint_passes_for_inference(traced.joint, device, traced.fake_mode), None, ()
     return Cut(*pair, traced.fake_mode, traced.sizes, lays_out)
 
 
-def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> Pair:
+def _halves(
+    traced: Traced, signature: Signature, gradients: int, device: torch.device, budget: float
+) -> Pair:
     visible = signature.visible
     # before partitioning, which may disturb the order on each rank
     save_formatted_weights(traced.joint)
     order = collectives(traced.joint.graph)
-    inputs, outputs = [*traced.inputs, *traced.tangents], visible + signature.unread
+    inputs, outputs = [*traced.inputs, *traced.tangents], len(results(traced.joint)) - gradients
     forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode, budget)
     save_draws(forward, backward, visible)
     if device.type == "cpu":  # only Inductor's C++ is slow for booleans

@@ -16,9 +16,9 @@ from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Param
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.ir.types.placements import Shard
-from fxdp.ir.types.sizes import axes_of, named_size
+from fxdp.ir.types.sizes import axes_of, axis_of, named_size
 from fxdp.ir.types.sizes import axis as axis_named
-from fxdp.ir.types.value_types import TensorType, local_shape
+from fxdp.ir.types.value_types import ScalarType, TensorType, local_shape, tensor_types
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.decomposition_overrides import mended
 from fxdp.lowering.inductor.partitioner_hints import marked, save_results_alone
@@ -49,7 +49,7 @@ class Traced:
     """A joint graph of ops that Inductor compiles, with the fake inputs of the trace."""
 
     joint: fx.GraphModule
-    """The graph; results are outputs, mutations, unread random ops, gradients."""
+    """The graph; results are outputs, mutations, results that only the partitioner reads, gradients."""
     fake_mode: FakeTensorMode
     inputs: list[Any]
     tangents: list[Any]
@@ -98,14 +98,14 @@ def _fake(
 def joint_function(
     gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node], device: torch.device
 ) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """Return the graph as `f(primals, tangents)` with outputs, mutations, unread random ops, gradients.
+    """Return the graph as `f(primals, tangents)` with outputs, mutations, unread results, gradients.
 
     If Inductor runs convolutions channels-last, images and weights are converted from the start. Bools that
     are gathered or broadcast are sent as bytes, because Inductor would promote bools.
     """
     order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
-    order += [*dead_rng_ops(gm.graph), *backward_results(gm.graph)]
+    order += [*unread_results(gm.graph), *backward_results(gm.graph)]
     placeholders = [*inputs, *tangents]
     lays_out = traces_channels_last(device)
 
@@ -118,7 +118,8 @@ def joint_function(
                 for one in made:  # of the same module
                     one.meta["fxdp"] = Metadata(location=meta(node).location)
                     one.meta["is_gradient_acc"] = node.meta.get("is_gradient_acc")
-        return [None if n is None else run.env[n] for n in order]
+        found: list[Any] = [None if n is None else run.env[n] for n in order]
+        return [value for value in found if not isinstance(value, int)]  # without rows, none are selected
 
     return joint
 
@@ -209,6 +210,26 @@ def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
         dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
         return aten.scalar_tensor.default(value, dtype=dtype).item()
     return value
+
+
+def unread_results(graph: fx.Graph) -> list[fx.Node]:
+    """Return the results of the forward that nothing but the partitioner reads."""
+    return [*dead_rng_ops(graph), *sizes_of_parts(graph)]
+
+
+def sizes_of_parts(graph: fx.Graph) -> list[fx.Node]:
+    """Return the sizes of a rank's rows that it concatenates to those of another axis.
+
+    A backward that saves the concatenation would know a sum of sizes, and Inductor none of the two.
+    """
+    types = [type_ for node in graph.nodes for type_ in tensor_types(meta(node).type)]
+    joined = {of for type_ in types for size in type_.shape if (of := axis_of(size)) and not of.is_contiguous}
+    local = {axis_named(part).local for of in joined for part in of.parts}
+    return [
+        node
+        for node in graph.find_nodes(op="call_function", target=aten.sym_size.int)
+        if isinstance(type_ := meta(node).type, ScalarType) and type_.expr in local
+    ]
 
 
 def dead_rng_ops(graph: fx.Graph) -> list[fx.Node]:

@@ -23,7 +23,9 @@ from fxdp.rules.registry import Alternative, Op, rule
 def _first(size: Dim, outer: Dim) -> sympy.Expr | None:
     """Return the global number of a rank's first row, or None if the rows are not one contiguous range."""
     factor, axis = batch_factor(size), axis_of(size)
-    return None if factor is None or axis is None or outer != 1 else factor * axis.offset
+    if factor is None or axis is None or not axis.is_contiguous or outer != 1:
+        return None
+    return factor * axis.offset
 
 
 def _shifted(name: str, value: Dim, by: sympy.Expr) -> Rewrite:

@@ -23,7 +23,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax, amin
 from fxdp.ir.types.decompositions import Rewrite, Term
 from fxdp.ir.types.placements import Dim, Shard
-from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.sizes import batch_factor, is_range
 from fxdp.rules.builder import MAX, MIN, SUM, DecompositionBuilder
 from fxdp.rules.dims import keeps_dims, offered, wrap
 from fxdp.rules.registry import Alternative, Op
@@ -55,7 +55,7 @@ def place_of_extremum(op: Op) -> Iterator[Alternative]:
         return
     dim = wrap(op.arg("dim"), x.ndim)
     for shard in offered(op.operands):
-        if shard.dim == dim:
+        if shard.dim == dim and is_range(x.shape[dim]):
             yield _place(op, shard)
 
 
@@ -87,7 +87,7 @@ def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
     """Yield a decomposition for zeros with a gradient at one position along a dim, local on each rank."""
     ndim = len(op.output.shape)
     dim = wrap(op.arg("dim"), ndim)
-    if ndim == 0 or batch_factor(op.output.shape[dim]) is None:
+    if ndim == 0 or batch_factor(op.output.shape[dim]) is None or not is_range(op.output.shape[dim]):
         return
     builder, shard = DecompositionBuilder(op), Shard(dim)
     shape = (*op.output.shape[:dim], 1, *op.output.shape[dim + 1 :])

@@ -1,11 +1,15 @@
-"""Rules for advanced indexing, `x[i, :, j]`, and writes to it.
+"""Rules for advanced indexing, `x[i, :, j]`, writes to it, and rows that values select (nonzero, a mask).
 
 Laws, with result dims in numpy's order (index dims in place if the index tensors are adjacent, else in
 front): shards of dims without an index stay; the index dims may be sharded, with each rank reading from a
 full operand; a write that accumulates is partial over sharded index dims. An index that points to rows of
 the rank's own (`Operand.into`), as `arange(B)` does, reads these alone: the dim with the rows is sharded by
-them, and the index dim as the index is. Boolean masks have a dynamic size and stay unsharded, except where a
-write of one value through a mask keeps the shape.
+them, and the index dim as the index is. One value written through a mask keeps the shape.
+
+Selected rows: what ranks select from their parts, concatenated in rank order, is what one device selects, if
+the parts are one range each of the first dim that has several elements. So the selected rows are a batch
+axis, born here (`fxdp/ir/types/born_axes.py`): their number on a rank is known once the rank has selected.
+The axis belongs to its mask: another mask may select as many rows of the global batch, but not on each rank.
 """
 
 from __future__ import annotations
@@ -13,17 +17,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import sympy
 import torch
 
+from fxdp.ir.ops import selected_rows
 from fxdp.ir.ops.library import aten
+from fxdp.ir.types.born_axes import unborn
 from fxdp.ir.types.decompositions import Rewrite
-from fxdp.ir.types.placements import Dim, Placement, Shard
-from fxdp.ir.types.sizes import axis
+from fxdp.ir.types.placements import Dim, Placement, S, Shard
+from fxdp.ir.types.sizes import axis, axis_of
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
-_MASKS = (torch.bool, torch.uint8)
+MASKS = (torch.bool, torch.uint8)
+SELECTIONS = frozenset({
+    aten.nonzero.default, aten.masked_select.default, aten.repeat_interleave.Tensor, aten.index.Tensor
+})  # fmt: skip
+"""Ops that read, with a mask or lengths as last operand, as many rows as the values of that operand say."""
 _IN_BROADCAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -44,7 +55,7 @@ class _Layout:
 def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | None:
     indexed = tuple((d, o) for d, o in enumerate(indices) if o is not None)
     # the number of rows that a mask selects depends on all of its values
-    if not indexed or any(o.type.dtype in _MASKS for _, o in indexed):
+    if not indexed or any(o.type.dtype in MASKS for _, o in indexed):
         return None
     dims = [d for d, _ in indexed]
     broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
@@ -94,6 +105,7 @@ def _index(op: Op) -> Iterator[Alternative]:
     source, indices = op.arg("self"), op.arg("indices")
     layout = _layout(source, indices)
     if layout is None:
+        yield from _selected(op, source, indices)
         return
     inputs = [(source, layout.source), *layout.indices]
     yield from by_labels(op, inputs, [layout.result], broadcast=True)
@@ -133,13 +145,101 @@ def _fits(values: Operand, written: str, layout: _Layout) -> bool:
     return all(n == 1 or label not in sizes or n in sizes[label] for label, n in dims)
 
 
+def _only_mask(indices: tuple[Operand | None, ...]) -> tuple[int, Operand] | None:
+    """Return the only index and its first dim, if it is a mask."""
+    found = [(d, o) for d, o in enumerate(indices) if o is not None]
+    return found[0] if len(found) == 1 and found[0][1].type.dtype in MASKS else None
+
+
+def _selected(op: Op, source: Operand, indices: tuple[Operand | None, ...]) -> Iterator[Alternative]:
+    """Yield shards of the rows that one mask selects, and of all dims without a mask."""
+    found = _only_mask(indices)
+    if found is None:
+        return
+    at, mask = found
+    kept = letters(source.ndim, full=range(at, at + mask.ndim))
+    yield from by_labels(op, [(source, kept)], [kept[:at] + "_" + kept[at + mask.ndim :]])
+    for shard in _rows_of_each_rank(mask, op.output.shape[at]):
+        yield op.alternative({source.index: Shard(at + shard.dim), mask.index: shard}, Shard(at))
+    yield from linear(op, [source])
+
+
 def _masked_write(
     op: Op, target: Operand, indices: tuple[Operand | None, ...], values: Operand
 ) -> Iterator[Alternative]:
-    """Yield shards of all dims for one value written through one mask: `where(mask, value, self)`."""
-    masks = [(d, o) for d, o in enumerate(indices) if o is not None]
-    if len(masks) != 1 or any(n != 1 for n in values.shape):
+    """Yield shards for writes through one mask: of selected rows, or of one value, as `where` does."""
+    found = _only_mask(indices)
+    if found is None:
         return
-    at, mask = masks[0]
+    at, mask = found
+    if any(n != 1 for n in values.shape):
+        yield from _selected_write(op, target, (at, mask), values)
+        return
     names = letters(target.ndim)
     yield from by_labels(op, [(target, names), (mask, names[at : at + mask.ndim])], [names])
+
+
+def _selected_write(
+    op: Op, target: Operand, masked: tuple[int, Operand], values: Operand
+) -> Iterator[Alternative]:
+    """Yield shards of all dims without the mask, and of the rows that the mask selects on each rank."""
+    at, mask = masked
+    names = letters(target.ndim, full=range(at, at + mask.ndim))
+    written = names[:at] + "_" + names[at + mask.ndim :]
+    if values.ndim == len(written):
+        yield from by_labels(op, [(target, names), (values, written)], [names])
+        for shard in _rows_of_each_rank(mask, values.shape[at]):
+            along = Shard(at + shard.dim)
+            yield op.alternative({target.index: along, mask.index: shard, values.index: Shard(at)}, along)
+    if op.arg("accumulate"):
+        yield from sums_of_parts(op, target, values)
+
+
+def _rows_of_each_rank(selector: Operand, size: Dim) -> Iterator[Shard]:
+    """Yield the shards of a selector under which a dim of this size has the rows that each rank selects."""
+    of = axis_of(size)
+    known = of is not None and size == of.total and of.name in (selector.selects or ())
+    if selector.selects is None or not (known or unborn(size)):
+        return
+    for shard in selector.shards:
+        along = axis_of(selector.shape[shard.dim])
+        first = shard.outer == 1 and all(n == 1 for n in selector.shape[: shard.dim])
+        if first and along is not None and along.is_contiguous:
+            yield shard
+
+
+def _first_row(selector: Operand, shard: Shard) -> Dim:
+    """Return the number of elements along the sharded dim on the ranks before this one."""
+    size = selector.shape[shard.dim]
+    along = axis_of(size)
+    assert along is not None
+    return sympy.sympify(size).xreplace({along.total: along.offset})
+
+
+@rule("selection", aten.nonzero.default)
+def _nonzero(op: Op) -> Iterator[Alternative]:
+    """Yield the positions in a rank's part, counted from the first element of all ranks."""
+    (mask,) = op.operands
+    for shard in _rows_of_each_rank(mask, op.output.shape[0]):
+        counted = ("column", shard.dim), ("offset", _first_row(mask, shard))
+        yield op.alternative({0: shard}, S(0), Rewrite(target=selected_rows.nonzero, arguments=counted))
+
+
+@rule("selection", aten.masked_select.default)
+def _masked_select(op: Op) -> Iterator[Alternative]:
+    """Yield the elements that a mask of equal shape selects from a rank's part."""
+    source, mask = op.operands
+    if source.shape == mask.shape:
+        for shard in _rows_of_each_rank(mask, op.output.shape[0]):
+            yield op.alternative({0: shard, 1: shard}, S(0))
+
+
+@rule("selection", aten.repeat_interleave.Tensor)
+def _repeat_interleave(op: Op) -> Iterator[Alternative]:
+    """Yield the row numbers that the lengths of a rank's rows repeat."""
+    (lengths,) = op.operands
+    if op.arg("output_size") is None:
+        for shard in _rows_of_each_rank(lengths, op.output.shape[0]):
+            counted = (("offset", _first_row(lengths, shard)),)
+            rewrite = Rewrite(target=selected_rows.repeat_interleave, arguments=counted)
+            yield op.alternative({0: shard}, S(0), rewrite)

@@ -1,7 +1,8 @@
 """Rules for joining tensors along a dim, and splitting: cat, stack, split, unbind.
 
 Law: a shard of a different dim stays. Along the sharded dim, numbers of blocks of equal size add up: `cat` of
-`S(d, o1)` and `S(d, o2)` is `S(d, o1 + o2)`, and `split` is the inverse. All ops are linear.
+`S(d, o1)` and `S(d, o2)` is `S(d, o1 + o2)`, and `split` is the inverse. Rows of different axes, each
+sharded, are those of an axis that is their concatenation (`fxdp/ir/types/born_axes.py`). All ops are linear.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
+from fxdp.ir.types.born_axes import concatenation, in_parts
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Dim, Shard
 from fxdp.ir.types.sizes import batch_factor, exact_quotient, local_size
@@ -31,6 +33,14 @@ def _cat(op: Op) -> Iterator[Alternative]:
     along = [(o.shape[dim], s.outer) for o in op.operands for s in o.shards if s.dim == dim]
     for block in dict.fromkeys(exact_quotient(size, outer) for size, outer in along):
         yield from _blocks_merged(op, dim, block)
+    yield from _axes_joined(op, dim)
+
+
+def _axes_joined(op: Op, dim: int) -> Iterator[Alternative]:
+    joined = concatenation([o.shape[dim] for o in op.operands])
+    size = op.output.shape[dim]
+    if joined is not None and size in (joined.total, in_parts(joined.total)):
+        yield op.alternative({o.index: Shard(dim) for o in op.operands}, Shard(dim))
 
 
 def _blocks_merged(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]:

@@ -16,9 +16,8 @@ from fxdp.rules.registry import Alternative, Op, rule, runs_replicated
 runs_replicated(
     "size_by_value", "size by value",
     *existing(
-        "nonzero", "nonzero_static", "masked_select", "bincount", "repeat_interleave.Tensor",
-        "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
-        "_pack_padded_sequence",
+        "nonzero_static", "bincount", "_unique", "_unique2", "unique_dim", "unique_consecutive",
+        "unique_dim_consecutive", "_pack_padded_sequence",
     ),
 )  # fmt: skip
 

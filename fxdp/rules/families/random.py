@@ -20,7 +20,7 @@ from fxdp.ir.ops.full_batch_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Placement, R, Shard
-from fxdp.ir.types.sizes import axis_of, batch_factor
+from fxdp.ir.types.sizes import axis_of, batch_factor, is_range
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import filled_like
 from fxdp.rules.families.pointwise import aligned
@@ -97,7 +97,9 @@ def drawn_for_full_batch(
     if not one_rank and name not in _BY_VALUE:
         for alternative in found.rule(op):
             shard = alternative.outputs[0]
-            if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):
+            if not isinstance(shard, Shard) or not is_range(op.output.shape[shard.dim]):
+                continue
+            if all(p == shard or p is None for p in alternative.outputs):
                 yield _kept(op, alternative, shard, order, gaps)
     if found.name == "_drawn_like":
         yield _kept(op, op.alternative({0: None}), None, order, gaps)

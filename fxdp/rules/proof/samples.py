@@ -26,16 +26,18 @@ class Sample:
     """Tensor argument of a check: a shape in `B` (or strings like `"2*B"`), and how to fill the tensor.
 
     Numbers are uniform in `[low, high)` if these are given (bounds may count `B`), else normal; `fill` makes
-    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
+    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast. With
+    `selects`, the values select (or repeat) as many rows of a rank as the rank has samples.
     """
 
     def __init__(
         self, *shape: Dim | str, dtype: torch.dtype = torch.float64, low: Dim | float | None = None,
         high: Dim | float | None = None, iota: int | None = None,
-        fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None,
+        fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None, selects: bool = False,
     ) -> None:  # fmt: skip
         self.shape: tuple[Dim, ...] = tuple(map(expression, shape))
         self.dtype, self.low, self.high, self.iota, self.fill = dtype, low, high, iota, fill
+        self.selects = ("",) if selects else ()
 
     @property
     def pointer(self) -> Pointer | None:

@@ -105,11 +105,24 @@ def _index(g: Draw) -> Call:
     )
 
 
+def _index_by_masks_too(g: Draw) -> Call:
+    return g.one(
+        [
+            _index(g),
+            call(T("B", 3, 2), [first_of("B", 3)]),
+            call(T(4, "B"), [None, each("B")]),
+            call(T("B", 2), [None, T(2, dtype=torch.bool, fill=_all)]),
+        ]
+    )
+
+
 def _index_put(g: Draw) -> Call:
     rows = T("B", dtype=I64, low=0, high=3)
     return g.one(
         [
             call(g.t("N4"), [None, distinct(2)], g.t("N2")),
+            call(T("B", 3, 2), [first_of("B", 3)], T("B", 2), g.one([True, False])),
+            call(T(4, "B"), [None, each("B")], T(4, "B")),
             call(g.t("34"), [g.ints("N")], g.t("N4"), True),
             call(g.t("34"), [g.ints("N")], g.t("4"), True),
             call(T("B", 4, 3), [own("B", 1), distinct(2)], T("B", 2, 3)),
@@ -134,6 +147,17 @@ def _embedding_backward(g: Draw) -> Call:
 
 def _all(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.ones(size)
+
+
+def each(*shape: Dim | str, dtype: torch.dtype = torch.bool) -> T:
+    """A mask that selects each sample, or a length of 1 for each."""
+    return T(*shape, dtype=dtype, fill=_all, selects=True)
+
+
+def first_of(*shape: Dim | str) -> T:
+    """A mask that selects one element of each sample."""
+    first = torch.arange(100).eq(1)
+    return T(*shape, dtype=torch.bool, fill=lambda size, _: first[: size[1]].expand(size), selects=True)
 
 
 def starts(*shape: Dim | str, each: int) -> T:
@@ -178,12 +202,12 @@ SAMPLES: dict[str, Maker] = {
     "_embedding_bag_per_sample_weights_backward": _bag_weights_backward,
     "masked_scatter": lambda g: call(g.t("N3"), g.mask("N3"), T(100)),
     "masked_scatter_backward": lambda g: call(T("B", 3), T("B", 3, dtype=torch.bool, fill=_all), ["3*B"]),
-    "nonzero": lambda g: call(T("B", 3, fill=_all)),
+    "nonzero": lambda g: call(g.one([each("B"), each(1, "B"), first_of("B", 3)])),
     "nonzero_static": lambda g: call(g.t("N3"), size=4),
-    "masked_select": lambda g: call(g.t("N3"), g.t("N3", dtype=torch.bool, fill=_all)),
+    "masked_select": lambda g: g.one([call(g.t("N3"), first_of("B", 3)), call(T("B", 3), first_of("B", 3))]),
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), lambda g: call(distinct("B"))),
     **dict.fromkeys(("unique_dim", "unique_dim_consecutive"), lambda g: call(distinct("B", 2), 0)),
-    "repeat_interleave.Tensor": lambda g: call(T("B", dtype=I64, fill=_all)),
+    "repeat_interleave.Tensor": lambda g: call(each("B", dtype=I64)),
     "embedding": lambda g: call(g.t("5c"), g.ints(g.dims(1, 3), 5), g.one([-1, 1])),
     "embedding_dense_backward": _embedding_backward,
     "fxdp.sparse_rows": lambda g: call(T("B", 3), T("B", dtype=I64, low=0, high=5), 5, g.one([-1, 1])),
@@ -203,7 +227,8 @@ SAMPLES: dict[str, Maker] = {
     "index_fill.int_Tensor": lambda g: _index_write(g.t(""), value=False)(g),
     "take": lambda g: call(g.t("a3"), g.ints("Nb")),
     "put": lambda g: call(g.t("a3"), g.ints("Nb"), g.t("Nb"), True),
-    **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), _index),
+    "index.Tensor": _index_by_masks_too,
+    "_unsafe_index.Tensor": _index,
     **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put),
     "_unsafe_masked_index": lambda g: _masked_index(g, False),
     "_unsafe_masked_index_put_accumulate": lambda g: _masked_index(g, True),

@@ -1,0 +1,89 @@
+"""Rows that values select, each rank of its own part: which nodes select these, and the axes born so.
+
+    %index: f32[u0, 4] {dp=S(0)} = aten.index(%x, [%mask])       %mask selects the rows of the axis `u0`
+    %nonzero: i64[u1, 1] {dp=S(0)} = aten.nonzero(%mask)         and of `u1`; the values point into the batch
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxdp.ir.graph.metadata import meta, tensor_operands, tensor_type
+from fxdp.ir.ops.library import aten
+from fxdp.ir.types.born_axes import concatenation, renamed, unborn
+from fxdp.ir.types.placements import Shard
+from fxdp.ir.types.sizes import Axis, axis_of, is_axis
+from fxdp.ir.types.value_types import NodeType, TensorType
+from fxdp.rules.families.indexing import MASKS, SELECTIONS
+from fxdp.rules.registry import Pointer
+
+
+class BornAxes:
+    """The axes born in one graph; the types of its nodes say which."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._captured: list[tuple[fx.Node, NodeType]] = [(n, meta(n).type) for n in graph.nodes]
+
+    def forget(self) -> None:
+        """Restore the types of capture, before a further propagation."""
+        for node, type_ in self._captured:
+            meta(node).type = type_
+
+    def add(self, of: Axis) -> None:
+        """Rename the sizes of all nodes to those of an axis."""
+        for node, _ in self._captured:
+            meta(node).type = renamed(meta(node).type, of)
+
+
+class SelectedRows:
+    """Which nodes select rows, and of which axes; `pointers` of all nodes are added to.
+
+    `born` is None where no axis may be born.
+    """
+
+    def __init__(self, pointers: dict[fx.Node, Pointer], born: BornAxes | None) -> None:
+        self._pointers, self._born = pointers, born
+        self._axes: dict[fx.Node, tuple[str, ...]] = {}
+
+    def axes_of(self, node: fx.Node) -> tuple[str, ...] | None:
+        """Return the axes of the rows that a node selects; None where no axis may be born."""
+        return None if self._born is None else self._axes.get(node, ())
+
+    def shard_of(self, node: fx.Node) -> Shard | None:
+        """Return the shard of a node that selects rows."""
+        placement = meta(node).placement
+        return placement if node in self._axes and isinstance(placement, Shard) else None
+
+    @property
+    def any(self) -> bool:
+        """Whether a node selects rows."""
+        return bool(self._axes)
+
+    def learn(self, node: fx.Node) -> bool:
+        """Learn of a call that has its placement; return whether its values are numbers of selected rows."""
+        placement, type_ = meta(node).placement, meta(node).type
+        if self._born is None or not isinstance(placement, Shard) or not isinstance(type_, TensorType):
+            return False
+        size, sources = type_.shape[placement.dim], tensor_operands(node)
+        if node.target is aten.cat.default:
+            joined = concatenation([tensor_type(source).shape[placement.dim] for source in sources])
+            if joined is not None and size != joined.total:
+                self._born.add(joined)
+        if node.target not in SELECTIONS or (
+            node.target is aten.index.Tensor and tensor_type(sources[-1]).dtype not in MASKS
+        ):
+            return False
+        if (of := unborn(size)) is not None:
+            self._born.add(of)
+            self._axes[sources[-1]] = (*self._axes.get(sources[-1], ()), of.name)
+        rows = tensor_type(sources[-1]).shape
+        if node.target not in _NUMBERS or len(rows) > 1 or not is_axis(rows[0]):
+            return False
+        along = axis_of(rows[0])
+        assert along is not None
+        self._pointers[node] = Pointer(along.name, placement)
+        return True
+
+
+_NUMBERS = frozenset({aten.nonzero.default, aten.repeat_interleave.Tensor})
+"""Ops whose results are the numbers of the selected rows."""
