@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import SideEffect
+from fxdp.capture.locations import is_own_file
 from fxdp.capture.patches.module_state import keep_all, unchanged
 from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.side_effects import words_of
@@ -51,21 +52,24 @@ def check_memory(
     """
     if not changed and not outside.changed:
         return
-    locations = outside.read
-    named = [f"{one} at {locations.location_of_change(one.key)}" for one in changed]
-    places = {at: f"{p.name} at {locations.location_of_change(p.label)}" for at, p in outside.changed.items()}
+    at = outside.read.location_of_change
+    found = [(str(one), at(one.key), True) for one in changed]
+    found += [(p.name, at(p.label), place not in outside.words) for place, p in outside.changed.items()]
     if how := _Twin(module, changed, outside, run).remembers():
-        listed = ", ".join([*named, *places.values()])
+        listed = ", ".join(f"{name} at {line}" for name, line, _ in found)
         raise CaptureError(
             f"the model keeps values from one call to the next in Python ({listed}): with the same inputs, "
             f"parameters and buffers {how}. A graph cannot change them. Register them as buffers, which the "
             "forward may change, pass them as inputs and return them, or change them outside of the forward"
         )
-    if lost := [*named, *(one for at, one in places.items() if at not in outside.words)]:
-        _log.warning(
+    lost = [(name, line) for name, line, is_lost in found if is_lost]
+    is_own = any(not line.file or is_own_file(line.file) for _, line in lost)
+    if lost:  # a package that notes its first call, as transformers does, is nothing that a user can change
+        _log.log(
+            logging.WARNING if is_own else logging.INFO,
             "the forward sets %s: compiled, these stay as they are. Return what is to be read, or call the "
             "model itself (compiled.module)",
-            ", ".join(lost),
+            ", ".join(f"{name} at {line}" for name, line in lost),
         )
 
 

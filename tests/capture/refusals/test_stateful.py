@@ -113,6 +113,17 @@ def test_a_value_that_is_only_shown_is_named(caplog: pytest.LogCaptureFixture) -
     assert (model.state, model.steps) == (None, 0)
 
 
+def test_what_a_package_notes_of_its_first_call_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Transformers sets `model._output_capturing_hooks_installed`, of which a user can change nothing."""
+    scope: dict[str, Any] = {"Model": _Model}
+    source = "class Noting(Model):\n def forward(self, x):\n  self.steps = 1\n  return self.fc(x).mean()\n"
+    exec(compile(source, "/usr/lib/python3/site-packages/package/models.py", "exec"), scope)
+    with caplog.at_level(logging.INFO, "fxdp"):
+        capture(scope["Noting"](lambda model, x: x), (torch.randn(6, 4),), {})
+    (record,) = (record for record in caplog.records if "the forward sets" in record.getMessage())
+    assert record.levelno == logging.INFO
+
+
 @pytest.mark.parametrize(("body", "refused"), [(_shows, False), (_counts, True)])
 def test_of_sharded_parameters_others_stand_in(
     body: Callable[[_Model, Tensor], Tensor], *, refused: bool
