@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,13 +115,16 @@ def test_a_value_that_is_only_shown_is_named(caplog: pytest.LogCaptureFixture) -
     assert (model.state, model.steps) == (None, 0)
 
 
-def test_what_a_package_notes_of_its_first_call_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_package_notes_of_its_first_call_is_no_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Transformers sets `model._output_capturing_hooks_installed`, of which a user can change nothing."""
-    scope: dict[str, Any] = {"Model": _Model}
-    source = "class Noting(Model):\n def forward(self, x):\n  self.steps = 1\n  return self.fc(x).mean()\n"
-    exec(compile(source, "/usr/lib/python3/site-packages/package/models.py", "exec"), scope)
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "noting.py").write_text("def note(model, x):\n    model.steps = 1\n    return x.mean()\n")
+    monkeypatch.syspath_prepend(str(package))
     with caplog.at_level(logging.INFO, "fxdp"):
-        capture(scope["Noting"](lambda model, x: x), (torch.randn(6, 4),), {})
+        capture(_Model(importlib.import_module("noting").note), (torch.randn(6, 4),), {})
     (record,) = (record for record in caplog.records if "the forward sets" in record.getMessage())
     assert record.levelno == logging.INFO
 
