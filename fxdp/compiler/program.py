@@ -23,9 +23,9 @@ from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.catalogue import make
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.pipeline.write.microbatches import MicrobatchSizes, Recompute
 from fxdp.pipeline.write.step_graph import StepGraph
-from fxdp.pipeline.write.writer import Recompute, Writer
+from fxdp.pipeline.write.writer import Writer
 from fxdp.reports.plan import program_text
 
 

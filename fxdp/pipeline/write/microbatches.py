@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fxdp.errors import InputError
 from fxdp.ir.types.sizes import axes_of, axis
+from fxdp.runtime import p2p
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,37 @@ class MicrobatchSizes:
     def is_empty(self) -> bool:
         """True if the rank has no samples."""
         return self.sizes[None]["b"] == 0
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """The micro-batches for which a stage recomputes the forward instead of saving activations."""
+
+    policy: str
+    microbatches: int
+
+    def __contains__(self, microbatch: int) -> bool:
+        if self.policy == "except_last":
+            return microbatch < self.microbatches - 1
+        return self.policy == "always"
+
+
+def microbatch_call(
+    layout: MicrobatchSizes, index: int, dims: Sequence[int | None], axes: Sequence[tuple[str, str | None]]
+) -> tuple[Callable[..., p2p.Microbatch], tuple[Any, ...]]:
+    """Return the function that takes a micro-batch out of the full batch, and the arguments that follow.
+
+    `dims` are the batch dims of the inputs, `axes` those of a ragged batch: of each input's rows, and the
+    one into which its values point.
+    """
+    if not axes:
+        function = p2p.microbatch if layout.blocks is None else p2p.block
+        return function, (index, *layout.bounds[index], list(dims))
+    places: list[tuple[int, int, int, int] | None] = []
+    for dim, (rows, target) in zip(dims, axes, strict=True):
+        before = 0 if target is None else layout.along(target)[index][0]
+        places.append(None if dim is None else (dim, *layout.along(rows)[index], before))
+    return p2p.ragged_microbatch, (index, places)
 
 
 def _even_bounds(batch: int, count: int) -> list[tuple[int, int]]:

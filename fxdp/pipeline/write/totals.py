@@ -1,9 +1,9 @@
 """Write the sums over micro-batches: one running sum, or with blocks the part of a tree that the rank holds.
 
-    %total_loss = accumulate(%loss_mb0, %loss_mb1, 'sum', False)
-    %total_loss_1 = accumulate(%total_loss, %loss_mb2, 'sum', True)          in place
+%total_loss = accumulate(%loss_mb0, %loss_mb1, 'sum', False)
+%total_loss_1 = accumulate(%total_loss, %loss_mb2, 'sum', True)          in place
 
-    %loss_1_0 = accumulate(%loss_mb0, %loss_mb1, 'sum', False)               blocks 0 and 1: node (1, 0)
+%loss_1_0 = accumulate(%loss_mb0, %loss_mb1, 'sum', False)               blocks 0 and 1: node (1, 0)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ receive are written at the same position of that order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,24 +42,10 @@ from fxdp.pipeline.schedule.transfers import End, Transfer, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
-from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.pipeline.write.microbatches import MicrobatchSizes, Recompute, microbatch_call
 from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import Message, StepGraph, suffix
 from fxdp.pipeline.write.totals import Totals
-from fxdp.runtime import p2p
-
-
-@dataclass(frozen=True)
-class Recompute:
-    """The micro-batches for which a stage recomputes the forward instead of saving activations."""
-
-    policy: str
-    microbatches: int
-
-    def __contains__(self, microbatch: int) -> bool:
-        if self.policy == "except_last":
-            return microbatch < self.microbatches - 1
-        return self.policy == "always"
 
 
 @dataclass
@@ -182,22 +168,10 @@ class Writer:
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
-            part, args = self._part(microbatch)
-            self._batches[microbatch] = self.step.function(part, args, f"{part.__name__}_{microbatch}")
+            take, args = microbatch_call(self.layout, microbatch, self.batch_dims, self.axes)
+            name = f"{take.__name__}_{microbatch}"
+            self._batches[microbatch] = self.step.function(take, (self.full, *args), name)
         return self._batches[microbatch]
-
-    def _part(self, microbatch: int) -> tuple[Callable[..., p2p.Microbatch], tuple[Any, ...]]:
-        """Return the function that takes a micro-batch out of the full batch, with its arguments."""
-        if not self.axes:
-            start, size = self.layout.bounds[microbatch]
-            part = p2p.block if self._by_block else p2p.microbatch
-            return part, (self.full, microbatch, start, size, list(self.batch_dims))
-        places: list[tuple[int, int, int, int] | None] = []
-        for dim, (axis, target) in zip(self.batch_dims, self.axes, strict=True):
-            start, size = self.layout.along(axis)[microbatch]
-            before = 0 if target is None else self.layout.along(target)[microbatch][0]
-            places.append(None if dim is None else (dim, start, size, before))
-        return p2p.ragged_microbatch, (self.full, microbatch, places)
 
     # ---- actions -----------------------------------------------------------------------------------------
 
