@@ -19,7 +19,6 @@ from fxdp.capture.patches.optimizer_steps import refused_steps
 from fxdp.capture.patches.plain_semantics import REFUSED, RefusedCollectives
 from fxdp.capture.patches.python_draws import refused_draws
 from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
-from fxdp.capture.patches.side_effects import noted_side_effects
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.tensor_reads import TEXT, TensorReads
 from fxdp.capture.patches.unbacked_hints import HintedNumber
@@ -130,8 +129,7 @@ def recording_effects(
     kept = patched(unchanged_parameters(module))
     with (
         refused_draws(watches_draws, effects.beside), DenseOnly(), effects.reads, patched(patches),
-        RefusedGenerators(), refused_steps(), noted_side_effects(effects.beside),
-        python_semantics(effects), kept,
+        RefusedGenerators(), refused_steps(), python_semantics(effects), kept,
     ):  # fmt: skip
         yield effects
 

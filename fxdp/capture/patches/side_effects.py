@@ -13,7 +13,6 @@ import contextlib
 import io
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 
 from fxdp.capture.captured import SideEffect
-from fxdp.capture.locations import is_own_file, location_of_frame, outside_python
-from fxdp.torch_compat import Patch, around, calling_frame, patched
+from fxdp.capture.locations import is_own_file, location_of_call
+from fxdp.torch_compat import Patch, around, patched
 
 _WRITES = frozenset("wax+")
 
@@ -31,17 +30,16 @@ _WRITES = frozenset("wax+")
 def noted_side_effects(found: list[SideEffect]) -> Iterator[None]:
     """Note the side effects of the code inside the block, each line once."""
 
-    def note(words: str, frame: Any) -> None:
-        frame = outside_python(frame)
-        if is_own_file(frame.f_code.co_filename):
-            effect = SideEffect(words, location_of_frame(frame))
-            if effect not in found:
-                found.append(effect)
+    def note(words: str) -> None:
+        location = location_of_call()
+        effect = SideEffect(words, location)
+        if is_own_file(location.file) and effect not in found:
+            found.append(effect)
 
     def noting(words: str, is_meant: Callable[..., bool] = lambda *args, **kwargs: True) -> Any:
         def call(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_meant(*args, **kwargs):
-                note(words, calling_frame())
+                note(words)
             return plain(*args, **kwargs)
 
         return around(call)
@@ -53,7 +51,7 @@ def noted_side_effects(found: list[SideEffect]) -> Iterator[None]:
         Patch(io, "open", noting("writes a file", _opens_to_write)),
         Patch(torch, "save", noting("writes a file")),
     )
-    with patched(patches), noted_output(lambda: note("prints", sys._getframe(2))):
+    with patched(patches), noted_output(lambda: note("prints")):
         yield
 
 
@@ -64,19 +62,18 @@ def _opens_to_write(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> bo
 @contextlib.contextmanager
 def noted_output(note: Callable[[], None]) -> Iterator[None]:
     """Call `note` before each write of this thread to standard output or error inside the block."""
-    out, err = (_Stream(stream, note) for stream in (sys.stdout, sys.stderr))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with patched(Patch(sys, name, lambda stream: _Stream(stream, note)) for name in ("stdout", "stderr")):
         yield
 
 
 class _Stream:
-    """A stream, of which one thread's writes are noted."""
+    """A stream, of which writes are noted."""
 
     def __init__(self, stream: Any, note: Callable[[], None]) -> None:
-        self._stream, self._note, self._thread = stream, note, threading.get_ident()
+        self._stream, self._note = stream, note
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("write") and threading.get_ident() == self._thread:
+        if name.startswith("write"):
             self._note()
         return getattr(self._stream, name)
 

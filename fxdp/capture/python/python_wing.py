@@ -10,6 +10,7 @@ from torch import nn
 
 from fxdp.capture.joint.static import merge_loops
 from fxdp.capture.patches.patch_tables import RecordedEffects, capture_semantics, python_semantics
+from fxdp.capture.patches.side_effects import noted_side_effects
 from fxdp.capture.patches.tensor_reads import symbolic_len
 from fxdp.capture.python import loop_vectorization
 from fxdp.capture.python.autograd_functions import AUTOGRAD
@@ -36,7 +37,7 @@ def _of_code(_own: Callable[..., Any], effects: RecordedEffects) -> Iterator[Non
     patches = (*AUTOGRAD, *INNER_GRADIENTS, *FLAGS, *checks(effects.asked), *UNIT_DRAWS)
     slices = TensorSlices(effects.asked.told)
     effects.at_end.append(slices.settle)
-    with MarkedWhenMade(), patched(patches), slices:
+    with noted_side_effects(effects.beside), MarkedWhenMade(), patched(patches), slices:
         yield
 
 

@@ -132,8 +132,10 @@ _asking_first(aten._fft_r2c.default, _r2c_shape)
 _asking_first(aten._fft_c2r.default, _c2r_shape)
 
 
-def _attention(target: OpOverload, of_none: Callable[..., Any]) -> None:
+def _attention(target: OpOverload | GoneOp, of_none: Callable[..., Any]) -> None:
     """Define attention `[samples, heads, rows, features]` that computes nothing between no rows."""
+    if isinstance(target, GoneOp):
+        return
 
     def attend(*args: Any) -> Any:
         # query, key, value, dropout_p, ... by position, as far as torch's op has them there

@@ -65,7 +65,7 @@ class Case:
         """Return the op with its operands in the given placements."""
         given = placements or [(R,)] * len(self.tensors)
         operands = tuple(
-            Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.pointer, selects=t.selects)
+            Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.pointer, counts=t.counts, selects=t.selects)
             for i, (t, p) in enumerate(zip(self.tensors, given, strict=True))
         )
         args, kwargs = self._filled(operands)

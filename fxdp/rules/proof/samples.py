@@ -27,17 +27,20 @@ class Sample:
 
     Numbers are uniform in `[low, high)` if these are given (bounds may count `B`), else normal; `fill` makes
     the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast. With
-    `selects`, the values select (or repeat) as many rows of a rank as the rank has samples.
+    `selects`, the values select (or repeat) as many rows of a rank as the rank has samples. With `counts`,
+    they are numbers of samples, one after the other.
     """
 
     def __init__(
         self, *shape: Dim | str, dtype: torch.dtype = torch.float64, low: Dim | float | None = None,
         high: Dim | float | None = None, iota: int | None = None,
         fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None, selects: bool = False,
+        counts: bool = False,
     ) -> None:  # fmt: skip
         self.shape: tuple[Dim, ...] = tuple(map(expression, shape))
         self.dtype, self.low, self.high, self.iota, self.fill = dtype, low, high, iota, fill
         self.selects = ("",) if selects else ()
+        self.counts = "" if counts else None
 
     @property
     def pointer(self) -> Pointer | None:

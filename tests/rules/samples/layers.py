@@ -112,6 +112,22 @@ def _flash_backward(g: Draw) -> Call:
     return call(g.t("N258"), *operands, g.t("N258"), g.t("N25"), 0.0, causal, attn_mask=mask)
 
 
+def _sample_attention(g: Draw) -> tuple[T, tuple[Any, ...]]:
+    """Operands `[1, heads, rows, features]`, and samples of one row, which no rank's part cuts."""
+    numbers = T("B", dtype=I64, fill=lambda size, _: torch.arange(size[0]))
+    return T(1, 2, "B", 4), (numbers, g.flag(), g.one([None, 0.5]))
+
+
+def _sample_attention_forward(g: Draw) -> Call:
+    rows, options = _sample_attention(g)
+    return call(rows, rows, rows, *options)
+
+
+def _sample_attention_backward(g: Draw) -> Call:
+    rows, options = _sample_attention(g)
+    return call(*[rows] * 5, T(1, 2, "B"), *options)
+
+
 def _composite(g: Draw) -> Call:
     operands, mask, causal = _attention(g)
     return call(*operands, mask, 0.0, causal)
@@ -241,6 +257,8 @@ SAMPLES: dict[str, Maker] = {
     ),
     "_scaled_dot_product_flash_attention_for_cpu": _flash,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward,
+    "fxdp.sample_attention": _sample_attention_forward,
+    "fxdp.sample_attention_backward": _sample_attention_backward,
     **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_attention_math"), _composite),
     **dict.fromkeys(("mse_loss", "soft_margin_loss"), _loss()),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss"), _loss(0.5)),

@@ -195,7 +195,25 @@ def _bag_weights_backward(g: Draw) -> Call:
     return call(T("B", 3), T(5, 3), indices, starts("B", each=2), bag_of, 0)
 
 
+def _segments(g: Draw) -> tuple[T, dict[str, Any]]:
+    """Rows, and one for each segment: of samples, a rank's part ends where a segment does."""
+    lengths = T("B", dtype=I64, counts=True, fill=lambda size, _: torch.ones(size))
+    return T("B", 3), {"lengths": lengths, "axis": 0, "initial": g.one([0, 2])}
+
+
+def _segment_reduce(g: Draw) -> Call:
+    rows, options = _segments(g)
+    return call(rows, g.one(["sum", "mean", "max"]), **options)
+
+
+def _segment_reduce_backward(g: Draw) -> Call:
+    rows, options = _segments(g)
+    return call(T("B", 3), T("B", 3), rows, g.one(["sum", "mean"]), **options)
+
+
 SAMPLES: dict[str, Maker] = {
+    "segment_reduce": _segment_reduce,
+    "_segment_reduce_backward": _segment_reduce_backward,
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bags),
     "_embedding_bag_dense_backward": _bags_backward,
     "_embedding_bag_backward": _bags_whole_backward,
