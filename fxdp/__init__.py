@@ -56,13 +56,7 @@ if TYPE_CHECKING:
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
     from fxdp.module.dry_run import explain, plan
-    from fxdp.options.option_values import (
-        ActivationCheckpointing,
-        Bitwise,
-        Communication,
-        Debug,
-        Pipeline,
-    )
+    from fxdp.options.option_values import ActivationCheckpointing, Bitwise, Communication, Debug, Pipeline
     from fxdp.oracle.report import Report
     from fxdp.oracle.verify import verify
     from fxdp.ranks.launcher import launch

@@ -31,6 +31,7 @@ class SideEffect:
     words: str
     location: Location
 
+
 @dataclass(frozen=True, slots=True)
 class OutputLeaf:
     """A leaf of the model's output that is tensor output `index` of the program."""

@@ -136,13 +136,13 @@ def _attention(target: OpOverload | GoneOp, of_none: Callable[..., Any]) -> None
     """Define attention `[samples, heads, rows, features]` that computes nothing between no rows."""
     if isinstance(target, GoneOp):
         return
+    arguments = target._schema.arguments
+    names, by_position = [a.name for a in arguments], sum(not a.kwarg_only for a in arguments)
 
     def attend(*args: Any) -> Any:
-        # query, key, value, dropout_p, ... by position, as far as torch's op has them there
-        count = sum(not argument.kwarg_only for argument in target._schema.arguments)
-        return target(*args[:count], **dict(zip(names[count:], args[count:], strict=False)))
+        by_name = zip(names[by_position:], args[by_position:], strict=False)
+        return target(*args[:by_position], **dict(by_name))
 
-    names = [argument.name for argument in target._schema.arguments]
     in_rows = [name in ("grad_out", "query", "key", "value", "out") for name in names]
 
     def run(*args: Any) -> Any:
