@@ -135,10 +135,13 @@ def _refusal(attempt: CaptureAttempt, left: Sequence[LeftStrategy]) -> CaptureEr
 
 
 def _only_at(tracer: Tracer, found: EagerProbe) -> OnlyAt | None:
-    """The given batch size, if the model runs at it but not with one sample less; of what multiples."""
+    """The given batch size, if the model runs at it but not with one sample less; of what multiples.
+
+    Nobody knows how to take a sample from a ragged batch here.
+    """
     inputs = tracer.request.inputs
     given = inputs.batch
-    if not found.runs or given is None or given < 2:
+    if not found.runs or given is None or given < 2 or inputs.axes.names:
         return None
 
     def runs_at(size: int) -> bool:

@@ -122,6 +122,19 @@ def test_rows_that_no_program_has_are_refused() -> None:
         fxdp.compile(_Graph().double(), batch_dims=dims)(*_parts()[0])
 
 
+class _Cut(nn.Module):
+    """Reads as many of one axis' rows as another one has."""
+
+    def forward(self, x: Tensor, bags: Tensor) -> Tensor:
+        return x[: len(bags)] + bags
+
+
+def test_a_ragged_call_that_capture_refuses_is_told_by_line() -> None:
+    compiled = fxdp.compile(_Cut(), batch_dims=((Rows("words"), Rows("bags")), {}))
+    with pytest.raises(fxdp.CaptureError, match=r"test_ragged_calls.py:\d+ `return x\[: len\(bags\)\]"):
+        compiled(torch.ones(5), torch.ones(3))
+
+
 class _Packed(nn.Module):
     """Attention within packed documents, with a bag of words for each document, and the mean of all rows."""
 
