@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 from fxdp.torch_compat.releases import PROVEN, release
 from tests.limits import HANG_S
@@ -57,3 +61,64 @@ def test_what_was_broken_off_and_what_nobody_uses_goes(tmp_path: Path) -> None:
             os.utime(tmp_path / name / "whole", (then, then))
     assert _without_room(tmp_path, tmp_path).returncode == 1
     assert sorted(kept.name for kept in tmp_path.glob("torch-*")) == ["torch-2.3.0-used"]
+
+
+def _run_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """`.ci/run` among programs that each say their name, but for those of `programs`."""
+    names = ["pip", "python", "ruff", "mypy", "fxdp", "core", "wheel", "docs", "environment"]
+    (folder / "made").mkdir()
+    (folder / ".ci").mkdir()
+    for name in names:
+        program = folder / ("made" if name in names[:5] else ".ci") / name
+        program.write_text(f"#!/bin/bash\n{programs.get(name, f'echo said by {name}')}\n")
+        program.chmod(0o755)
+    for name in ("run", "newest.txt"):
+        shutil.copy(ROOT / ".ci" / name, folder / ".ci" / name)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").write_text("#!/bin/bash\nmkdir -p .venv && cp -r made .venv/bin\n")
+    (folder / "bin" / "python3").chmod(0o755)
+    variables = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "FXDP_CI_CACHE": str(folder),
+        "FXDP_CI_NEWEST": "1",
+    }
+    return subprocess.run(
+        [folder / ".ci" / "run"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+
+
+def test_what_runs_beside_the_tests_is_told_behind_them(tmp_path: Path) -> None:
+    found = _run_with(tmp_path, python="sleep 0.3; echo said by python")
+    said = ["pip", "python", "ruff", f"torch {NEWEST}", "core", "mypy", "wheel", "docs"]
+    assert found.stdout.replace("said by ", "").split("\n") == [*said, ""], found.stderr
+    assert found.returncode == 0
+
+
+@pytest.mark.parametrize("broken", ["python", "ruff", "core", "mypy", "wheel", "docs"])
+def test_whatever_fails_fails_the_run(tmp_path: Path, broken: str) -> None:
+    found = _run_with(tmp_path, **{broken: "echo broken; exit 3"})
+    assert found.returncode
+    assert "broken" in found.stdout
+
+
+def test_an_environment_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
+    found = _run_with(tmp_path, environment="echo why >&2; exit 1")
+    assert found.returncode == 0
+    assert f"why\ntorch {NEWEST} is left out: its environment could not be had" in found.stdout
+    assert "said by core" not in found.stdout
+
+
+def test_nothing_runs_on_behind_tests_that_failed(tmp_path: Path) -> None:
+    lasting = f"echo $$ >> {tmp_path}/pids; exec sleep {HANG_S:g}"
+    failing = f"until [ $(cat {tmp_path}/pids | wc -l) = 2 ]; do sleep 0.1; done; exit 3"
+    begin = time.monotonic()
+    found = _run_with(tmp_path, core=lasting, mypy=lasting, python=failing)
+    assert found.returncode == 3
+    assert time.monotonic() - begin < HANG_S
+    for pid in (tmp_path / "pids").read_text().split():
+        while Path("/proc", pid).exists():  # until the test's limit
+            time.sleep(0.01)
