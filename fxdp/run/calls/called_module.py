@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.errors import FxdpError
@@ -141,8 +142,10 @@ class CalledModule:
         return self._compiled(plain, module, program, kind, given)
 
     def _is_work(self, module: nn.Module, samples: int) -> bool:
-        """Return whether parts of a plain batch are worth their messages."""
+        """Return whether parts of a plain batch are worth their messages; not without sizes of parameters."""
         if self.parameters is None:
+            if any(map(is_lazy, module.parameters())):
+                return False
             self.parameters = sum(p.numel() for p in module.parameters())
         return self.parameters * samples >= self.rule.least_work
 

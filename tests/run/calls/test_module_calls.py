@@ -201,6 +201,13 @@ def test_torch_compile_leaves_nothing_to_dynamo() -> None:
     assert next(iter(made.state_dict())) == "_orig_mod.fc.weight"
 
 
+def test_a_lazy_module_runs_op_by_op_until_it_has_sizes() -> None:
+    net, x = nn.Sequential(nn.LazyLinear(3), nn.Tanh()), torch.randn(4, 6)
+    with _compiling(ModuleCalls(CompileRule(50, "eager", data_ranks(None, "cpu").axis))):
+        assert torch.equal(net(x), net(x))
+    assert net[0].weight.shape == (3, 6)
+
+
 class _Repeated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
