@@ -7,6 +7,9 @@
 
 Loading its own samples alone is one device's only if loading draws no random numbers and changes nothing:
 else a rank loads all samples, and has one device's draws.
+
+A thread beside the script's main one, which fetches batches ahead, cannot meet other ranks' threads in an
+order: its batches are compared when the script ends.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import dis
 import random
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,14 +73,20 @@ class GlobalBatches:
 
     def __init__(self, batches: Iterator[Any], session: Session) -> None:
         self._batches, self._session = batches, session
+        self._apart: list[int] | None = None
 
     def __iter__(self) -> GlobalBatches:
         """Return itself."""
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch; a collective call."""
-        return entered(next(self._batches), self._session)
+        """Return the next batch; a collective call in the main thread."""
+        batch = next(self._batches)
+        if threading.current_thread() is threading.main_thread():
+            return entered(batch, self._session)
+        if self._apart is None:
+            self._apart = apart_of_thread(self._session)
+        return entered(batch, self._session, self._apart)
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -86,8 +96,10 @@ class GlobalBatches:
         return getattr(self._batches, name)
 
 
-def entered(batch: Any, session: Session) -> Any:
+def entered(batch: Any, session: Session, apart: list[int] | None = None) -> Any:
     """Return a batch with global tensors, after a comparison with all ranks; a collective call.
+
+    With `apart` nothing is sent, and a number for the batch is kept there.
 
     Raises
     ------
@@ -102,8 +114,14 @@ def entered(batch: Any, session: Session) -> Any:
     if not tensors:
         return data
     total = tensors[0].shape[0] if own is None else own.total
-    session.batches += 1
-    _compare(session, total, _checksum(tensors, session.batches) if own is None else own.digest)
+    if apart is None:
+        session.batches += 1
+    number = session.batches if apart is None else len(apart) + 1
+    digest = _checksum(tensors, number) if own is None else own.digest
+    if apart is None:
+        _compare(session, total, digest)
+    else:
+        apart.append(zlib.crc32(repr((total, digest)).encode()))
     if opened is not None and is_ragged:
         return cut(opened, session.axis)
     axis = session.axis(total)
@@ -118,6 +136,34 @@ def entered(batch: Any, session: Session) -> Any:
         return wrapped(leaf.detach().narrow(0, start, count), axis, Shard(0))
 
     return map_tensors(data, part)
+
+
+def apart_of_thread(session: Session) -> list[int]:
+    """Return the list for the batches of one more loader that this thread advances."""
+    name = threading.current_thread().name
+    number = sum(key.startswith(f"{name}, ") for key in session.apart)
+    return session.apart.setdefault(f"{name}, loader {number}", [])
+
+
+def compare_apart(session: Session) -> None:
+    """Compare the batches that threads have fetched, as far as all ranks have them; a collective call if any.
+
+    Raises
+    ------
+    InputError : ranks had other batches.
+    """
+    if not session.apart:
+        return
+    with session.ranks.message("the script's end"):
+        rows = session.ranks.gather(session.apart)
+    for thread, own in rows[0].items():
+        for rank, row in enumerate(rows):
+            if any(one != other for one, other in zip(own, row.get(thread, ()), strict=False)):
+                raise InputError(
+                    f"{thread}: rank {rank} had another batch than rank 0, and the run's numbers are not one "
+                    "device's; expected one order: a loader that a thread advances must not draw from the "
+                    "generators that the main thread draws from: pass generator= to the DataLoader"
+                )
 
 
 def fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, session: Session) -> Any:

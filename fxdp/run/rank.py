@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from fxdp.errors import RankFailedError
+from fxdp.errors import FxdpError, RankFailedError
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
+from fxdp.run.loaders import compare_apart
 from fxdp.run.own_log import keep_log_apart
 from fxdp.run.process_groups import add_remedy
 from fxdp.run.ranks import log_of, write_into
@@ -46,12 +48,16 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     keep_log_apart()
     share(ranks)
     session = Session(ranks, options)
+    threading.excepthook = partial(_thread_failed, threading.excepthook)
     code = 0
     with hide_ranks(), patched_everywhere(replacements(session)):
         try:
-            run_script(options)
-        except SystemExit as error:
-            code = _exit_code(error)
+            try:
+                run_script(options)
+            except SystemExit as error:
+                code = _exit_code(error)
+            if not code:
+                compare_apart(session)
         except BaseException as error:
             add_remedy(error)
             if launch.rank and not isinstance(error, RankFailedError):
@@ -60,10 +66,23 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)  # tearing the interpreter down takes a second, and frees nothing that the system does not
+
+
+def _thread_failed(hook: Callable[..., Any], failed: threading.ExceptHookArgs) -> None:
+    """Show the error of a thread; end the rank by one of ours, for whose result the script would wait."""
+    hook(failed)
+    if isinstance(failed.exc_value, FxdpError):
+        with contextlib.suppress(Exception):
+            broadcast_all(failed.exc_value)
+        _end(1)
 
 
 def _exit_code(error: SystemExit) -> int:

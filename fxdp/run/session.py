@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -43,7 +44,7 @@ class Session:
     ranks : the ranks among which batches are sharded.
     batches : the number of batches that have entered.
     process : the id of the rank's process; children of the script run as on one device.
-    loads : whether samples are loaded, which ranks do in their own order.
+    apart : numbers for the batches of loaders that other threads advance, by thread and loader.
     seeded : where each kind of generator was seeded last.
     alone : whether this process is a child that iterates over loaders of its own.
     """
@@ -52,9 +53,19 @@ class Session:
     options: RunOptions
     batches: int = field(default=0)
     process: int = field(default_factory=os.getpid)
-    loads: bool = field(default=False)
+    apart: dict[str, list[int]] = field(default_factory=dict)
     seeded: dict[str, str] = field(default_factory=dict)
     alone: bool = field(default=False)
+    _thread: threading.local = field(default_factory=threading.local)
+
+    @property
+    def loads(self) -> bool:
+        """Whether this thread loads samples, which ranks do in their own order."""
+        return getattr(self._thread, "loads", False)
+
+    @loads.setter
+    def loads(self, loads: bool) -> None:
+        self._thread.loads = loads
 
     @property
     def is_child(self) -> bool:

@@ -1,6 +1,8 @@
-"""A plain loop: BatchNorm, dropout, noise, clipping, a schedule, metrics, evaluation."""
+"""A plain loop: BatchNorm, dropout, noise, clipping, a schedule, metrics, evaluation by a batch thread."""
 
 import argparse
+import queue
+import threading
 
 import torch
 from torch import nn
@@ -12,6 +14,14 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--save")
 args = parser.parse_args()
+
+
+def ahead(loader):
+    """Fetch a loader's batches by a thread."""
+    held = queue.Queue(2)
+    threading.Thread(target=lambda: [held.put(batch) for batch in [*loader, None]]).start()
+    return iter(held.get, None)
+
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
@@ -40,7 +50,7 @@ for epoch in range(args.epochs):
         right += (out.argmax(1) == target).sum().item()
     model.eval()
     with torch.no_grad():
-        losses = torch.cat([F.cross_entropy(model(a), b, reduction="none") for a, b in test])
+        losses = torch.cat([F.cross_entropy(model(a), b, reduction="none") for a, b in ahead(test)])
     print(f"epoch {epoch}: loss {total / len(train.dataset):.9f} right {right} norm {norm:.9f}")
     print("the last batch", data, loss, losses[-3:])
     print(f"test {losses.mean():.9f} of {len(losses)}, worst {losses.max().item():.9f}")
