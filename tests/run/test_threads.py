@@ -1,0 +1,52 @@
+"""Threads of a script: batches that one fetches are compared at the end; an error of ours ends the rank."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from fxdp.eager.data_ranks import data_ranks
+from fxdp.errors import FxdpError, InputError, StateError
+from fxdp.run import rank
+from fxdp.run.loaders import GlobalBatches, compare_apart
+from fxdp.run.session import RunOptions, Session
+from tests.rank_pool import RankPool
+
+
+def _fetched(orders: list[list[int]]) -> tuple[list[Any], str]:
+    """Fetch batches of the numbers below some by a thread; return their values and the error."""
+    ranks = data_ranks(None, "cpu")
+    session = Session(ranks, RunOptions(""))
+    batches = GlobalBatches(iter([torch.arange(1.0, n) for n in orders[ranks.rank]]), session)
+    found: list[Any] = []
+    thread = threading.Thread(target=found.extend, args=(batches,))
+    thread.start()
+    thread.join()
+    try:
+        compare_apart(session)
+    except FxdpError as error:
+        return [], f"{type(error).__name__}: {error}"
+    return [batch.full().tolist() for batch in found], ""
+
+
+def test_batches_of_a_thread_are_compared_at_the_end(ranks: RankPool) -> None:
+    for values, error in ranks.run(2, _fetched, [[4, 2], [4, 2]]):
+        assert (values, error) == ([[1, 2, 3], [1]], "")
+    for _, error in ranks.run(2, _fetched, [[4, 2], [4, 3, 5]]):
+        assert error.startswith(f"{InputError.__name__}: Thread-")
+        assert "rank 1 had another batch" in error
+
+
+@pytest.mark.parametrize(("error", "ends"), [(StateError("two threads"), [1]), (ValueError("x"), [])])
+def test_an_error_of_ours_in_a_thread_ends_the_rank(
+    error: Exception, ends: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    codes: list[int] = []
+    monkeypatch.setattr(rank, "_end", codes.append)
+    failed = threading.ExceptHookArgs((type(error), error, None, None))
+    rank._thread_failed(shown.append, failed)
+    assert (shown, codes) == ([failed], ends)
