@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.compiler.axis_work import axis_rows
 from fxdp.compiler.block_costs import block_lines
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
@@ -17,14 +18,14 @@ from fxdp.ir.graph.parameter_buckets import parameter_of, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.types.mesh import REGATHER, Mesh
-from fxdp.ir.types.sizes import axes_of
+from fxdp.ir.types.sizes import Split, axes_of
 from fxdp.ir.types.value_types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
-from fxdp.reports.coverage import coverage
+from fxdp.reports.coverage import coverage, replicated_ops
 from fxdp.reports.explain import explain
-from fxdp.reports.plan import Plan, replicated_ops
+from fxdp.reports.plan import Plan
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.collective_rows import Reader, collectives_of, communication
 from fxdp.reports.plan_data.details import Details
@@ -47,6 +48,8 @@ class Planning:
 
     program: Program
     sizes: Mapping[str, int]
+    split: Sequence[int] = ()
+    """The rows of each data rank in a call; empty for an example, of which each rank has as many rows."""
 
     def plan(self, device_mesh: DeviceMesh | None = None) -> Plan:
         """Return the plan; large tables are computed on first access."""
@@ -151,6 +154,15 @@ class Planning:
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
             self.memory(),
             explain(program.causes, mesh.axes, origin),
+            axis_rows(program, self.split or self._even_split()),
+        )
+
+    def _even_split(self) -> Split:
+        """Return the rows of all ranks where each has those of the example."""
+        size, local = self.program.mesh.size, self._local
+        own, *further = axes_of(self.sizes)
+        return Split(
+            (local[own.local.name],) * size, {one.name: (local[one.local.name],) * size for one in further}
         )
 
     def _blocks(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 def eager_report() -> EagerReport:
     """Return what global tensors have sent so far, by line and op, with the ops that ran on full values."""
-    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept(), (PLANS_KEPT, FAMILIES_KEPT))
+    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept(), (PLANS_KEPT, FAMILIES_KEPT), COUNTS.axes)
 
 
 def run_op(

@@ -12,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
+from fxdp.capture.input_axes import SAMPLES
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.local_parts import entered
+from fxdp.eager.message_report import COUNTS
 from fxdp.eager.one_device_view import show_one_device_to_modules
 from fxdp.eager.ragged.cutting import cut
 from fxdp.eager.ragged.entering import emptied, enter
@@ -171,6 +173,7 @@ def _made_global(
         if sizes is None:
             return enter(opened, ranks, keeps_graph=keeps_graph)
     axis, given = ranks.axis(sizes), iter(dims)
+    COUNTS.add_batch({SAMPLES: axis.sizes})
 
     def made(leaf: Any) -> Any:
         dim = next(given) if isinstance(leaf, Tensor) else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fxdp.ir.axis_rows import AxisRow, balance_lines
 from fxdp.ranks.comms.sequence_log import user_frame
 
-_LINES = 4096
+_LINES, _AXES = 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class MessageCounts:
 
     def __init__(self) -> None:
         self._counts: dict[_Key, list[int]] = {}
+        self._axes: dict[str, AxisRow] = {}
 
     def add(self, op: str, kind: str, size: int) -> None:
         """Count one message of `size` bytes at the user's current line."""
@@ -56,6 +58,19 @@ class MessageCounts:
         """Count one op that ran on full values."""
         self._at(op, kind)[2] += 1
 
+    def add_batch(self, sizes: Mapping[str, Sequence[int]]) -> None:
+        """Count the rows of each rank along the axes of a batch that has entered."""
+        for name, of_ranks in sizes.items():
+            known = self._axes.get(name)
+            if known is None and len(self._axes) >= _AXES:
+                continue
+            self._axes[name] = AxisRow.of(name, of_ranks) if known is None else known.after(of_ranks)
+
+    @property
+    def axes(self) -> tuple[AxisRow, ...]:
+        """The rows of each rank along each axis, of all batches."""
+        return tuple(self._axes.values())
+
     def rows(self) -> tuple[MessageRow, ...]:
         """Return the rows, those with the most bytes first."""
         found = (MessageRow(*key, *counts) for key, counts in self._counts.items())
@@ -64,6 +79,7 @@ class MessageCounts:
     def clear(self) -> None:
         """Begin anew."""
         self._counts.clear()
+        self._axes.clear()
 
     def _at(self, op: str, kind: str) -> list[int]:
         key = user_line(), op, kind
@@ -93,15 +109,23 @@ class EagerReport:
     rows : the messages.
     plans, families : the plans in memory, one for each kind of call, and those that serve all batch sizes.
     bounds : the most plans and families that are kept.
+    axes : the rows of each rank along each axis of the batches that have entered.
     """
 
     def __init__(
-        self, rows: Iterable[MessageRow], plans: int, families: int, bounds: tuple[int, int]
+        self,
+        rows: Iterable[MessageRow],
+        plans: int,
+        families: int,
+        bounds: tuple[int, int],
+        axes: Iterable[AxisRow] = (),
     ) -> None:
         self.rows, self.plans, self.families, self.bounds = tuple(rows), plans, families, bounds
+        self.axes = tuple(axes)
 
     def __str__(self) -> str:
         head = f"{len(self.rows)} lines and ops with messages, {self.plans} kinds of calls planned"
-        return "\n".join([head, *map(str, self.rows)])
+        uneven = [row for row in self.axes if not row.is_even]
+        return "\n".join([head, *map(str, self.rows), *balance_lines(uneven)])
 
     __repr__ = __str__

@@ -6,7 +6,7 @@ of calls    --  of one kind      --  one executable, for calls of some sizes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,6 +61,8 @@ class LastCall:
     """The number of calls so far."""
     cache_entry: CacheEntry | None = None
     """The entry that ran the last call."""
+    split: Sequence[int] = ()
+    """The rows of each data rank in that call."""
     refused: str = ""
     """Why capture refused the last call that ran op by op."""
     batch: int = 0

@@ -128,7 +128,7 @@ class CompiledModule(BuiltModule):
             while True:
                 if cache_entry.draws:
                     self._exchange.check_drawing(ranks, cache_entry.program.captured, call.inputs)
-                last.cache_entry = cache_entry
+                last.cache_entry, last.split = cache_entry, batches
                 made = self._programs.run(cache_entry, call, batches)
                 if not isinstance(made, OtherBranch):
                     return made
@@ -200,11 +200,33 @@ class CompiledModule(BuiltModule):
         number = self._last_call.number
         due, asks = self._replicas.wants(number)
         ranks = self._exchange.of(call, asks, due)
+        if ranks.news:
+            return self._read_as_ragged(args, kwargs)
         if not self._shared:
             self._share()
         elif due or ranks.asked:
             self._replicas.compare(number, call)
-        return (call if ranks.alike else self._exchange.padded(call)), ranks
+        if ranks.alike:
+            return call, ranks
+        padded = self._exchange.padded(call)
+        return self._read_as_ragged(args, kwargs) if padded is None else (padded, ranks)
+
+    def _read_as_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
+        """Return the call read by the keys of its inputs, as all ranks do; a collective call."""
+        with self._exchange.refusing():
+            if not self._reader.take_rows(args, kwargs):
+                raise InputError(
+                    "by the keys of their inputs other ranks' batches are ragged, this rank's is not; "
+                    "expected one kind of batch, or batch_dims= that says what dims are"
+                )
+        call, ranks = self._read(args, kwargs)
+        if self._process_mesh.index == 0:
+            named = zip(call.inputs.paths, call.inputs.axes.rows, strict=False)
+            _log.warning(
+                "%s is called with a ragged batch, by the keys of its inputs: %s; batch_dims= says otherwise",
+                type(self._model).__name__, ", ".join(f"{path}: {rows}" for path, rows in named),
+            )  # fmt: skip
+        return call, ranks
 
     def _make(self, call: Call, batches: tuple[int, ...]) -> tuple[Call, CacheEntry]:
         """Return a call's new entry, with the call as the entry takes it; a collective call.

@@ -27,6 +27,7 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.ir.types.sizes import axis
 from fxdp.module.calls.call import Call, check_arguments, request_of
+from fxdp.module.calls.ragged_check import with_recognised
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
@@ -114,6 +115,7 @@ def _local_program(
 ) -> tuple[Program, dict[str, int]]:
     """Return the program of a rank with dynamic sizes, and the sizes of the example."""
     check_arguments(args, kwargs)
+    options = with_recognised(options, args, kwargs)
     model = check_model(model)
     device = device_type(model)
     reader = CallReader(model, options.batch_dims, device, microbatches=options.pipeline.microbatches)

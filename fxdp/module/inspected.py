@@ -39,7 +39,8 @@ class Inspected(Bare):
             error, origin = CaptureError(told), Origin.here(self._options.loss_fn)
             return partial_plan(self._model, self._mesh, self._options, last.batch, error, origin)
         cache_entry = self._last()
-        return Planning(cache_entry.program, cache_entry.sizes).plan(self._process_mesh.device_mesh)
+        planning = Planning(cache_entry.program, cache_entry.sizes, last.split)
+        return planning.plan(self._process_mesh.device_mesh)
 
     @property
     def graph(self) -> fx.GraphModule:

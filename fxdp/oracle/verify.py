@@ -20,6 +20,7 @@ from fxdp.ir.graph.graphs import copy_graph
 from fxdp.ir.types.mesh import Mesh, mesh_of
 from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.module.calls.call import check_arguments
+from fxdp.module.calls.ragged_check import with_recognised
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.calls.sample_cuts import sample_ends
 from fxdp.module.model_checks import check_model, device_type
@@ -87,7 +88,7 @@ def verify(
     MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
     """
     warn_untested(1)
-    chosen = Options.named(options)
+    chosen = with_recognised(Options.named(options), args, {} if kwargs is None else kwargs)
     _check_precision(precision)
     _check_numbers(tolerance, seed)
     kwargs = {} if kwargs is None else kwargs

@@ -17,7 +17,7 @@ from fxdp.capture.locations import Origin
 from fxdp.ir import redistributions
 from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
 from fxdp.ir.graph.graph_text import target_text
-from fxdp.ir.graph.metadata import is_host_size, meta, tensor_operands
+from fxdp.ir.graph.metadata import has_no_rule, is_host_size, meta, tensor_operands
 from fxdp.ir.graph.signature import Input
 from fxdp.ir.types.placements import Replicate, Shard
 from fxdp.ir.types.sizes import B, fixed_by_data, mentions_batch
@@ -178,3 +178,9 @@ def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:
             )
         )
     return found.values()
+
+
+def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
+    """Return the ops without a rule as `aten.foo at file:line`; they read full values on every rank."""
+    unknown = [node for node in gm.graph.nodes if has_no_rule(node)]
+    return tuple(f"{target_text(node.target)} at {meta(node).location}" for node in unknown)

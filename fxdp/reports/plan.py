@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from torch import fx
 
 from fxdp.errors import InputError, StateError, a_kind
-from fxdp.ir.graph.graph_text import graph_text, target_text
-from fxdp.ir.graph.metadata import has_no_rule, meta
+from fxdp.ir.axis_rows import AxisRow
+from fxdp.ir.graph.graph_text import graph_text
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.coverage import Coverage
@@ -35,7 +35,7 @@ from fxdp.reports.plan_data.plan_json import (
     read_as_written,
     read_coverage,
     read_schedule,
-)
+)  # fmt: skip
 from fxdp.reports.plan_summary import Summary, headline, plan_sheets, summary_lines
 from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import DrawnSchedule, schedule_svg
@@ -158,6 +158,11 @@ class Plan:
     def capture(self) -> tuple[str, ...]:
         """The strategy that captured the model, and why others were left before; empty for the first one."""
         return self.details().capture
+
+    @property
+    def axes(self) -> tuple[AxisRow, ...]:
+        """The rows of each rank along each axis of the batch, in the call or the example."""
+        return self.details().axes
 
     def memory(self, state: float = ADAM) -> tuple[RankMemory, ...]:
         """Return the memory of each pipeline rank over a step, op by op, before Inductor fuses ops.
@@ -287,12 +292,6 @@ class Plan:
     def coverage(self) -> Coverage:
         """Report replicated ops and values that are communicated in full: cause, line, bytes, remedy."""
         return self.covered
-
-
-def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
-    """Return the ops without a rule as `aten.foo at file:line`; they read full values on every rank."""
-    unknown = [node for node in gm.graph.nodes if has_no_rule(node)]
-    return tuple(f"{target_text(node.target)} at {meta(node).location}" for node in unknown)
 
 
 def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:

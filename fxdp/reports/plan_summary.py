@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from fxdp.ir.axis_rows import balance_lines
 from fxdp.reports.by_line import line_texts, lines_of, place
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.schedule_text import timetable
@@ -55,6 +56,8 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
         return [*shown, "", *_error_lines(plan, width)]
     for line in (*plan.capture, *plan.choice):
         shown += textwrap.wrap(line, width, subsequent_indent="  ", drop_whitespace=True)
+    for line in balance_lines(plan.axes):
+        shown += textwrap.wrap(line, width, subsequent_indent="    ")
     if plan.schedule is not None:
         times = timetable(plan.schedule, columns=width).splitlines()
         shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]

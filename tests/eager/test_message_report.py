@@ -31,6 +31,8 @@ def test_messages_are_counted_by_line(ranks: RankPool) -> None:
         assert lines["aten.median.default"] == ("test_message_report.py", "all_gather", 1, 1)
         assert "1 x all_gather, " in text
         assert "1 run in full" in text
+        assert "samples: 1.20 of the mean (2 3 on the ranks)" in text
+        assert "the others wait up to 17 % of a step; fxdp.data_loader(weights=...)" in text
 
 
 def test_an_op_without_a_rule_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.reports.plan import replicated_ops
+from fxdp.reports.coverage import replicated_ops
 from tests.lockstep import check
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -58,6 +59,11 @@ def _compiled() -> list[dict[str, Any]]:
         loss.backward()
         found.append({"out": out.detach(), "loss": loss.item(), "grad": model.linear.weight.grad.clone()})
     assert "all_gather" not in str(compiled.graph.graph)
+    plan = compiled.plan
+    assert [(row.axis, row.sizes) for row in plan.axes] == [("nodes", (0, 2, 3)), ("edges", (0, 0, 6))]
+    assert "  edges: 3.00 of the mean (0 0 6 on the ranks, " in str(plan)
+    assert re.search(r"by an estimate it has \d\.\d+ of the mean work: the others wait \d+ %", str(plan))
+    assert fxdp.Plan.from_json(plan.to_json()).axes == plan.axes
     x, _, y = _parts()[0]
     outside = torch.tensor([[0, 3 + dist.get_rank()], [1, 2]])
     with pytest.raises(fxdp.FxdpError, match=r"edge_index: 1 values outside of 'nodes', as 3 at \[0, 1\]"):

@@ -21,7 +21,7 @@ from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_nan
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
-from fxdp.reports.plan import replicated_ops
+from fxdp.reports.coverage import replicated_ops
 from fxdp.reports.plan_data.collective_rows import communication
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry

@@ -13,6 +13,7 @@ from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks
 from fxdp.eager.local_parts import entered
+from fxdp.eager.message_report import COUNTS
 from fxdp.eager.ragged.faults import sizes_and_faults
 from fxdp.eager.ragged.kinds.object_fields import Largest
 from fxdp.eager.ragged.lists import gathered_list
@@ -95,6 +96,7 @@ def _axes(
     columns = list(zip(*rows, strict=True))
     names = _names(opened)
     axes = {name: ranks.axis(column) for name, column in zip(names, columns, strict=False)}
+    COUNTS.add_batch({name: axis.sizes for name, axis in axes.items()})
     largest = zip(_largest(opened), columns[len(names) :], strict=True)
     return axes, {path: max(column) for path, column in largest}
 

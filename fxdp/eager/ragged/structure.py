@@ -96,7 +96,7 @@ class Opened:
                     "are; expected nothing there, or None for no batch"
                 )
             makes = [
-                self._entry(one, f"{path}.{name}", _within(rows, path)) for name, one, rows in found.values
+                self._entry(one, f"{path}.{name}", within(rows, path)) for name, one, rows in found.values
             ]
             return lambda values: found.make([make(values) for make in makes])
         if isinstance(value, Tensor) or _is_one_value(value, given):
@@ -123,7 +123,7 @@ class Opened:
         for key, value in mapping.items():
             of_key = known.get(key) or lists.get(key) if parts[key] is LEFT_OUT else None
             below = f"{path}[{key!r}]"
-            makes[key] = self._open(value, below, parts[key], _within(of_key, path))
+            makes[key] = self._open(value, below, parts[key], within(of_key, path))
             if below in self.entries and isinstance(key, str):
                 self.entries[below].parent, self.entries[below].key = path, key
         if isinstance(prefix, Mapping):
@@ -146,7 +146,7 @@ class Opened:
         self.is_ragged |= bool(lists)
         parts = _parts(prefix, items, path)
         makes = [
-            self._open(item, f"{path}[{i}]", parts[i], _within(lists.get(i), path))
+            self._open(item, f"{path}[{i}]", parts[i], within(lists.get(i), path))
             for i, item in enumerate(items)
         ]
         kind: Any = type(items)
@@ -240,7 +240,7 @@ def _rows(value: Any, path: str, prefix: Any, default: Any) -> Any:
     )
 
 
-def _within(rows: Any, path: str) -> Any:
+def within(rows: Any, path: str) -> Any:
     """Return the description with the axes of one recognised structure, apart from those of others."""
     if not isinstance(rows, Rows) or not path:
         return rows

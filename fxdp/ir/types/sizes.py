@@ -72,10 +72,13 @@ def axis(name: str = "") -> Axis:
 @lru_cache(maxsize=65536)
 def axis_of(size: Dim) -> Axis | None:
     """Return the one batch axis that a size depends on; None if it depends on none, or on several."""
-    if isinstance(size, int):
-        return None
-    found = _totals_of(size)
-    return axis(found[0].partition("_")[2]) if len(found) == 1 else None
+    found = axes_in(size)
+    return axis(found[0]) if len(found) == 1 else None
+
+
+def axes_in(size: Dim) -> list[str]:
+    """Return the names of all batch axes that a size depends on."""
+    return [] if isinstance(size, int) else [name.partition("_")[2] for name in _totals_of(size)]
 
 
 def _totals_of(size: sympy.Expr) -> list[str]:

@@ -44,6 +44,8 @@ class ProgramKey:
     generation: int
     attributes: Key
     """The model's Python attributes with changed values."""
+    by_keys: bool = False
+    """Whether the batch is ragged by the keys of its inputs, without `batch_dims`."""
 
     def parts(self) -> tuple[Any, ...]:
         """Return the parts of the key, in order."""
@@ -74,6 +76,8 @@ class Call:
     """This rank's sizes of the further axes of a ragged batch, in order."""
     cuts: tuple[tuple[int, ...], ...] = ()
     """Where the micro-batches but the last end along each axis of a ragged batch, its own first."""
+    is_news: bool = False
+    """Whether only this rank knows yet that such calls are ragged."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -54,6 +54,8 @@ class CallExchanged(NamedTuple):
     """True if a rank asks to compare replicas."""
     told: bool = True
     """True if the ranks have exchanged these facts; False if `uneven=False` skips the exchange."""
+    news: bool = False
+    """True if a rank has found out that the call is ragged: all must read it so, and exchange again."""
 
 
 class _Digests(NamedTuple):
@@ -66,6 +68,8 @@ class _Digests(NamedTuple):
 
 
 _NO_NUMBERS = digest_of(())
+_NEWS = 2
+"""In the place of `strided`: this rank has read the call as ragged by its keys, which other ranks may not."""
 _FURTHER = 9
 """The first column with the size of a further axis."""
 
@@ -140,10 +144,9 @@ class CallExchange:
         flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
         # from 9: the sizes of further axes, and where micro-batches end along each axis
-        own = (
-            call.batch, last.of_kind, last.of_dims, state, int(call.strided), told, order, *flags,
-            *call.further, *itertools.chain(*call.cuts),
-        )  # fmt: skip
+        further = () if call.is_news else (*call.further, *itertools.chain(*call.cuts))
+        strided = _NEWS if call.is_news else int(call.strided)
+        own = (call.batch, last.of_kind, last.of_dims, state, strided, told, order, *flags, *further)
         try:
             found = self._agreement.columns(own)
         except ValueError:  # as many integers as of a backward
@@ -153,6 +156,8 @@ class CallExchange:
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._process_mesh)
+        if _NEWS in found[4]:
+            return CallExchanged((), news=True)
         if not (found.same(1) and found.same(5)):
             agree_on_call(self._process_mesh, call_lines(call))
         batches = self._sizes(call, found)
@@ -174,15 +179,24 @@ class CallExchange:
             call, batches, [_batches(self._mesh, found[place]) for place in range(_FURTHER, places)]
         )
 
-    def padded(self, call: Call) -> Call:
-        """Return the call padded to the sizes that all ranks agree on; a collective call."""
+    def padded(self, call: Call) -> Call | None:
+        """Return the call padded to the sizes that all ranks agree on; a collective call.
+
+        None: each rank has one row of packed documents, and no value to pad it with.
+        """
+        from fxdp.eager.ragged.recognised import is_packed
+
         paths, tensors, known = call.inputs.paths, call.inputs.tensors, None
         with refusing(self._process_mesh):
             pads = spread_pad(self._pad, *call.inputs.given)
             if self._pad is None:
                 known = text_pads(self._reader.module, paths, tensors)
         sides = (False, False) if known is None else padded_sides(paths, tensors)
-        told = gather_objects(self._process_mesh, (call.batch, call.dims, sides))
+        may_pack = self._reader.recognises and self._pad is None and not call.inputs.axes.names
+        packs = may_pack and is_packed(call.inputs.given)
+        told = gather_objects(self._process_mesh, (call.batch, call.dims, sides, packs))
+        if all(row[3] for row in told):
+            return None
         rows = [row[:2] for row in told]
         at_start, at_end = (any(row[2][side] for row in told) for side in range(2))
         if at_start or at_end:

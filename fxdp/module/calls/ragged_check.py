@@ -1,9 +1,23 @@
-"""Check of a ragged call on this rank: sizes of its axes, and values that point into an axis."""
+"""Ragged calls: options that the keys of a batch tell, and the check of sizes and of values that point."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
+from fxdp.options import Options
+
+
+def with_recognised(options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Options:
+    """Return the options of one device's batch, with `batch_dims` where its keys tell what no size does."""
+    from fxdp.eager.ragged.recognised import recognised_dims, tells_of_rows
+
+    if options.batch_dims is not None or not tells_of_rows(args, kwargs):
+        return options
+    return replace(options, batch_dims=recognised_dims(args, kwargs))
 
 
 def check_pointers(inputs: Inputs) -> None:

@@ -63,9 +63,13 @@ class CallReader:
         device_type: str,
         guards: Guards | None = None,
         microbatches: int = 1,
+        *,
+        recognises: bool = True,
     ) -> None:
         self.module = module
-        self._batch_dims = batch_dims
+        self._batch_dims, self.recognises = batch_dims, recognises and batch_dims is None
+        self._by_keys: dict[Any, Any] = {}
+        """`batch_dims` of the kinds of calls that are ragged by their keys."""
         self._device_type, self._microbatches = device_type, microbatches
         self._guards = Guards(module, device_type) if guards is None else guards
         self._known: LRU[Any, _Structure] = LRU(1024)
@@ -95,7 +99,10 @@ class CallReader:
             and last.signature == signature
             and (last.spec is spec or last.spec == spec)
         ):
-            structure = self._known.get((spec, tuple(signature))) or self._structure_of(args, kwargs, leaves)
+            key = spec, tuple(signature)
+            structure = self._known.get(key) or self._structure_of(
+                args, kwargs, leaves, self._by_keys.get(key)
+            )
             last = self._last = self._looked_up(structure, spec, signature, state)
         known, values, kind = last.structure, last.values, last.kind
         if known.alone:
@@ -107,6 +114,8 @@ class CallReader:
         further: tuple[int, ...] = ()
         cuts: tuple[tuple[int, ...], ...] = ()
         if known.axes.names:
+            if kind.by_keys:
+                self._check_keys(spec, signature, args, kwargs)
             inputs = replace(inputs, axes=known.axes)
             check_pointers(inputs)
             inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
@@ -125,6 +134,8 @@ class CallReader:
             elif batch is None:
                 batch = shape[dim]
             elif batch != shape[dim]:
+                if not known.axes.names and self.take_rows(args, kwargs):
+                    return replace(self.read(args, kwargs), is_news=True)
                 inputs.batch  # noqa: B018  (raises)
             dims.append((*shape[:dim], *shape[dim + 1 :]))
         if len(tensors) < len(leaves) or values.dynamic_inputs:
@@ -146,7 +157,8 @@ class CallReader:
         mode = (spec, tensors, *state[:-1])
         if (values := self._values.get(mode)) is None:
             values = self._values[mode] = Values()
-        return _Lookup(spec, signature, state, structure, values, ProgramKey(spec, (), tensors, *state))
+        kind = ProgramKey(spec, (), tensors, *state, by_keys=(spec, tensors) in self._by_keys)
+        return _Lookup(spec, signature, state, structure, values, kind)
 
     def _with_values(self, inputs: Inputs, values: Values, kind: ProgramKey) -> tuple[Inputs, ProgramKey]:
         """Add tensors for numbers to the inputs, and the Python values to the key."""
@@ -214,8 +226,37 @@ class CallReader:
         own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in attributes}
         return own, rows
 
-    def _structure_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Structure:
-        """Find out the names and batch dims of a structure."""
+    def take_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Read calls like this one as ragged from now on, if the keys of its inputs tell how."""
+        if not self.recognises:
+            return False
+        from fxdp.eager.ragged.recognised import recognised_dims
+
+        if (told := recognised_dims(args, kwargs)) is None:
+            return False
+        leaves, spec = flat_leaves(args, kwargs)
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
+        key = spec, tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
+        self._by_keys[key], self._last = told, None
+        self._known[key] = self._structure_of(args, kwargs, leaves, told)
+        return True
+
+    def _check_keys(
+        self, spec: TreeSpec, signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        from fxdp.eager.ragged.recognised import recognised_dims
+
+        if recognised_dims(args, kwargs) != self._by_keys[spec, tuple(signature)]:
+            raise InputError(
+                "an earlier call with such inputs was ragged by their keys, this one is not, or by others; "
+                "expected one kind of batch, or batch_dims= that says what dims are"
+            )
+
+    def _structure_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], told: Any = None
+    ) -> _Structure:
+        """Find out the names and batch dims of a structure; `told` are the `batch_dims` by keys."""
+        batch_dims = self._batch_dims if told is None else told
         names, device = leaf_names(self.module, args, kwargs), self._device_type
         check_plain_tensors(leaves, names)
         tensors = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor))
@@ -223,10 +264,10 @@ class CallReader:
             raise InputError(
                 f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
-        rows = rows_per_sample(args, kwargs, self._batch_dims)
-        dims = resolve_batch_dims(args, kwargs, self._batch_dims, ragged=True)
+        rows = rows_per_sample(args, kwargs, batch_dims)
+        dims = resolve_batch_dims(args, kwargs, batch_dims, ragged=True)
         paths = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)]
-        axes = input_axes(args, kwargs, self._batch_dims, paths)
+        axes = input_axes(args, kwargs, batch_dims, paths)
         return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows), axes)
 
     def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:

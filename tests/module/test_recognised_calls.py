@@ -1,0 +1,129 @@
+"""Compiled calls that are ragged by the keys of their inputs, without `batch_dims=`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxdp
+from tests.rank_pool import RankPool
+
+
+class _Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(9, 4), nn.Linear(4, 1)
+
+    def forward(self, batch: dict[str, Tensor], y: Tensor) -> Tensor:
+        h = self.table(batch["input"], batch["offsets"])
+        return F.mse_loss(self.head(h).squeeze(1), y)
+
+
+class _Pictures(nn.Module):
+    """Each image is a mean of its patches, and takes the place of a token of 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.embed, self.head = nn.Linear(3, 4), nn.Embedding(5, 4), nn.Linear(4, 5)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        of = torch.repeat_interleave(image_grid_thw.prod(1), output_size=pixel_values.shape[0])
+        images = self.tower(pixel_values.new_zeros(image_grid_thw.shape[0], 3).index_add(0, of, pixel_values))
+        h = self.embed(input_ids).masked_scatter((input_ids == 0)[..., None], images)
+        return F.cross_entropy(self.head(h).flatten(0, 1), input_ids.flatten())
+
+
+class _Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.project = nn.Embedding(9, 4), nn.Linear(4, 12)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        of = (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+        query, key, value = self.project(self.embed(input_ids)).chunk(3, -1)
+        mask = (of[:, :, None] == of[:, None]) & (position_ids[:, :, None] >= position_ids[:, None])
+        return F.scaled_dot_product_attention(query, key, value, mask).square().mean()
+
+
+def _bags(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    counts = torch.tensor(lengths, dtype=torch.int64)
+    words = torch.arange(sum(lengths)) * 5 % 9
+    batch = {"input": words, "offsets": counts.cumsum(0) - counts}
+    return (batch, counts.double().sin()), {}
+
+
+def _pictures(patches: list[int], texts: int = 2) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    ids = 1 + torch.arange(4 * texts) % 4
+    ids[: len(patches)] = 0
+    grid = torch.tensor([[1, 1, n] for n in patches], dtype=torch.int64).view(-1, 3)
+    pixels = torch.arange(3.0 * sum(patches)).view(-1, 3).sin().double()
+    return (), {"input_ids": ids.view(texts, 4), "pixel_values": pixels, "image_grid_thw": grid}
+
+
+def _packed(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    return (), {"input_ids": positions * 7 % 8 + len(lengths) % 2, "position_ids": positions}
+
+
+KINDS: dict[str, tuple[type[nn.Module], Any, list[list[list[int]]]]] = {
+    # of each call, the samples of each rank
+    "bags": (_Bags, _bags, [[[2, 0, 1], [4]], [[1, 1], []]]),
+    "pictures": (_Pictures, _pictures, [[[2], []], [[1, 1], [3]]]),  # the first sizes of rank 1 may be texts'
+    "packed": (_Packed, _packed, [[[2, 3], [4, 1]], [[3], [1, 2, 4]], [[6], [6]]]),  # rows of one size, first
+}
+
+
+def _losses(kind: str, rank: int | None = None) -> list[Tensor]:
+    torch.manual_seed(0)
+    make, batch, calls = KINDS[kind]
+    model: Any = make().double()
+    called = model if rank is None else fxdp.compile(model, backend="eager")
+    found: list[Tensor] = []
+    for samples in calls:
+        args, kwargs = _joined(batch, samples) if rank is None else batch(samples[rank])
+        model.zero_grad()
+        loss = called(*args, **kwargs)
+        loss.backward()
+        found += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+    return found
+
+
+def _joined(batch: Any, samples: list[list[int]]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """The batch of one device, in which positions and starts are those of both ranks."""
+    first, second = (batch(one) for one in samples)
+    if batch is _bags:
+        return _bags_of(first[0], second[0])
+    dim = 1 if batch is _packed else 0
+    return (), {key: torch.cat([one, second[1][key]], dim) for key, one in first[1].items()}
+
+
+def _bags_of(first: Any, second: Any) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    moved = second[0]["offsets"] + len(first[0]["input"])
+    words, offsets = (first[0]["input"], second[0]["input"]), (first[0]["offsets"], moved)
+    return ({"input": torch.cat(words), "offsets": torch.cat(offsets)}, torch.cat([first[1], second[1]])), {}
+
+
+def _on_ranks() -> dict[str, list[Tensor]]:
+    found = {kind: _losses(kind, dist.get_rank()) for kind in KINDS}
+    compiled = fxdp.compile(_Packed().double(), backend="eager")
+    rows = {name: value.view(1 + dist.get_rank(), -1) for name, value in _packed([3, 3])[1].items()}
+    with pytest.raises(fxdp.InputError, match="differ in sizes other than the batch"):  # [1, 6] and [2, 3]
+        compiled(**rows)
+    return found
+
+
+def test_keys_tell_of_a_ragged_batch(ranks: RankPool) -> None:
+    for found in ranks.run(2, _on_ranks):
+        for kind, values in found.items():
+            for got, expected in zip(values, _losses(kind), strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12, msg=kind)
+
+
+def test_verify_reads_the_keys() -> None:
+    args, kwargs = _packed([3, 1, 2])
+    assert fxdp.verify(_Packed(), args, kwargs, splits=((2, 1),), mesh={"dp": 2}).ok
