@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.errors import StageError
-from fxdp.ir.graph.draws import node_draws
-from fxdp.ir.graph.graph_text import target_text
+from fxdp.ir.graph.draws import number_draws
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.types.mesh import Mesh
@@ -51,8 +50,8 @@ class AssignStages:
         phases = find_phases(gm.graph, self.microbatches, self.block)
         if phases.rounds.coupled:
             phases = self._coupled(gm.graph, phases)
-        if self.block is not None and self.stages not in (1, ()):
-            self._refuse_draws([n for n in gm.graph.nodes if phases.is_own(n) and node_draws(n)])
+        if self.block is not None:
+            number_draws(gm.graph)
         assign(gm.graph, phases, self.stages, keeps_sums=self.block is not None)
         for node in phases.epilogue:
             meta(node).once = True
@@ -60,16 +59,6 @@ class AssignStages:
             stages = (meta(operand).stage for operand in node.all_input_nodes)
             meta(node).stage = next((stage for stage in stages if stage is not None), None)
         return gm
-
-    def _refuse_draws(self, drawing: list[fx.Node]) -> None:
-        """Refuse draws in stages, each of which has a generator of its own, so that a cut moves the seeds."""
-        if drawing:
-            lines = dict.fromkeys(f"at {meta(n).location}: {target_text(n.target)}" for n in drawing)
-            listing = "\n  ".join(lines)
-            raise StageError(
-                f"fxdp.Bitwise(block={self.block}) with stages: other cuts would draw other random numbers:"
-                f"\n  {listing}\nUse a mesh without pp for this model, or a dropout of 0"
-            )
 
     def _coupled(self, graph: fx.Graph, phases: Phases) -> Phases:
         """Let blocks wait for one another in the midst of the model, with the backward as a part of it."""

@@ -146,9 +146,10 @@ def _code(
     seed = None
     if graph_draws(wanted.part.gm.graph):
         number, index = _number(wanted.name), wanted.index or 0
-        # a block draws what it draws on any rank
-        by_block = program.options.block is not None and wanted.index is not None
-        seed = (number, wanted.place) if by_block else (program.mesh.rank * _MOST_PARTS + number, index)
+        if program.options.block is None or wanted.index is None:
+            seed = program.mesh.rank * _MOST_PARTS + number, index
+        else:  # a block draws what it draws on any rank, op by op also in any stage
+            seed = number if program.options.backend == "inductor" else 0, wanted.place
     template = template.with_numbers(wanted.sizes, numbers)
     keeps_strides = program.options.block is not None
     return Code(lowered.pair, template, ahead, behind, seed, wanted.first or (), keeps_strides)

@@ -9,6 +9,8 @@ from operator import getitem
 import torch
 from torch import fx
 
+from fxdp.ir.graph.draws import draw_apart, node_draws
+from fxdp.ir.graph.metadata import meta
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.lowering.forward_backward_pair import Boxed
@@ -27,6 +29,7 @@ def op_by_op(gm: fx.GraphModule) -> Boxed:
     pack_sums(graph)
     _split_at_once(graph)
     call_plainly(graph)
+    _draw_apart(graph)
     return boxed_code(graph_module(gm, graph, type(gm).__name__))
 
 
@@ -77,6 +80,17 @@ def _split_at_once(graph: fx.Graph) -> None:
             with graph.inserting_before(part):
                 part.replace_all_uses_with(graph.call_function(getitem, (split, place)))
             graph.erase_node(part)
+
+
+def _draw_apart(graph: fx.Graph) -> None:
+    """Let each random op that has a number draw with a seed of its own.
+
+    before: `%rand = rand_like(%x)`
+    after:  `%rand = draw_apart(rand_like, 3, %x)`
+    """
+    for node in graph.nodes:
+        if (number := meta(node).draw) is not None and node_draws(node):
+            node.target, node.args = draw_apart, (node.target, number, *node.args)
 
 
 def reads_again(packed: fx.Node) -> bool:

@@ -18,18 +18,20 @@ one mask for different samples. It yields one draw for the seed, and the later s
 program: so the generator advances equally on every rank, however many numbers a rank has drawn. One seed then
 reproduces a run, and draws outside of the program stay in step. Each micro-batch has a seed, because
 schedules run micro-batches in different orders, and a checkpoint runs one twice, which must repeat the draws.
+With `fxdp.Bitwise` each random op of a block has a seed (`draw_apart`), so that no cut into stages moves a draw.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graph.graphs import argument_of
+from fxdp.ir.graph.metadata import meta
 from fxdp.torch_compat import OpOverload
 
 _SEEDS = frozenset({"philox_seed", "rng_state"})
@@ -97,6 +99,20 @@ def rank_seed(seed: int, rank: int) -> int:
 def part_seed(seed: int, part: int, microbatch: int) -> int:
     """Return the seed for one micro-batch of a part of a program; `part` counts the parts of all ranks."""
     return rank_seed(seed + microbatch * _MICROBATCH, part)
+
+
+def number_draws(graph: fx.Graph) -> None:
+    """Number the random ops of a program in its order, by which `draw_apart` seeds each of them."""
+    drawing = (n for n in graph.nodes if n.op == "call_function" and draws(n.target, n.args, n.kwargs))
+    for number, node in enumerate(drawing):
+        meta(node).draw = number
+
+
+def draw_apart(target: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
+    """Call a random op with a seed by its number and the last `reseed`, to which the generators return."""
+    seed = torch.default_generator.initial_seed()
+    with own_generator(rank_seed(seed, number)):
+        return target(*args, **kwargs)
 
 
 def random_state() -> RandomState:

@@ -111,6 +111,7 @@ class Metadata:
     rewrite: Rewrite | None = None  # how a rule localizes the op's size arguments
     recompute: str = ""  # `computed`: recomputed in the backward, from values that are `saved`
     draws_for: MemoryLayout | None = None  # layout at capture for which a random op draws, if it differs now
+    draw: int | None = None  # number among the program's random ops, of which each has a seed of its own
 
     @property
     def types(self) -> tuple[TensorType | ScalarType | None, ...]:
