@@ -5,13 +5,15 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.capture.captured import Captured
-from fxdp.errors import MeshError, StageError
+from fxdp.errors import MeshError, ScheduleError, StageError
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.phases import fault_lines
+from fxdp.pipeline.schedule.action import Kind
+from fxdp.pipeline.schedule.schedule import Schedule
 
 _SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' or without"
 
@@ -61,18 +63,35 @@ def check_options(mesh: Mesh, options: Options) -> None:
 
     Raises
     ------
-    MeshError : `rng="single-device"`; with blocks, stages that Inductor compiles.
+    MeshError : `rng="single-device"`; with blocks, stages that Inductor compiles and the mesh cuts.
     """
-    if options.block is not None and mesh.pipeline.size > 1 and options.backend == "inductor":
+    if options.fuses_blocks and mesh.pipeline.size > 1 and options.pipeline.stages is None:
         raise MeshError(
-            f"numerics={options.numerics} on a mesh with a pp axis: Inductor would fuse ops as the stages "
-            'are cut, and fused ops have other bits; expected backend="eager" on every mesh, or no pp axis'
+            f"numerics={options.numerics} with Inductor on a mesh with a pp axis: ops are fused within a "
+            "stage, so the bits are those of a cut; expected fxdp.Pipeline(stages=...), a number or names, "
+            "equal on every mesh, also on one device; or backend='eager', where no cut changes bits"
         )
     if options.single_device_rng:
         raise MeshError(
             'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
             'and micro-batches do not keep; expected rng="sharded" with a pp axis or '
             "fxdp.Pipeline(microbatches=...) above 1"
+        )
+
+
+def check_schedule(schedule: Schedule, options: Options) -> None:
+    """Refuse a schedule that divides backwards of blocks, whose ops Inductor would fuse in another way.
+
+    Raises
+    ------
+    ScheduleError : names schedules that divide none.
+    """
+    divided = any(action.kind is Kind.INPUT_GRADIENT for row in schedule.ranks for action in row)
+    if options.fuses_blocks and divided:
+        raise ScheduleError(
+            f"numerics={options.numerics} with Inductor and schedule={options.pipeline.schedule!r}, which "
+            "computes gradients of weights apart: they would be fused otherwise than on one device; expected "
+            "'1f1b', 'gpipe' or 'interleaved', or backend=\"eager\" on every mesh"
         )
 
 

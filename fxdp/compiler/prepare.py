@@ -15,6 +15,7 @@ from fxdp.compiler.option_combinations import (
     check_options,
     check_recomputation,
     check_reductions,
+    check_schedule,
     check_sharding,
 )
 from fxdp.compiler.order import Order
@@ -138,6 +139,7 @@ def _cut(
     # with blocks an example: each rank's call has a schedule for its own blocks
     microbatches = -(-batch // (block * mesh.size)) if block else options.pipeline.microbatches
     schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, microbatches)
+    check_schedule(schedule, options)
     phases = recall_phases(gm.graph, several=options.has_microbatches, by_block=block is not None)
     check_recomputation(phases.rounds.coupled, options)
     partition = split(gm, phases, count)

@@ -120,6 +120,8 @@ class Program:
         stage holds more than necessary.
         """
         schedule = self.schedule_of(microbatches)
+        if self.options.fuses_blocks:  # in halves, ops would be fused otherwise than on a mesh without stages
+            return schedule
         placement = schedule.placement
         awaited = {
             e.source for e in self.partition.edges

@@ -149,9 +149,10 @@ def _code(
         if program.options.block is None or wanted.index is None:
             seed = program.mesh.rank * _MOST_PARTS + number, index
         else:  # a block draws what it draws on any rank, op by op also in any stage
-            seed = number if program.options.backend == "inductor" else 0, wanted.place
+            seed = number if program.options.fuses_blocks else 0, wanted.place
     template = template.with_numbers(wanted.sizes, numbers)
-    keeps_strides = program.options.block is not None
+    # Inductor compiles for contiguous values
+    keeps_strides = program.options.block is not None and not program.options.fuses_blocks
     return Code(lowered.pair, template, ahead, behind, seed, wanted.first or (), keeps_strides)
 
 

@@ -129,6 +129,11 @@ class Options:
         return self.numerics.block
 
     @property
+    def fuses_blocks(self) -> bool:
+        """Whether Inductor compiles the blocks of `fxdp.Bitwise`, so that the bits depend on the stages."""
+        return self.block is not None and self.backend == "inductor"
+
+    @property
     def has_microbatches(self) -> bool:
         """Whether a rank's batch may be split into several micro-batches; a block is one, even if alone."""
         return self.block is not None or self.pipeline.microbatches > 1

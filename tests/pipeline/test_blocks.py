@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -148,15 +149,17 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return torch.full((4,), float(index)).sin_(), torch.tensor(index % 3)
 
 
-def _trained(folder: Path, start: int, stop: int, strategy: str) -> list[Tensor]:
+def _trained(folder: Path, start: int, stop: int, strategy: str, stages: int = 1) -> list[Tensor]:
     """The losses of these steps of a run, with parts of a loader that cuts no block; saved at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    shape = stages, (dist.get_world_size() if dist.is_initialized() else 1) // stages
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp")) if stages > 1 else None
     compiled = fxdp.compile(
-        model, numerics={"block": 2}, strategy=strategy, loss_fn=F.cross_entropy, backend="eager"
+        model, mesh, numerics={"block": 2}, strategy=strategy, loss_fn=F.cross_entropy, backend="eager"
     )
     optimizer = torch.optim.AdamW(compiled.parameters(), lr=0.1)
-    loader = fxdp.data_loader(Rows(), 5, shuffle=True, local=True, block=2)
+    loader = fxdp.data_loader(Rows(), 5, mesh=mesh and mesh["dp"], shuffle=True, local=True, block=2)
     if start:
         assert fxdp.load(folder, compiled, optimizer, data=loader) == start
     losses: list[Tensor] = []
@@ -173,8 +176,8 @@ def _trained(folder: Path, start: int, stop: int, strategy: str) -> list[Tensor]
 
 def test_a_run_that_goes_on_on_another_mesh(ranks: RankPool, tmp_path: Path) -> None:
     expected, found = _trained(tmp_path / "alone", 0, 9, "replicate"), list[Tensor]()
-    for world, stop, strategy in ((2, 2, "shard"), (3, 4, "replicate"), (1, 6, "replicate"), (2, 9, "shard")):
-        found += ranks.run(world, _trained, tmp_path / "run", len(found), stop, strategy)[0]
+    for world, stop, *how in ((2, 2, "shard", 2), (3, 4, "replicate"), (4, 6, "shard", 2), (2, 9, "shard")):
+        found += ranks.run(world, _trained, tmp_path / "run", len(found), stop, *how)[0]
     assert [float(a) for a in found] == [float(a) for a in expected]
 
 

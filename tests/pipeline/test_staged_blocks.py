@@ -12,7 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.ir.graph.graph_text import graph_text
+from fxdp.pipeline.schedule.action import Kind
 from tests.captures import KNOWN, captured_once
+from tests.pipeline.cut.cuts import program
 from tests.rank_pool import RankPool
 
 D, T, WORDS = 16, 9, 23
@@ -94,9 +97,23 @@ def _planned(model: nn.Module, **options: Any) -> fxdp.Plan:
     return fxdp.plan(model, batch, mesh={"pp": 2}, numerics={"block": 2}, **{"backend": "eager", **options})
 
 
+def test_stages_that_inductor_compiles_are_those_of_any_mesh() -> None:
+    """What is fused depends on the parts and on whether their backwards are divided."""
+    batch = torch.zeros(4, T, dtype=torch.long), torch.ones(4, T)
+    options = {"numerics": {"block": 2}, "pipeline": {"stages": 3}}
+    made = [program(GPT(0.1), *batch, ranks=ranks, dp=2, **options) for ranks in (1, 2, 3)]
+    parts = [[graph_text(part.gm, {}, exact=True) for part in one.partition.parts] for one in made]
+    assert len(parts[0]) == 3
+    assert parts[0] == parts[1] == parts[2]
+    kinds = {action.kind for one in made for row in one.run_schedule(4).ranks for action in row}
+    assert kinds == {Kind.FORWARD, Kind.BACKWARD}
+
+
 def test_cuts_that_would_change_bits_are_refused() -> None:
-    with pytest.raises(fxdp.MeshError, match="with a pp axis: Inductor would fuse ops as the stages"):
+    with pytest.raises(fxdp.MeshError, match=r"fused within a stage, .*fxdp.Pipeline\(stages=\.\.\."):
         _planned(GPT(), backend="inductor")
+    with pytest.raises(fxdp.ScheduleError, match=r"schedule='zero-bubble', which .*expected '1f1b'"):
+        _planned(GPT(), backend="inductor", pipeline={"stages": 2, "schedule": "zero-bubble"})
     norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     with pytest.raises(fxdp.StageError, match=r"with stages: the model needs values .*\n  at .* all_reduce"):
         fxdp.plan(

@@ -18,7 +18,7 @@ one mask for different samples. It yields one draw for the seed, and the later s
 program: so the generator advances equally on every rank, however many numbers a rank has drawn. One seed then
 reproduces a run, and draws outside of the program stay in step. Each micro-batch has a seed, because
 schedules run micro-batches in different orders, and a checkpoint runs one twice, which must repeat the draws.
-With `fxdp.Bitwise` each random op of a block has a seed (`draw_apart`), so that no cut into stages moves a draw.
+With `fxdp.Bitwise` each random op of a block has a seed (`draw_apart`), so no cut into stages moves a draw.
 """
 
 from __future__ import annotations

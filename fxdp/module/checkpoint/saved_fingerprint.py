@@ -43,4 +43,8 @@ def fingerprint_fault(folder: Path, compiled: CompiledModule) -> str | None:
 def _fingerprint(compiled: CompiledModule) -> dict[str, str]:
     options = compiled._options
     found = fingerprint(compiled._process_mesh.mesh.device_type) | {"backend": options.backend}
-    return found if options.block is None else found | {_BLOCK: str(options.block)}
+    if options.block is not None:
+        found[_BLOCK] = str(options.block)
+    if options.fuses_blocks:
+        found["stages of fxdp.Pipeline"] = str(options.pipeline.stages or 1)
+    return found
