@@ -37,12 +37,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Run the script; in the ranks return when the script has ended."""
+def run(asked: argparse.Namespace) -> NoReturn:
+    """Run the script, and end the process with the script's exit code."""
     environment = hashes_alike()
     if environment is not None:  # before torch is imported
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    from fxdp.run.rank import be_rank
+    from fxdp.run.rank import be_rank, end_at_once
     from fxdp.run.ranks import start_ranks
     from fxdp.run.script import find_script
     from fxdp.run.session import RunOptions
@@ -61,7 +61,7 @@ def run(asked: argparse.Namespace) -> int:
         sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")
         code = start_ranks(nproc, logs)
         if code is not None:
-            return code
+            end_at_once(code)
         launch = Settings.from_environment().launch
         assert launch is not None
     elif nproc not in (None, launch.world_size):

@@ -36,6 +36,7 @@ from fxdp.ir.types.placements import Shard
 from fxdp.ranks.generator_states import generator_states, set_generator_states
 from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.same_order import check_order
+from fxdp.run.exact_types import tell_of_exact_types
 from fxdp.run.generators import digests
 from fxdp.run.session import Session
 from fxdp.run.trees import can_be_cut, leaves_of, map_tensors
@@ -114,6 +115,7 @@ def entered(batch: Any, session: Session, apart: list[int] | None = None) -> Any
     if not tensors:
         return data
     total = tensors[0].shape[0] if own is None else own.total
+    tell_of_exact_types()
     if apart is None:
         session.batches += 1
     number = session.batches if apart is None else len(apart) + 1

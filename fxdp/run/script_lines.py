@@ -32,10 +32,11 @@ def is_asked_by_script(through: tuple[str, ...] = ()) -> bool:
 
 def _is_own(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
-    return not name.startswith("fxdp.") and _is_own_file(frame.f_code.co_filename)
+    return not name.startswith("fxdp.") and is_own_file(frame.f_code.co_filename)
 
 
 @cache
-def _is_own_file(file: str) -> bool:
+def is_own_file(file: str) -> bool:
+    """Return whether a file is the script, or a module beside it, and of no installed package."""
     installed = any(folder in file for folder in _PACKAGES)  # by another Python or `pip install --user`, too
     return not (installed or file.startswith((*_PATHS, "<frozen")))

@@ -94,8 +94,11 @@ def materialise(module: nn.Module, process_mesh: ProcessMesh) -> set[str]:
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor not in made:
             value = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            made[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+            if isinstance(tensor, nn.Parameter):
+                made[tensor] = parameter = nn.Parameter(value, tensor.requires_grad)
+                take_over(parameter, tensor)
+            else:
+                made[tensor] = value
     own = torch.get_rng_state()
     first = torch.frombuffer(
         bytearray(gather_objects(process_mesh, own.numpy().tobytes())[0]), dtype=torch.uint8

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.limits import HANG_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Ended:
 
 def run(command: list[str], text: str = "") -> Ended:
     """Run Python with these arguments and this text as standard input."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *command]
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=HANG_S, env=environment

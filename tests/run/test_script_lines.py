@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxdp.run.script_lines import _is_own_file
+from fxdp.run.script_lines import is_own_file
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from fxdp.run.script_lines import _is_own_file
     ],
 )
 def test_packages_are_installed_wherever_they_are(file: str, own: bool) -> None:
-    assert _is_own_file(file) == own
+    assert is_own_file(file) == own

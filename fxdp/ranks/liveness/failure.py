@@ -37,6 +37,7 @@ from fxdp.ranks.comms import (
     broadcast_everywhere,
     speaking_comms,
 )
+from fxdp.ranks.liveness.mixed_operands import explain_mixed_operands
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _BROKEN = (
@@ -243,6 +244,7 @@ def _describe(error: BaseException) -> str:
 def broadcast_all(error: BaseException) -> None:
     """Tell the ranks of all meshes, and ranks that wait at start-up, why this rank ends."""
     _explain(error)
+    explain_mixed_operands(error)
     for comms in speaking_comms():
         if comms.liveness.departure is None:  # meshes that failed earlier do not know where this rank is now
             _add_place(comms, error, "after")
