@@ -3,15 +3,21 @@
     plain inputs, this rank's part --call_on_batch--> global tensors --model--> global tensors --> plain
 
 The outputs mean what those of a program mean: a tensor along the batch is this rank's part, and its gradient
-is divided by the number of ranks; all else is of the global batch.
+is divided by the number of ranks; all else is of the global batch. Code that draws numbers of Python or NumPy
+beside global tensors draws alike on all ranks:
+
+    if np.random.random() < self.layerdrop:     one device draws once; ranks that draw apart compute apart
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -23,9 +29,9 @@ from fxdp.errors import CaptureError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded
 from fxdp.ir.types.placements import Shard
 from fxdp.module.calls.call import ProgramKey
-from fxdp.module.python_generators import equal_generators
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
+from fxdp.ranks.generator_states import numpy_generator, python_generator
 from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.runtime.bound import AVERAGED
@@ -113,7 +119,7 @@ class Fallback:
         from fxdp.eager.data_ranks import ranks_of
 
         full = {name: full_value(p) for name, p in self._step.named_parameters() if is_sharded(p)}
-        with equal_generators(ranks_of(process_mesh).exchange):
+        with _equal_generators(ranks_of(process_mesh).exchange):
             if full:
                 return torch.func.functional_call(self._step, full, args, kwargs)
             return self._step(*args, **kwargs)
@@ -168,3 +174,26 @@ class _Step(nn.Module):
 def _kind(key: ProgramKey) -> Any:
     """Return the key without Python values: a model that counts its calls is refused at each count."""
     return key.structure, key.tensors, key.grad, key.training
+
+
+@contextlib.contextmanager
+def _equal_generators(exchange: Callable[[Sequence[int]], list[tuple[int, ...]]]) -> Iterator[None]:
+    """Let all ranks draw alike inside the block: by their own states if these are equal, else by one seed.
+
+    `exchange` returns all ranks' integers. Different states are as before after the block.
+    """
+    rows = exchange((python_generator(), numpy_generator()))
+    if len(set(rows)) == 1:
+        yield
+        return
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(rows[0][0])
+    np.random.seed(rows[0][1] % (1 << 32))
+    try:
+        yield
+    finally:
+        # the next block has other numbers; the first draw tells the ranks' own states apart, as before
+        random.setstate(python)
+        np.random.set_state(numpy)
+        random.random()
+        np.random.random()

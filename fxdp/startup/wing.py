@@ -24,7 +24,7 @@ from fxdp.startup.memoized.memoized_indices import memoized_indices
 from fxdp.startup.memoized.memoized_sizes import memoized_sizes
 from fxdp.startup.memoized.memoized_stacks import memoized_stacks
 from fxdp.startup.memoized.op_traces import OpTraces
-from fxdp.startup.memoized.predicted_trace import predicted_trace
+from fxdp.startup.memoized.predicted_forward import predicted_trace
 from fxdp.startup.regions.compile_by_region import compile_by_region
 from fxdp.startup.repeated.joint_by_layer import joint_by_layer
 from fxdp.startup.repeated.pair_by_layer import pair_by_layer

@@ -13,7 +13,7 @@ from fxdp.ir.ops.aligned_bias import attend
 from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.library import existing
 from fxdp.lowering.eager import lower_eager
-from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly
+from fxdp.lowering.op_by_op import _FUNCTIONS, _METHODS, _call_plainly
 from fxdp.torch_compat import OpOverload
 from tests.lowering.test_eager import _scaled
 
@@ -46,7 +46,7 @@ def test_a_function_gives_what_its_op_gives(name: str) -> None:
 
 
 def _plainly(gm: fx.GraphModule) -> fx.GraphModule:
-    call_plainly(gm.graph)
+    _call_plainly(gm.graph)
     gm.recompile()
     return gm
 
@@ -100,7 +100,7 @@ def test_compositions_are_called_as_functions() -> None:
 def test_an_op_that_no_python_can_name() -> None:
     graph = fx.Graph()
     graph.output(graph.call_function(getattr(aten.random, "from"), (graph.placeholder("x"), 7, 8)))
-    call_plainly(graph)
+    _call_plainly(graph)
     assert fx.GraphModule({}, graph)(X).eq(7).all()
 
 
@@ -110,7 +110,7 @@ def test_attention_is_called_with_an_aligned_bias() -> None:
     query, key, value, bias = map(graph.placeholder, ("query", "key", "value", "bias"))
     op = torch.ops.aten._scaled_dot_product_efficient_attention.default
     attended = graph.call_function(op, (query, key, value, bias, True, 0.1))
-    call_plainly(graph)
+    _call_plainly(graph)
     assert attended.target is attend
 
 

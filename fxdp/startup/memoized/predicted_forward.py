@@ -1,4 +1,4 @@
-"""Predict AOTAutograd's forward metadata from the exported graph, to skip the metadata run.
+"""Trace a joint graph with forward metadata predicted from the exported graph, to skip the metadata run.
 
     torch:  a run on fake tensors      results that need a tangent, aliases, mutated inputs
             a run under the tracer     the joint graph, structured by this metadata
@@ -11,29 +11,94 @@ since the second run verifies the prediction completely; it should be correct fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
+from fxdp.capture.export.exported import Exported
 from fxdp.capture.export.loop_iterations import writes_of
+from fxdp.capture.joint.raw_joint import Decompositions, Differentiated, JointOptions, Traced, traced
 from fxdp.ir.graph.graphs import attribute_of, given_arguments
-from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, aten, storage_id, written_value
+from fxdp.torch_compat import (
+    REGIONS,
+    FunctionalTensor,
+    OpOverload,
+    aten,
+    is_on,
+    is_traced,
+    storage_id,
+    written_value,
+)
 
-ForwardMetadata: TypeAlias = tuple[Any, ...]
+_log = logging.getLogger("fxdp")
+
+
+def predicted_trace(
+    own: Callable[[Exported, JointOptions, Decompositions], Traced],
+    exported: Exported,
+    options: JointOptions,
+    table: Decompositions,
+) -> Traced:
+    """Extend `differentiated`: trace once, with predicted metadata; the own way where a prediction fails."""
+    if is_on("predicted_forward") and (told := _predict(exported.gm)) is not None:
+        wrapper = _Predicted(exported.gm, options.differentiable, exported.loss, told)
+        try:
+            return traced(wrapper, exported, table)
+        except Exception as error:  # whatever it is, the prediction may be its cause
+            _log.debug("the forward runs before it is traced: %r", error)
+    return own(exported, options, table)
+
+
+class _Predicted(Differentiated):
+    """A module whose first run, before the trace, gives what is predicted of it."""
+
+    def __init__(
+        self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: _PredictedForward
+    ) -> None:
+        super().__init__(exported, differentiable, loss)
+        self.told = told
+        self.forward_metadata: _ForwardMetadata = ()
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        """Return the outputs, and compare both runs.
+
+        Raises
+        ------
+        _WrongPredictionError : the traced outputs differ from the predicted ones.
+        """
+        outputs = super().forward(*tensors)
+        found = _forward_metadata(outputs, (*tensors, *self._tensors()))
+        if is_traced() and found != self.forward_metadata:
+            raise _WrongPredictionError(f"expected {self.forward_metadata}, got {found}")
+        self.forward_metadata = found
+        return outputs
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """Run the exported program under a trace; before one, give the predicted outputs."""
+        return super().run(tensors) if is_traced() else self.told.run(self.exported, tensors)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All parameters and buffers, a tied one by each of its names."""
+        for named in (self.named_parameters, self.named_buffers):
+            yield from (tensor for _, tensor in named(remove_duplicate=False))
+
+
+_ForwardMetadata: TypeAlias = tuple[Any, ...]
 
 _STATISTICS = ("running_mean", "running_var")
 _TRAINING = ("training", "train", "use_input_stats")
 
 
-class WrongPredictionError(Exception):
+class _WrongPredictionError(Exception):
     """A prediction of a forward's metadata does not hold."""
 
 
 @dataclass(frozen=True)
-class PredictedForward:
+class _PredictedForward:
     """Predicted metadata of a forward graph."""
 
     results: tuple[tuple[Tensor, bool], ...]
@@ -46,18 +111,18 @@ class PredictedForward:
 
         Raises
         ------
-        WrongPredictionError : a mutated tensor is a real one, not wrapped by the trace.
+        _WrongPredictionError : a mutated tensor is a real one, not wrapped by the trace.
         """
         inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), tensors, strict=True))
         for node in self.written:
             given = inputs[node] if node in inputs else attribute_of(gm, node)
             if not isinstance(given, FunctionalTensor):
-                raise WrongPredictionError(f"{node.name} would be written")
+                raise _WrongPredictionError(f"{node.name} would be written")
             given.zero_()
         return [_like(value).requires_grad_(gradient) for value, gradient in self.results]
 
 
-def predicted_forward(gm: fx.GraphModule) -> PredictedForward | None:
+def _predict(gm: fx.GraphModule) -> _PredictedForward | None:
     """Predict from a graph; None if only a run can tell: data-dependent sizes, or a value is unknown."""
     results: Any = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):
@@ -72,20 +137,20 @@ def predicted_forward(gm: fx.GraphModule) -> PredictedForward | None:
     if any("unbacked_bindings" in node.meta for node in gm.graph.nodes):
         return None
     written = tuple(node for node in _written(gm) if isinstance(_given(gm, node), Tensor))
-    return PredictedForward(tuple(found), written)
+    return _PredictedForward(tuple(found), written)
 
 
-def forward_metadata(results: Sequence[Tensor], given: Iterable[Tensor]) -> ForwardMetadata:
+def _forward_metadata(results: Sequence[Tensor], given: Iterable[Tensor]) -> _ForwardMetadata:
     """Return the metadata that torch collects in a run: properties of results, and mutations of `given`.
 
     Raises
     ------
-    WrongPredictionError : a result shares memory with another result or with `given`.
+    _WrongPredictionError : a result shares memory with another result or with `given`.
     """
     taken = [tensor for tensor in given if isinstance(tensor, FunctionalTensor)]
     own = {storage_id(tensor) for tensor in results}.difference(map(storage_id, taken))
     if len(own) < len(results):
-        raise WrongPredictionError("a result lies in the memory of another value")
+        raise _WrongPredictionError("a result lies in the memory of another value")
     return tuple(map(_kind, results)), tuple(map(_kind, taken))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.python.raise_conditions import conditions
+from fxdp.capture.python.raise_checks import _conditions
 from fxdp.errors import CaptureError, InputError
 from tests.capturing import capture
 from tests.lockstep import check
@@ -180,7 +180,7 @@ if isfinite(a).any() or a > 0:    # 22
     file.write_text(source)
     raising = {2: True, 5: True, 7: False, 11: False, 12: False}
     finite = {17: True, 19: False}
-    assert conditions(str(file)) == {
+    assert _conditions(str(file)) == {
         **{line: (passes, True) for line, passes in raising.items()},
         **{line: (passes, False) for line, passes in finite.items()},
     }

@@ -15,7 +15,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 import fxdp
 from fxdp.startup.artifacts import cached_joint
-from fxdp.startup.memoized import predicted_trace
+from fxdp.startup.memoized import predicted_forward
 from fxdp.startup.memoized.memoized_sizes import memoized_sizes
 from fxdp.torch_compat import is_on, symbolic_sizes
 from tests.torch_compat.taken import taken
@@ -113,7 +113,7 @@ def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
             mock.patch.object(proxy_tensor, "_sym_register", side_effect=plain) as registered,
             mock.patch.object(cached_joint, "_key", return_value=None),  # traced anew
             mock.patch.object(
-                predicted_trace, "predicted_forward", return_value=None
+                predicted_forward, "_predict", return_value=None
             ),  # with a run of the forward before
         ):
             texts.append(fxdp.plan(Scaled(4, 3), (torch.ones(6, 4),)).text)

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from fxdp import torch_compat
 from fxdp.capture.captured import Captured
 from fxdp.errors import CaptureError
-from fxdp.startup.memoized import predicted_trace
-from fxdp.startup.memoized.predicted_forward import PredictedForward, WrongPredictionError, predicted_forward
+from fxdp.startup.memoized import predicted_forward
+from fxdp.startup.memoized.predicted_forward import _predict, _PredictedForward, _WrongPredictionError
 from tests.capturing import capture
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -117,7 +117,7 @@ NOT_FORETOLD = {"any length", "returned", "chosen"}
 
 
 @contextmanager
-def counted(told: Callable[[Any], Any] = predicted_forward) -> Iterator[list[Any]]:
+def counted(told: Callable[[Any], Any] = _predict) -> Iterator[list[Any]]:
     """What `told` says is foretold; gives a list of what was traced, with runs of the forward in it."""
     seen: list[Any] = []
     own_replay, own_trace = torch_compat.replay, torch_compat.joint_graph
@@ -131,7 +131,7 @@ def counted(told: Callable[[Any], Any] = predicted_forward) -> Iterator[list[Any
         return seen[-1]
 
     with (
-        mock.patch.object(predicted_trace, "predicted_forward", told),
+        mock.patch.object(predicted_forward, "_predict", told),
         mock.patch.object(torch_compat, "replay", replay),
         mock.patch.object(torch_compat, "joint_graph", trace),
     ):
@@ -190,7 +190,7 @@ def test_the_graph_is_that_of_both_runs(name: str, mode: Callable[[], AbstractCo
         assert traced[:-1] == ["run"], "the forward ran twice"
 
 
-FAULTS: dict[str, tuple[str, Callable[[PredictedForward], PredictedForward]]] = {
+FAULTS: dict[str, tuple[str, Callable[[_PredictedForward], _PredictedForward]]] = {
     "a write less": ("counts", lambda told: replace(told, written=told.written[1:])),
     "no write": ("counts", lambda told: replace(told, written=())),
     "a gradient more": ("frozen, all", lambda told: _with(told, 2, lambda t: t, True)),
@@ -202,8 +202,8 @@ FAULTS: dict[str, tuple[str, Callable[[PredictedForward], PredictedForward]]] = 
 
 
 def _with(
-    told: PredictedForward, at: int, change: Callable[[Tensor], Tensor], gradient: bool
-) -> PredictedForward:
+    told: _PredictedForward, at: int, change: Callable[[Tensor], Tensor], gradient: bool
+) -> _PredictedForward:
     with told.results[at][0].fake_mode:  # type: ignore[attr-defined]
         changed = change(told.results[at][0])
     return replace(told, results=(*told.results[:at], (changed, gradient), *told.results[at + 1 :]))
@@ -213,14 +213,14 @@ def _with(
 def test_what_is_foretold_wrongly_is_found(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     name, change = FAULTS[fault]
 
-    def wrongly(gm: fx.GraphModule) -> PredictedForward:
-        told = predicted_forward(gm)
+    def wrongly(gm: fx.GraphModule) -> _PredictedForward:
+        told = _predict(gm)
         assert told is not None
         return change(told)
 
     with counted(wrongly) as first, caplog.at_level("DEBUG", "fxdp"):
         made(name)
-    assert WrongPredictionError.__name__ in caplog.text
+    assert _WrongPredictionError.__name__ in caplog.text
     assert first[:-1] == ["run", "run", "run"]  # one that was thrown away, and torch's two
     assert lines(first[-1]) == by_both_runs(name, nullcontext)[0]
 
