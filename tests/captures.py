@@ -44,7 +44,8 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
     def remembered(request: Request) -> Captured:
         modes = (request.module.training, torch.is_grad_enabled())
         asked = (request.joint, request.dynamic, request.hint, request.precision)
-        key = (type(request.module), *modes, *asked)
+        numbers = [(n, v) for n, v in request.inputs.python_leaves if isinstance(v, bool | int | float | str)]
+        key = (type(request.module), *modes, *asked, *numbers)
         if key not in known:
             known[key] = capture_request(request)
         return replace(known[key], gm=copy_graph(known[key].gm))

@@ -20,7 +20,7 @@ from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.model_tensors import signature_values
 from fxdp.ir.graph.signature import Size
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import axes_of, is_even
+from fxdp.ir.types.sizes import axes_of, is_even, samples_of
 from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward
@@ -85,7 +85,8 @@ def lower_part(
     mesh, options, part = program.mesh, program.options, wanted.part
     even = is_even(wanted.batches) and not (generic and mesh.size > 1)
     manager = PassManager(mesh, options.debug.verify, level=Level.LOCAL)
-    by_tree = (wanted.batches, options.block) if options.block and wanted.once and wanted.batches else None
+    samples = samples_of(wanted.batches)
+    by_tree = (samples, options.block) if options.block and wanted.once and samples else None
     passes = emission(None if generic else wanted.sizes, even, wanted.place, by_tree)
     gm = manager.run(copy_graph(part.gm), passes)
     _add_seconds(program, "emit-program", manager.seconds["emit-program"])

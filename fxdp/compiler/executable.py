@@ -26,6 +26,7 @@ from fxdp.ir.graph.outputs_behind import outputs_behind
 from fxdp.ir.graph.parameter_buckets import gather_starts, parameter_of, unsharded_parameters
 from fxdp.ir.graph.signature import Buffer, Mutation, Parameter
 from fxdp.ir.types.even_batches import check_borders
+from fxdp.ir.types.sizes import Split, samples_of
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.ranks.agreement import Agreement
@@ -171,8 +172,10 @@ class CompiledVariants:
     ) -> _Executable:  # fmt: skip
         program = self.program
         if program.options.block is not None:
-            check_borders(batches, program.options.block)
-            generic = False  # code for any size may be fused in another way
+            check_borders(samples_of(batches), program.options.block)
+            # one code for all blocks: Inductor's for any size may be fused in another way, and what a block
+            # of a ragged batch is made of says nothing about the next one
+            generic = isinstance(batches, Split)
         layout = program.layout(sizes, batches)
         rank = program.mesh.pipeline.rank
         writer = program.writer(layout, rank)

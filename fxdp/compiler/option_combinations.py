@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.capture.captured import Captured
-from fxdp.errors import MeshError, ScheduleError, StageError
+from fxdp.errors import InputError, MeshError, ScheduleError, StageError
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Parameter
@@ -108,6 +108,21 @@ def check_recomputation(coupled: list[fx.Node], options: Options) -> None:
             f"activation_checkpointing={again} with numerics={options.numerics}: a forward of a block waits "
             f"for the other blocks, and cannot run a second time alone:\n  {fault_lines(coupled)}\nExpected "
             "activation_checkpointing=[...], names of modules without these lines, or nothing"
+        )
+
+
+def check_ragged_blocks(captured: Captured, options: Options) -> None:
+    """Refuse blocks of a ragged batch that Inductor compiles.
+
+    Raises
+    ------
+    InputError : names the backend that has the same bits.
+    """
+    if captured.axes.names and options.block is not None and options.backend == "inductor":
+        raise InputError(
+            f"a ragged batch (fxdp.Rows in batch_dims=) with numerics={options.numerics}: each block has its "
+            "own sizes, and Inductor fuses code for any size as suits those of the rank's first block; "
+            'expected backend="eager" on every mesh'
         )
 
 

@@ -13,6 +13,7 @@ from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
 from fxdp.compiler.deterministic_kernels import check_kernels
 from fxdp.compiler.option_combinations import (
     check_options,
+    check_ragged_blocks,
     check_recomputation,
     check_reductions,
     check_schedule,
@@ -23,7 +24,7 @@ from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import log_captured
 from fxdp.compiler.verifier import verify
-from fxdp.errors import InputError, MeshError, PlacementError, StageError
+from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir.graph.factors import has_sufficient_factors
 from fxdp.ir.graph.graph_text import target_text, type_text
 from fxdp.ir.graph.graphs import copy_graph, inputs_of, results_of
@@ -81,12 +82,8 @@ def prepare(
         captured.gm.graph, captured.origin, options.strategy, stages=mesh.pipeline.size > 1, microbatches=cut
     )
     if cut:
-        if captured.axes.names and options.block is not None:
-            raise InputError(
-                "a ragged batch (fxdp.Rows in batch_dims=) with fxdp.Bitwise, whose blocks of rows would cut "
-                "samples apart; expected numerics without a block"
-            )
         check_options(mesh, options)
+        check_ragged_blocks(captured, options)
         check_reductions(captured, options)
         if options.block is not None:
             check_kernels(captured.gm.graph, mesh.device_type, options.block)

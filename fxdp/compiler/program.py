@@ -93,11 +93,13 @@ class Program:
 
         `batches`, the sizes by rank, say where a ragged batch is cut; without them the cuts are even.
         """
-        if self.options.block is not None:
-            return MicrobatchSizes.of_blocks(sizes, self.options.block)
-        rank, cuts = self.mesh.rank, batches.cuts if isinstance(batches, Split) else {}
-        own = {name: of_ranks[rank] for name, of_ranks in cuts.items()}
-        return MicrobatchSizes.of(sizes, self.options.pipeline.microbatches, rank, own)
+        rank, cuts = self.mesh.rank, batches.cuts if isinstance(batches, Split) else None
+        if self.options.block is None:
+            ends = None if cuts is None else cuts.ends
+            return MicrobatchSizes.of(sizes, self.options.pipeline.microbatches, rank, ends)
+        if cuts is not None:
+            return MicrobatchSizes.of_ragged_blocks(sizes, self.options.block, rank, cuts)
+        return MicrobatchSizes.of_blocks(sizes, self.options.block)
 
     @property
     def placement(self) -> tuple[int, ...]:

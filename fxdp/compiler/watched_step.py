@@ -67,7 +67,7 @@ def watched_step(
     module : the model with this rank's parameters: plain tensors, of which a sharded one has its own rows.
     sizes, batches, rows : as for `CompiledVariants.make`.
     """
-    mesh, layout = program.mesh, program.layout(sizes)
+    mesh, layout = program.mesh, program.layout(sizes, batches)
     writer = program.writer(layout, mesh.pipeline.rank)
     graph = writer.write()
     known: dict[Any, Lowered] = {}

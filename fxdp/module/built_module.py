@@ -62,7 +62,7 @@ class BuiltModule(Inspected):
         chosen, device = self._options, self._mesh.device_type
         self._guards = Guards(self._model, device, chosen.loss_fn, self._generation, chosen.single_device_rng)
         self._reader = CallReader(
-            self._model, chosen.batch_dims, device, self._guards, chosen.pipeline.microbatches,
+            self._model, chosen.batch_dims, device, self._guards, chosen.pipeline.microbatches, chosen.block,
             recognises=chosen.communication.uneven,
         )  # fmt: skip
         self._exchange = CallExchange(self._process_mesh, chosen, self._reader, self._full)

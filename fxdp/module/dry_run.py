@@ -118,7 +118,8 @@ def _local_program(
     options = with_recognised(options, args, kwargs)
     model = check_model(model)
     device = device_type(model)
-    reader = CallReader(model, options.batch_dims, device, microbatches=options.pipeline.microbatches)
+    microbatches, block = options.pipeline.microbatches, options.block
+    reader = CallReader(model, options.batch_dims, device, microbatches=microbatches, block=block)
     call = reader.read(args, kwargs)
     data = init_mesh(mesh, device).mesh
     start = time.perf_counter()

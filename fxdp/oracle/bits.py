@@ -6,8 +6,9 @@ gathers of shards, gradients. After it AdamW steps on each rank's parameters, sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -28,9 +29,11 @@ from fxdp.ir.graph.signature import Gradient, OutputSpec, Parameter, result_word
 from fxdp.ir.ops.parameter_shards import own_shard
 from fxdp.ir.types.mesh import Mesh, mesh_of
 from fxdp.ir.types.placements import ParamShard, Placement, Shard
+from fxdp.ir.types.sizes import Cuts, Split, axis, rank_sizes, samples_of
 from fxdp.ir.types.value_types import NodeType, TensorType
 from fxdp.module.calls.call import request_of
 from fxdp.module.calls.call_sizes import CallSizes, RowNumbers
+from fxdp.module.calls.sample_cuts import sample_ends
 from fxdp.options import Options
 from fxdp.oracle.bit_record import BitFault, BitRecord, BitWatch, digest
 from fxdp.oracle.rank_threads import RankThreads
@@ -82,6 +85,8 @@ class BitSubject:
     found: Captured
     options: Options
     seed: int
+    ends: Mapping[str, Sequence[int]]
+    """Where samples of a ragged batch end along each axis, after a 0; empty for any other batch."""
 
     @classmethod
     def of(
@@ -91,7 +96,8 @@ class BitSubject:
         module = copy_of(module)
         inputs = read_inputs(module, args, kwargs, options.batch_dims)
         found = capture_request(request_of(module, inputs, options, cut=True))
-        return cls(module, [t.detach() for t in inputs.tensors], found, options, seed)
+        ends = sample_ends(inputs) if inputs.axes.names else {}
+        return cls(module, [t.detach() for t in inputs.tensors], found, options, seed, ends)
 
     def compare(self, mesh: Mesh, splits: Sequence[tuple[int, ...]]) -> tuple[BitRun, ...]:
         """Return a run for each split of the first samples, compared with one device."""
@@ -101,7 +107,7 @@ class BitSubject:
         with kept_random_state(), without_autocast():
             for split in splits:
                 record = BitRecord()
-                expected = self._run(alone, (sum(split),), [record.keep])
+                expected = self._run(alone, _on_one(split), [record.keep])
                 watches = [BitWatch(record, rank) for rank in range(mesh.size)]
                 values = self._run(program, split, [watch.see for watch in watches])
                 differing = tuple(name for name, of in values.items() if _differ(of, expected[name]))
@@ -147,7 +153,7 @@ class BitSubject:
             owner, _, last = name.rpartition(".")
             module.get_submodule(owner).register_parameter(last, nn.Parameter(rows, full.requires_grad))
         symbols, numbers = sizes.values(self.found), RowNumbers().of(sizes)
-        step = watched_step(program, module, symbols, split, numbers, watch)
+        step = watched_step(program, module, symbols, sizes.batches, numbers, watch)
         results = step(self._inputs(split, rank), seed)
         specs = [spec for spec, _, _ in program.partition.results]
         found = {s: v for s, v in zip(specs, results, strict=True) if v is not None}
@@ -161,14 +167,39 @@ class BitSubject:
         return found, {name: parameter.detach() for name, parameter in parameters.items()}
 
     def _inputs(self, split: Sequence[int], rank: int) -> list[Tensor]:
-        first, size = sum(split[:rank]), split[rank]
-        pairs = zip(self.tensors, self.found.batch, strict=True)
-        return [t if dim is None else t.narrow(dim, first, size).clone() for t, dim in pairs]
+        axes, sizes, found = self.found.axes, rank_sizes(split, rank), []
+        kinds = zip_longest(self.found.batch, axes.names, axes.points)
+        for tensor, (dim, name, target) in zip(self.tensors, kinds, strict=True):
+            if dim is not None:
+                own = axis(name or "")
+                tensor = tensor.narrow(dim, sizes[own.offset.name], sizes[own.local.name]).clone()
+            if target is not None:  # values count from the first row of the rank
+                tensor -= sizes[axis(target).offset.name]
+            found.append(tensor)
+        return found
 
     def _sizes(self, split: tuple[int, ...], rank: int) -> CallSizes:
         inputs = self._inputs(split, rank)
         device = inputs[0].device if inputs else None
-        return CallSizes(split, (), tuple(t.shape for t in inputs), rank, device)
+        return CallSizes(self._cut(split, rank), (), tuple(t.shape for t in inputs), rank, device)
+
+    def _cut(self, split: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Return a split that says where the blocks of the rank end, if the batch is ragged."""
+        if not isinstance(split, Split):
+            return split
+        samples = samples_of(split)
+        first = sum(samples[:rank])
+        cuts = range(0, samples[rank], self.options.block or 1)[1:]
+        ends = {name: tuple(of[first + cut] - of[first] for cut in cuts) for name, of in self.ends.items()}
+        return Split(split, split.further, Cuts(samples, (), ends))
+
+
+def _on_one(split: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of all samples of a split on one rank."""
+    if not isinstance(split, Split):
+        return (sum(split),)
+    further = {name: (sum(sizes),) for name, sizes in split.further.items()}
+    return Split((sum(split),), further, Cuts((sum(samples_of(split)),), (), {}))
 
 
 def _differ(values: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

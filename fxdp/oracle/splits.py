@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from fxdp.errors import InputError
 from fxdp.ir.types.even_batches import check_borders, even_batches
-from fxdp.ir.types.sizes import Split
+from fxdp.ir.types.sizes import Cuts, Split
 
 
 def default_splits(batch: int, world: int, block: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -61,7 +61,8 @@ def check_splits(
 
 
 def ragged_splits(
-    splits: Sequence[Sequence[int]] | Sequence[int] | None, ends: Mapping[str, Sequence[int]], world: int
+    splits: Sequence[Sequence[int]] | Sequence[int] | None, ends: Mapping[str, Sequence[int]], world: int,
+    block: int = 1,
 ) -> tuple[Split, ...]:
     """Return the splits to run of a ragged batch, with the ranks' rows along each axis.
 
@@ -75,7 +76,7 @@ def ragged_splits(
     InputError : see `check_splits`; splits that leave out samples.
     """
     samples = len(ends[""]) - 1
-    every = check_splits(splits, samples, world)
+    every = check_splits(splits, samples, world, block)
     if any(sum(split) != samples for split in every):
         raise InputError(
             f"splits={list(map(list, every))} of a ragged batch; expected all of its {samples} samples"
@@ -84,7 +85,7 @@ def ragged_splits(
     for split in every:
         cuts = [0, *accumulate(split)]
         rows = {name: [of[b] - of[a] for a, b in pairwise(cuts)] for name, of in ends.items()}
-        found.append(Split(rows.pop(""), rows))
+        found.append(Split(rows.pop(""), rows, Cuts(split, (), {})))
     return tuple(found)
 
 

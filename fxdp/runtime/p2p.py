@@ -147,6 +147,14 @@ def block(full: Microbatch, index: int, start: int, size: int, dims: Sequence[in
     return Microbatch(index, tuple(value.clone() for value in part.inputs), full.seed)
 
 
+def ragged_block(
+    full: Microbatch, index: int, places: Sequence[tuple[int, int, int, int] | None]
+) -> Microbatch:
+    """Return the rows of a block in new memory, as `block` does."""
+    part = ragged_microbatch(full, index, places)
+    return Microbatch(index, tuple(value.clone() for value in part.inputs), full.seed)
+
+
 def aligned(value: Tensor) -> Tensor:
     """Return a contiguous copy in memory of its own, which begins at the same alignment on any mesh."""
     return value.clone(memory_format=torch.contiguous_format)

@@ -104,7 +104,7 @@ class CallFrame:
         inputs: Sequence[Tensor],
         sizes: Mapping[str, int] = _NOTHING,
         rows: Mapping[str, Tensor] = _NOTHING,
-        crossing: Mapping[str, Tensor | tuple[Tensor, ...]] = _NOTHING,
+        crossing: Mapping[str, int | Tensor | tuple[Tensor, ...]] = _NOTHING,
     ) -> list[Any]:
         """Return the arguments of a call, in a new list, which the callee empties."""
         values = list(self.values)
@@ -119,8 +119,8 @@ class CallFrame:
             value = crossing[name]
             if isinstance(value, tuple):  # the roots of a sum over blocks
                 values[position] = tuple(root.contiguous() for root in value)
-            else:
-                values[position] = value.contiguous()
+            else:  # or the number of rows that a mask selects
+                values[position] = value.contiguous() if isinstance(value, Tensor) else value
         return values
 
 

@@ -28,8 +28,15 @@ def test_graphs_are_split_over_ranks() -> None:
     assert list(given.splits[0].split) == [0, 11, 4]
 
 
-def test_splits_that_leave_out_samples_and_blocks_are_refused() -> None:
+def test_splits_that_leave_out_samples_or_cut_blocks_are_refused() -> None:
     with pytest.raises(fxdp.InputError, match=r"a ragged batch; expected all of its 5 samples"):
         _verified(mesh={"dp": 2}, splits=[3, 1])
-    with pytest.raises(fxdp.InputError, match=r"a ragged batch .* with fxdp.Bitwise"):
-        _verified(mesh={"dp": 2}, numerics=fxdp.Bitwise(block=2))
+    with pytest.raises(fxdp.InputError, match=r"\[3, 2\] cut blocks .*, at the ends of ranks 0"):
+        _verified(mesh={"dp": 2}, splits=[3, 2], numerics=fxdp.Bitwise(block=2), backend="eager")
+
+
+def test_blocks_of_graphs_have_the_bits_of_one_device() -> None:
+    report = _verified(mesh={"dp": 3}, numerics=fxdp.Bitwise(block=2), strategy="shard", backend="eager")
+    assert report.ok, report
+    assert [run.split for run in report.bits] == [(7, 4, 4), (11, 0, 4), (0, 0, 15)]
+    assert all(run.nodes > 100 for run in report.bits)

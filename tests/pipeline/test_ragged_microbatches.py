@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.ir.types.sizes import Cuts
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.eager.ragged.test_by_hand import GRAPHS, graphs, joined
 from tests.oracle.test_ragged_axes import _BAGS as BAG_ROWS
@@ -147,9 +148,42 @@ def test_sizes_of_each_axis() -> None:
     assert (even.bounds, even.along("edges")) == (((0, 3), (3, 3)), [(0, 3), (3, 2)])
 
 
-def test_blocks_are_refused() -> None:
+_NODES = ([2, 5, 1, 3, 4], [1, 2, 6, 2, 1])
+"""The nodes of each graph of the global batch, by step."""
+
+
+def _in_blocks(parts: tuple[int, ...], **options: Any) -> list[Any]:
+    """Losses and gradients of two steps in blocks of two graphs; `parts` are the graphs of each rank."""
+    rank, batches = dist.get_rank(), []
+    own = range(sum(parts[:rank]), sum(parts[: rank + 1]))
+    for i, nodes in enumerate(_NODES):
+        made = [graphs(10 * i + number, [nodes[number]]) for number in own]
+        batches.append(joined(made) if made else graphs(0, []))
+    numerics = fxdp.Bitwise(block=2)
     compiled = fxdp.compile(
-        _Graph().double(), batch_dims=DIMS, backend="eager", numerics=fxdp.Bitwise(block=2)
+        _Graph().double(), batch_dims=DIMS, **{"backend": "eager", "numerics": numerics, **options}
     )
-    with pytest.raises(fxdp.InputError, match=r"a ragged batch .* with fxdp.Bitwise"):
-        compiled(*(graphs(0, [2, 3])[key] for key in ORDER))
+    return _steps(compiled, batches)
+
+
+def test_blocks_of_graphs_have_the_bits_of_one_device(ranks: RankPool) -> None:
+    (alone,) = ranks.run(1, _in_blocks, (5,))
+    for found in ranks.run(3, _in_blocks, (2, 0, 3), strategy="shard"):
+        assert all(map(torch.equal, found, alone))
+
+
+def test_blocks_that_inductor_compiles_are_refused() -> None:
+    compiled = fxdp.compile(_Graph(), batch_dims=DIMS, numerics=fxdp.Bitwise(block=2))
+    batch = graphs(0, [2, 3])
+    with pytest.raises(fxdp.InputError, match=r'a ragged batch .* expected backend="eager" on every mesh'):
+        compiled(*(batch[key].float() if batch[key].is_floating_point() else batch[key] for key in ORDER))
+
+
+def test_sizes_of_blocks_of_a_rank() -> None:
+    full = {"B": 9, "b": 4, "offset": 5, "B_edges": 7, "b_edges": 3, "offset_edges": 4}
+    cuts = Cuts((4, 3), (), {"": (4,), "edges": (3,)})
+    layout = MicrobatchSizes.of_ragged_blocks(full, 2, 1, cuts)
+    assert (layout.bounds, layout.along("edges")) == (((0, 4), (4, 0)), [(0, 3), (3, 0)])
+    assert (layout.first, layout.blocks, layout.is_empty) == (2, 4, False)
+    none = MicrobatchSizes.of_ragged_blocks(full | {"b": 0}, 2, 1, Cuts((7, 0), (), {"": (), "edges": ()}))
+    assert (none.first, none.blocks, none.is_empty) == (4, 4, True)

@@ -20,7 +20,7 @@ from tests.rank_pool import RankPool
 
 
 class Pictures(nn.Module):
-    """BatchNorms, dropout of a parameter, a router with its balance, rows compared with all others."""
+    """BatchNorms, dropout of a parameter, a router with its balance, rows chosen and compared."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -40,6 +40,7 @@ class Pictures(nn.Module):
         near, own = left @ right.T * 5, torch.arange(len(x))
         each = F.cross_entropy(near, own, reduction="none") + F.cross_entropy(near.T, own, reduction="none")
         loss = (each * weights).sum() / weights.sum() + 0.1 * 3 * (share * routed.mean(0)).sum()
+        loss = loss + hidden[hidden[:, 0] > 0].square().mean()
         return {"loss": loss + mixed.square().mean().sqrt(), "apart": (mixed - mixed.mean(0)).detach()}
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import fxdp
+from fxdp.ranks.comms.processors import processor
 from fxdp.ranks.rank_fingerprint import changes, fingerprint, unlike_ranks
 from tests.rank_pool import RankPool
 
@@ -29,18 +32,26 @@ def test_a_switch_of_the_kernels_changes_the_fingerprint(monkeypatch: pytest.Mon
     assert changes(own, fingerprint("cpu")) == ["float32 matmul precision: highest, now medium"]
 
 
-def _with_own_threads() -> str:
+def _on_own_machine() -> str:
+    """Return what this rank is told: rank 1 has another processor and torch, rank 2 more threads."""
     compiled = fxdp.compile(nn.Linear(3, 2), numerics=fxdp.Bitwise(block=2), backend="eager")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 + dist.get_rank() // 2)
+    before, rank = torch.get_num_threads(), dist.get_rank()
+    torch.set_num_threads(1 + rank // 2)
+    own = processor("cpu")
+    other = own | {"vector instructions": "AVX512", "torch": "2.9.9"} if rank == 1 else own
     try:
-        with pytest.raises(fxdp.AgreementError) as caught:
+        with (
+            mock.patch("fxdp.ranks.rank_fingerprint.processor", return_value=other),
+            pytest.raises(fxdp.AgreementError) as caught,
+        ):
             compiled(torch.randn(2, 3))
     finally:
         torch.set_num_threads(before)
     return str(caught.value)
 
 
-def test_ranks_with_other_threads_are_refused_before_the_first_step(ranks: RankPool) -> None:
-    for text in ranks.run(3, _with_own_threads):
+def test_ranks_on_other_machines_are_refused_before_the_first_step(ranks: RankPool) -> None:
+    for text in ranks.run(3, _on_own_machine):
         assert "\n  threads: 2 on rank 2, 1 on the other ranks\n" in text
+        assert "\n  vector instructions: AVX512 on rank 1, " in text
+        assert "\n  torch: 2.9.9 on rank 1, " in text

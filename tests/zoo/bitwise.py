@@ -14,12 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
 import fxdp
 from tests.captures import KNOWN, captured_once
-from tests.zoo.catalogue import CATALOGUE
-from tests.zoo.public import WithLoss, inputs_of, own_inputs
+from tests.zoo.bitwise_subjects import subject
 
 STEPS, BLOCK = 20, 2
 SAVED = 3
@@ -45,6 +43,12 @@ class Training:
     parts: tuple[int, ...]
     mode: Mode = field(default_factory=Mode)
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def learn(training: Training) -> None:
+    """Capture the model of a training once, where ranks are forked from."""
+    with _Run(training) as run:
+        run.step(0)
 
 
 def curve(training: Training, steps: range, folder: str) -> list[str]:
@@ -83,7 +87,9 @@ class _Run:
 
     def __init__(self, training: Training) -> None:
         self._training, self._mode = training, training.mode
-        self._entry, key = CATALOGUE[training.name], (training.name, training.mode.autocast)
+        self._subject = subject(training.name)
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        key = training.name, training.mode.autocast
         for other in KNOWN.keys() - {key}:
             del KNOWN[other]  # captures of another model
         self._once = captured_once(KNOWN.setdefault(key, {}))
@@ -91,9 +97,10 @@ class _Run:
     def __enter__(self) -> _Run:
         torch.manual_seed(0)
         self._once.__enter__()
+        self._model = self._subject.model().train()
         self._compiled = fxdp.compile(
-            WithLoss(self._entry.build()).train(), numerics=fxdp.Bitwise(block=BLOCK),
-            backend=self._mode.backend, batch_dims=self._entry.batch_dims, **self._training.options,
+            self._model, numerics=fxdp.Bitwise(block=BLOCK), backend=self._mode.backend,
+            batch_dims=self._subject.batch_dims, **self._training.options,
         )  # fmt: skip
         self._optimizer = torch.optim.AdamW(self._compiled.parameters(), 1e-3)
         return self
@@ -108,38 +115,33 @@ class _Run:
         fxdp.save(folder, self._compiled, self._optimizer, step=step)
 
     def step(self, step: int, *, kill: bool = False) -> str:
-        """Return a digest of losses, the norm and gradients of the step."""
-        losses = []
-        for call in range(self._mode.accumulate):
-            losses.append(self._loss(step + call * STEPS))
-            if kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-            losses[-1].backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._compiled.parameters(), 1.0)
-        gradients = (p.grad for p in self._compiled.parameters() if p.grad is not None)
-        found = _digest([*losses, norm, *gradients])
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return found
+        """Return a digest of losses, norms and gradients of the step."""
+        found: list[Tensor] = []
+        for phase in self._subject.phases:
+            for call in range(self._mode.accumulate):
+                found.append(self._loss(phase, step + call * STEPS))
+                if kill:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                found[-1].backward()
+            trained = set(self._model.get_submodule(phase).parameters())
+            for parameter in set(self._compiled.parameters()) - trained:
+                parameter.grad = None
+            found.append(torch.nn.utils.clip_grad_norm_(self._compiled.parameters(), 1.0))
+            found += [p.grad for p in self._compiled.parameters() if p.grad is not None]
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return _digest(found)
 
     def state(self) -> str:
         """Return a digest of parameters, buffers and the optimizer."""
         values = [*self._compiled.parameters(), *self._compiled.buffers()]
         return _digest([*values, *_states(self._optimizer)])
 
-    def _loss(self, seed: int) -> Tensor:
-        parts, rank = self._training.parts, dist.get_rank()
-        dtype = next(self._compiled.parameters()).dtype
-        inputs = _of_dtype(inputs_of(self._entry, sum(parts), seed=seed), dtype)
-        own = own_inputs(self._compiled, inputs, parts, rank)
+    def _loss(self, phase: str, seed: int) -> Tensor:
+        own = self._subject.inputs(self._compiled, self._training.parts, self._rank, seed)
         torch.manual_seed(seed)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._mode.autocast):
-            return self._compiled(**own)  # type: ignore[no-any-return]
-
-
-def _of_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Return inputs whose floating-point numbers have the model's dtype."""
-    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)  # type: ignore[no-any-return]
+            return self._compiled(**own, **({"phase": phase} if phase else {}))  # type: ignore[no-any-return]
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -193,24 +194,37 @@ def fixed_by_data(size: Any) -> bool:
     return isinstance(size, sympy.Basic) and any(str(symbol).startswith("u") for symbol in size.free_symbols)
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where the ranks' parts of a ragged batch are cut into micro-batches or blocks.
+
+    Attributes
+    ----------
+    samples : the number of samples of each rank.
+    digests : a number by rank that tells apart where that rank's part is cut.
+    ends : where this rank's micro-batches but the last end, by axis; its digest says so, too.
+    """
+
+    samples: tuple[int, ...]
+    digests: tuple[int, ...]
+    ends: Mapping[str, tuple[int, ...]] = field(compare=False)
+
+
 class Split(tuple[int, ...]):
     """The sizes of a ragged batch: of its own axis by rank, and of its further axes."""
 
     further: Mapping[str, tuple[int, ...]]
     """The size by rank of each further axis."""
-    cuts: Mapping[str, tuple[tuple[int, ...], ...]]
-    """Where the micro-batches but the last end, by axis and rank; empty without micro-batches."""
+    cuts: Cuts | None
+    """None without micro-batches and blocks."""
 
     def __new__(
-        cls,
-        own: Sequence[int],
-        further: Mapping[str, Sequence[int]],
-        cuts: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+        cls, own: Sequence[int], further: Mapping[str, Sequence[int]], cuts: Cuts | None = None
     ) -> Split:
         """Make the sizes of all axes."""
         made = super().__new__(cls, own)
         made.further = {name: tuple(sizes) for name, sizes in further.items()}
-        made.cuts = {name: tuple(ends) for name, ends in (cuts or {}).items()}
+        made.cuts = cuts
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -222,7 +236,13 @@ class Split(tuple[int, ...]):
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((tuple(self), *self.further.items(), *self.cuts.items()))
+        return hash((tuple(self), *self.further.items(), self.cuts))
+
+
+def samples_of(split: Sequence[int]) -> tuple[int, ...]:
+    """Return the samples of each rank: rows of the batch, or of a ragged one what is never cut."""
+    cuts = split.cuts if isinstance(split, Split) else None
+    return tuple(split) if cuts is None else cuts.samples
 
 
 def by_axis(split: Sequence[int]) -> dict[str, Sequence[int]]:

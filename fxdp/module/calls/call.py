@@ -15,6 +15,7 @@ from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
 from fxdp.errors import InputError, a_kind
+from fxdp.module.calls.sample_cuts import SampleCuts
 from fxdp.module.guards.attribute_guards import Key
 from fxdp.module.guards.values import Values
 from fxdp.options import Options
@@ -74,8 +75,8 @@ class Call:
     strided: bool = False
     further: tuple[int, ...] = ()
     """This rank's sizes of the further axes of a ragged batch, in order."""
-    cuts: tuple[tuple[int, ...], ...] = ()
-    """Where the micro-batches but the last end along each axis of a ragged batch, its own first."""
+    cuts: SampleCuts | None = None
+    """Where the micro-batches or blocks of a ragged batch end."""
     is_news: bool = False
     """Whether only this rank knows yet that such calls are ragged."""
 

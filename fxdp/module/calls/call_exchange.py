@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from fxdp.capture.inputs import Inputs
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import Split, is_even
+from fxdp.ir.types.sizes import Cuts, Split, is_even
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey, call_lines
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
@@ -120,16 +119,12 @@ class CallExchange:
         """
         if self._alone:
             return CallExchanged(
-                _all_axes(
-                    call,
-                    _nonempty((call.batch,)),
-                    [(size,) for size in itertools.chain(call.further, *call.cuts)],
-                ),
+                _all_axes(call, _nonempty((call.batch,)), [(size,) for size in _further(call)]),
                 strided=call.strided,
             )
         numbers = call.inputs.scalars if call.inputs.open else ()
         key = (call.kind, call.dims, call.batch, call.further, numbers)
-        if self._spared and not due and not call.cuts and key in self._even:
+        if self._spared and not due and call.cuts is None and key in self._even:
             size = self._mesh.size
             even = _all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
             return CallExchanged(even, strided=call.strided, told=False)
@@ -143,8 +138,8 @@ class CallExchange:
         told = digest_of(numbers) if numbers else _NO_NUMBERS
         flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
-        # from 9: the sizes of further axes, and where micro-batches end along each axis
-        further = () if call.is_news else (*call.further, *itertools.chain(*call.cuts))
+        # from 9: the sizes of further axes, the samples, and where micro-batches end
+        further = () if call.is_news else _further(call)
         strided = _NEWS if call.is_news else int(call.strided)
         own = (call.batch, last.of_kind, last.of_dims, state, strided, told, order, *flags, *further)
         try:
@@ -174,10 +169,8 @@ class CallExchange:
     def _sizes(self, call: Call, found: _Columns) -> tuple[int, ...]:
         """Return the size of each data rank along all axes."""
         batches = _nonempty(_batches(self._mesh, found[0]))
-        places = _FURTHER + len(call.further) + sum(map(len, call.cuts))
-        return _all_axes(
-            call, batches, [_batches(self._mesh, found[place]) for place in range(_FURTHER, places)]
-        )
+        places = range(_FURTHER, _FURTHER + len(_further(call)))
+        return _all_axes(call, batches, [_batches(self._mesh, found[place]) for place in places])
 
     def padded(self, call: Call) -> Call | None:
         """Return the call padded to the sizes that all ranks agree on; a collective call.
@@ -263,14 +256,16 @@ def _all_axes(
     """
     if not further:
         return batches
-    names, rest = call.inputs.axes.further, iter(further[len(call.further) :])
-    # of each axis the ends by rank, from a column for each end
-    cuts = [tuple(zip(*itertools.islice(rest, len(ends)), strict=True)) for ends in call.cuts]
-    return Split(
-        batches,
-        dict(zip(names, further, strict=False)),
-        dict(zip(("", *names), cuts, strict=True)) if cuts else {},
-    )
+    names, cuts = call.inputs.axes.further, None
+    if call.cuts is not None:
+        samples, digests = further[len(call.further) :]
+        cuts = Cuts(samples, digests, dict(zip(("", *names), call.cuts.ends, strict=True)))
+    return Split(batches, dict(zip(names, further, strict=False)), cuts)
+
+
+def _further(call: Call) -> tuple[int, ...]:
+    """Return what the ranks exchange of a ragged batch beside the size of its own axis."""
+    return call.further if call.cuts is None else (*call.further, *call.cuts.columns)
 
 
 def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:

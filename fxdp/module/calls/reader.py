@@ -21,7 +21,7 @@ from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey
 from fxdp.module.calls.ragged_check import check_pointers
-from fxdp.module.calls.sample_cuts import sample_cuts
+from fxdp.module.calls.sample_cuts import SampleCuts, sample_cuts
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
@@ -63,6 +63,7 @@ class CallReader:
         device_type: str,
         guards: Guards | None = None,
         microbatches: int = 1,
+        block: int | None = None,
         *,
         recognises: bool = True,
     ) -> None:
@@ -70,7 +71,8 @@ class CallReader:
         self._batch_dims, self.recognises = batch_dims, recognises and batch_dims is None
         self._by_keys: dict[Any, Any] = {}
         """`batch_dims` of the kinds of calls that are ragged by their keys."""
-        self._device_type, self._microbatches = device_type, microbatches
+        self._device_type = device_type
+        self._microbatches, self._block = microbatches, block
         self._guards = Guards(module, device_type) if guards is None else guards
         self._known: LRU[Any, _Structure] = LRU(1024)
         self._digests: LRU[Any, int] = LRU(1024)
@@ -112,7 +114,7 @@ class CallReader:
         else:
             inputs = Inputs.of_leaves(leaves, spec, known.names, known.batch_dims, known.rows)
         further: tuple[int, ...] = ()
-        cuts: tuple[tuple[int, ...], ...] = ()
+        cuts: SampleCuts | None = None
         if known.axes.names:
             if kind.by_keys:
                 self._check_keys(spec, signature, args, kwargs)
@@ -120,8 +122,8 @@ class CallReader:
             check_pointers(inputs)
             inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
             further = tuple(inputs.sizes[name] for name in known.axes.further)
-            if self._microbatches > 1:
-                cuts = sample_cuts(inputs, self._microbatches)
+            if self._microbatches > 1 or self._block is not None:
+                cuts = sample_cuts(inputs, self._microbatches, self._block)
         batch: int | None = None
         dims: list[tuple[int, ...]] = []
         for i, (tensor, dim) in enumerate(zip(inputs.tensors, known.batch_dims, strict=True)):

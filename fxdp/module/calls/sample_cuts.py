@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
+from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ir.types.even_weights import nearest
 
 
@@ -45,17 +47,40 @@ class _Pointers:
         return found, from_here[found] >= cuts
 
 
-def sample_cuts(inputs: Inputs, microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """Return where the micro-batches but the last end along each axis, the batch's own first.
+class SampleCuts(NamedTuple):
+    """Where a rank's part of a ragged batch is cut into micro-batches or blocks.
+
+    Attributes
+    ----------
+    samples : the number of samples.
+    ends : where the micro-batches but the last end along each axis, the batch's own first.
+    """
+
+    samples: int
+    ends: tuple[tuple[int, ...], ...]
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The samples, and a number that tells the ends apart, as ranks exchange them."""
+        return self.samples, number_of(repr(self.ends).encode())
+
+
+def sample_cuts(inputs: Inputs, microbatches: int, block: int | None) -> SampleCuts:
+    """Return where the micro-batches end, or blocks of this many samples.
 
     Raises
     ------
     InputError : see `sample_ends`.
     """
     ends = sample_ends(inputs)
-    heights = [sum(places) for places in zip(*ends.values(), strict=True)]
-    cuts = [nearest(heights, heights[-1] * k / microbatches) for k in range(1, microbatches)]
-    return tuple(tuple(places[cut] for cut in cuts) for places in ends.values())
+    samples = len(ends[""]) - 1
+    cuts: Sequence[int]
+    if block is not None:
+        cuts = range(block, samples, block)
+    else:
+        heights = [sum(places) for places in zip(*ends.values(), strict=True)]
+        cuts = [nearest(heights, heights[-1] * k / microbatches) for k in range(1, microbatches)]
+    return SampleCuts(samples, tuple(tuple(places[cut] for cut in cuts) for places in ends.values()))
 
 
 def sample_ends(inputs: Inputs) -> dict[str, list[int]]:
@@ -124,8 +149,9 @@ def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs
     if len(found) != 1:
         shown = " and ".join(repr(_shown(name, inputs)) for name in found) or "none"
         raise InputError(
-            "a ragged batch that is cut where samples end (micro-batches, fxdp.verify), but the axes that "
-            f"point into no other are {shown}; expected one, the samples, to which all others point (into=)"
+            "a ragged batch that is cut where samples end (micro-batches, blocks, fxdp.verify), but the axes "
+            f"that point into no other are {shown}; expected one, the samples, to which all others point "
+            "(into=)"
         )
     return found[0]
 
@@ -134,8 +160,8 @@ def _refuse(one: _Pointers, inputs: Inputs, row: int, samples: str) -> None:
     raise InputError(
         f"{one.path}: rows of {_shown(one.axis, inputs)!r} before and after row {row} of "
         f"{_shown(one.target, inputs)!r} do not stand apart, so {_shown(samples, inputs)!r} cannot be cut "
-        "there (micro-batches, fxdp.verify); expected the rows of each sample together, in the order of the "
-        "samples"
+        "there (micro-batches, blocks, fxdp.verify); expected the rows of each sample together, in the order "
+        "of the samples"
     )
 
 

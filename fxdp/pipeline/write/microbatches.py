@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fxdp.errors import InputError
-from fxdp.ir.types.sizes import axes_of, axis
+from fxdp.ir.types.sizes import Cuts, axes_of, axis
 from fxdp.runtime import p2p
 
 
@@ -21,6 +21,7 @@ class MicrobatchSizes:
     first : the number of the rank's first micro-batch among those of all ranks.
     blocks : the number of blocks of the global batch, if the micro-batches are blocks; else None.
     further : start and size of each micro-batch along the further axes of a ragged batch, by name.
+    is_empty : True if the rank has no samples.
     """
 
     sizes: Mapping[int | None, Mapping[str, int]]
@@ -28,6 +29,7 @@ class MicrobatchSizes:
     first: int = 0
     blocks: int | None = None
     further: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    is_empty: bool = False
 
     @classmethod
     def of(
@@ -65,9 +67,19 @@ class MicrobatchSizes:
         return cls._at(full, {"": bounds}, -(-offset // block), -(-full["B"] // block))
 
     @classmethod
+    def of_ragged_blocks(cls, full: Mapping[str, int], block: int, rank: int, cuts: Cuts) -> MicrobatchSizes:
+        """Split the sizes of the rank's part of a ragged batch where its blocks end.
+
+        A block may have no rows. A rank without samples runs one empty block, as in `of_blocks`.
+        """
+        bounds = {one.name: _bounds(cuts.ends[one.name], full[one.local.name]) for one in axes_of(full)}
+        first, blocks = (-(-sum(samples) // block) for samples in (cuts.samples[:rank], cuts.samples))
+        return cls._at(full, bounds, first, blocks, is_empty=not cuts.samples[rank])
+
+    @classmethod
     def _at(
         cls, full: Mapping[str, int], bounds: Mapping[str, Sequence[tuple[int, int]]], first: int,
-        blocks: int | None = None,
+        blocks: int | None = None, *, is_empty: bool | None = None,
     ) -> MicrobatchSizes:  # fmt: skip
         found: dict[int | None, Mapping[str, int]] = {None: full}
         for index in range(len(bounds[""])):
@@ -76,7 +88,8 @@ class MicrobatchSizes:
                 one, (start, size) = axis(name), of_axis[index]
                 own |= {one.local.name: size, one.offset.name: full[one.offset.name] + start}
         further = {name: of_axis for name, of_axis in bounds.items() if name}
-        return cls(found, tuple(bounds[""]), first, blocks, further)
+        empty = full["b"] == 0 if is_empty is None else is_empty
+        return cls(found, tuple(bounds[""]), first, blocks, further, empty)
 
     def along(self, name: str) -> Sequence[tuple[int, int]]:
         """Return start and size of each micro-batch along an axis; the empty name is the batch's own."""
@@ -86,11 +99,6 @@ class MicrobatchSizes:
     def count(self) -> int:
         """The number of micro-batches of the rank."""
         return len(self.bounds)
-
-    @property
-    def is_empty(self) -> bool:
-        """True if the rank has no samples."""
-        return self.sizes[None]["b"] == 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ def microbatch_call(
     for dim, (rows, target) in zip(dims, axes, strict=True):
         before = 0 if target is None else layout.along(target)[index][0]
         places.append(None if dim is None else (dim, *layout.along(rows)[index], before))
-    return p2p.ragged_microbatch, (index, places)
+    return p2p.ragged_microbatch if layout.blocks is None else p2p.ragged_block, (index, places)
 
 
 def _even_bounds(batch: int, count: int) -> list[tuple[int, int]]:

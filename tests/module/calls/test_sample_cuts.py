@@ -17,10 +17,12 @@ X, EDGES = Rows("nodes"), Rows("edges", dim=1, into="nodes")
 BATCH, Y = Rows("nodes", into="graphs"), Rows("graphs")
 
 
-def _cuts(rows: tuple[Rows | None, ...], values: tuple[Any, ...], microbatches: int = 2) -> Any:
+def _cuts(
+    rows: tuple[Rows | None, ...], values: tuple[Any, ...], microbatches: int = 2, block: int | None = None
+) -> Any:
     reader = CallReader(nn.Linear(1, 1), (rows, {}), "cpu")
     tensors = tuple(torch.as_tensor(value) for value in values)
-    return sample_cuts(reader.read(tensors, {}).inputs, microbatches)
+    return sample_cuts(reader.read(tensors, {}).inputs, microbatches, block).ends
 
 
 def _edges(*pairs: tuple[int, int]) -> Tensor:
@@ -33,6 +35,10 @@ def test_the_picture_of_the_docstring() -> None:
     assert _cuts((X, EDGES, BATCH, Y), (torch.ones(6), edges, batch, torch.ones(3))) == ((3,), (2,), (1,))
     assert _cuts((X, EDGES), (torch.ones(6), edges)) == ((3,), (2,))
     assert _cuts((X, EDGES), (torch.ones(6), edges), 4) == ((0, 3, 4), (0, 2, 2))
+    # in blocks of two graphs
+    assert _cuts((X, EDGES, BATCH, Y), (torch.ones(6), edges, batch, torch.ones(3)), block=2) == (
+        (4,), (2,), (2,),
+    )  # fmt: skip
 
 
 def test_empty_and_single_samples() -> None:
