@@ -45,7 +45,7 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
         modes = (request.module.training, torch.is_grad_enabled())
         asked = (request.joint, request.dynamic, request.hint, request.precision)
         numbers = [(n, v) for n, v in request.inputs.python_leaves if isinstance(v, bool | int | float | str)]
-        key = (type(request.module), *modes, *asked, *numbers)
+        key = (type(request.module), *modes, *asked, request.inputs.paths, *numbers)
         if key not in known:
             known[key] = capture_request(request)
         return replace(known[key], gm=copy_graph(known[key].gm))

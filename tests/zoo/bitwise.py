@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,9 @@ class _Run:
     def step(self, step: int, *, kill: bool = False) -> str:
         """Return a digest of losses, norms and gradients of the step."""
         found: list[Tensor] = []
-        for phase in self._subject.phases:
+        for phase, names in (self._subject.phases or {"": None}).items():
             for call in range(self._mode.accumulate):
-                found.append(self._loss(phase, step + call * STEPS))
+                found.append(self._loss(names, step + call * STEPS))
                 if kill:
                     os.kill(os.getpid(), signal.SIGKILL)
                 found[-1].backward()
@@ -137,11 +137,12 @@ class _Run:
         values = [*self._compiled.parameters(), *self._compiled.buffers()]
         return _digest([*values, *_states(self._optimizer)])
 
-    def _loss(self, phase: str, seed: int) -> Tensor:
+    def _loss(self, names: Sequence[str] | None, seed: int) -> Tensor:
         own = self._subject.inputs(self._compiled, self._training.parts, self._rank, seed)
+        own = own if names is None else {name: own[name] for name in names}
         torch.manual_seed(seed)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._mode.autocast):
-            return self._compiled(**own, **({"phase": phase} if phase else {}))  # type: ignore[no-any-return]
+            return self._compiled(**own)  # type: ignore[no-any-return]
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

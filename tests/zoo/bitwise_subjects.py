@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,14 +24,15 @@ class Subject:
     """A model that returns a loss.
 
     `inputs` returns those of one rank, from the compiled model, the samples of each rank, the rank, and a
-    seed from which alone the global batch is made. `phases` are the submodules that a step trains, one after
-    the other on the same inputs; each has its own loss, for which it is passed as `phase=`.
+    seed from which alone the global batch is made. `phases` are the submodules that a step trains one after
+    the other, each by its own loss of these inputs.
     """
 
     model: Callable[[], nn.Module]
     inputs: Callable[[Any, Sequence[int], int, int], dict[str, Any]]
     batch_dims: Any = None
-    phases: tuple[str, ...] = ("",)
+    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Empty: the model is trained by all inputs."""
 
 
 def subject(name: str) -> Subject:
@@ -66,9 +67,9 @@ class _Gan(nn.Module):
             nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Flatten(), nn.Linear(32, 1),
         )  # fmt: skip
 
-    def forward(self, real: Tensor, noise: Tensor, phase: str) -> Tensor:
+    def forward(self, noise: Tensor, real: Tensor | None = None) -> Tensor:
         made = self.generator(noise)
-        if phase == "generator":
+        if real is None:
             return F.softplus(-self.discriminator(made)).mean()
         return (F.softplus(-self.discriminator(real)) + F.softplus(self.discriminator(made.detach()))).mean()
 
@@ -120,7 +121,7 @@ _TOKENS = Rows("tokens", dim=1)
 _PACKED = {"input_ids": _TOKENS, "labels": _TOKENS, "position_ids": Rows("tokens", dim=1, within="documents")}
 
 OTHERS = {
-    "gan": Subject(_Gan, _pictures, phases=("discriminator", "generator")),
+    "gan": Subject(_Gan, _pictures, phases={"discriminator": ("noise", "real"), "generator": ("noise",)}),
     "packed_llama": Subject(lambda: WithLoss(CATALOGUE["llama"].build()), _documents, ((), _PACKED)),
     "gcn": Subject(partial(_Graphs, "gcn"), _molecules, ((), GRAPHS)),
     "gat": Subject(partial(_Graphs, "gat"), _molecules, ((), GRAPHS)),
