@@ -41,7 +41,8 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
     Raises
     ------
-    InputError : the op changes memory, writes an `out=` or a list, or into a view that cannot be written.
+    InputError : the op changes memory, writes several tensors or a list, or into a view that cannot be
+        written.
     """
     name = op._schema.name.partition("::")[2]
     target = args[0] if args else None
@@ -55,6 +56,8 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
             f"x = x.{name.rstrip('_')}(...)"
         )
     written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if written == ["out"] and isinstance(kwargs.get("out"), Tensor):
+        return _write_out(op, args, kwargs)
     if not isinstance(target, Tensor) or not name.endswith("_") or written != [op._schema.arguments[0].name]:
         raise InputError(
             f"{user_line()}: {op} writes into {', '.join(written)}, which global tensors do not support; "
@@ -69,6 +72,20 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     else:
         _write(target, _functional(op)(*_with_defaults(op, args, kwargs), **kwargs))
     return target
+
+
+def _write_out(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Write the result of the op without `out=` into `out`, and return `out`."""
+    given = dict(kwargs)
+    out = given.pop("out")
+    value = _functional(op)(*args, **given)
+    if value.shape != out.shape or value.dtype != out.dtype:
+        raise InputError(
+            f"{user_line()}: out= of {op} is {out.dtype} of shape {tuple(out.shape)}; expected {value.dtype} "
+            f"of shape {tuple(value.shape)}, or leave out= away: a global tensor is not resized"
+        )
+    _write(out, value)
+    return out
 
 
 def _become_view(op: OpOverload, target: GlobalTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -122,7 +139,7 @@ def _functional(op: OpOverload) -> Any:
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     names = () if packet is None else packet.overloads()
-    takes = [str(argument.type) for argument in op._schema.arguments]
+    takes = [str(argument.type) for argument in op._schema.arguments if not argument.is_out]
     overloads = [getattr(packet, name) for name in sorted(names, key=lambda name: name != op._overloadname)]
     found = next((o for o in overloads if [str(a.type) for a in o._schema.arguments] == takes), None)
     if found is None:

@@ -118,3 +118,13 @@ def second_derivatives_of_a_function(batch: Batch) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own decompositions are scripted
         return {"hessian": torch.func.hessian(lambda w: (x @ w).tanh().square().mean())(weight)}
+
+
+@program
+def out(batch: Batch) -> dict[str, Any]:
+    """As `torch_geometric.utils.cumsum` writes behind a zero; the last memory is plain."""
+    x = batch(data()[0])
+    sums, plain = x.new_zeros(len(x) + 1, x.shape[1]), torch.zeros(x.shape)
+    torch.cumsum(x, 0, out=sums[1:])
+    returned = torch.mul(x, 2, out=plain)
+    return {"sums": sums, "plain": plain, "returned": returned}
