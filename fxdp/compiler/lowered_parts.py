@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -117,10 +118,24 @@ class LoweredParts:
         return any(key[-1] == _ANY and isinstance(c, Lowered) for key, c in self._known.items())
 
     def _attempts(self, wanted: Sequence[WantedPart], generic: bool) -> list[Lowered | _Failed]:
-        start = self._start()
-        found = [self._attempt(w, generic, start) for w in wanted]
+        start, known = self._start(), dict(self._known)
+        try:
+            with self._built_together(start):
+                found = [self._attempt(w, generic, start) for w in wanted]
+        except FxdpError:
+            raise
+        except Exception:  # g++ refuses a kernel: alone, each part tells its own
+            self._known = known
+            found = [self._attempt(w, generic, start) for w in wanted]
         start.finish()  # also on a rank that had nothing to compile: all ranks wait for one another here
         return found
+
+    def _built_together(self, start: Start) -> AbstractContextManager[None]:
+        """Return a context in which parts are compiled, whose kernels it builds at its end, equal ones once.
+
+        The one graph of a program that is not cut is built by its own `start`, shared between ranks.
+        """
+        return nullcontext() if self._program.step is None else start.building()
 
     def _start(self) -> Start:
         """Return the compile plan: ranks share the work of an uncut program; each stage is compiled alone."""
