@@ -28,7 +28,7 @@ from fxdp.run.replacements import replacements
 from fxdp.run.script import run_script
 from fxdp.run.session import RunOptions, Session
 from fxdp.settings.launch import Launch
-from fxdp.torch_compat import patched_everywhere
+from fxdp.torch_compat import patched_everywhere, replace_for_good
 
 _OURS = ("fxdp.run.", "fxdp.ranks.", "fxdp.cli", "fxdp.__main__", "fxdp.torch_compat.patch")
 """Modules whose lines stand between the script and its errors."""
@@ -48,7 +48,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     keep_log_apart()
     share(ranks)
     session = Session(ranks, options)
-    threading.excepthook = partial(_thread_failed, threading.excepthook)
+    replace_for_good("threading:excepthook", lambda hook: partial(_thread_failed, hook))
     code = 0
     with hide_ranks(), patched_everywhere(replacements(session)):
         try:
