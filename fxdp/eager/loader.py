@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.input_axes import SAMPLES
-from fxdp.eager.assigned_data import let_data_be_global
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.local_parts import entered
@@ -68,7 +67,6 @@ def global_parts(opened: Opened, ranks: DataRanks, samples: BatchAxis | None) ->
     samples : the ranks' samples, where all axes are cut; None: where these are nearest to even rows.
     """
     show_one_device_to_modules()
-    let_data_be_global()
     with guard(ranks.process_mesh):
         _agreed(ranks, _RAGGED, 0)
         ranks.let_go_of_parameters()
@@ -159,7 +157,6 @@ def _made_global(
     keeps_graph: bool = False,
 ) -> Any:
     show_one_device_to_modules()
-    let_data_be_global()
     leaves: list[Any] = []
     dims: list[int | None] = []
     size, digest = _RAGGED, 0

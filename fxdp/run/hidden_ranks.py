@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import torch
 
-from fxdp.eager.assigned_data import let_data_be_global
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.settings.launch import Launch, hide_launch, see_one_gpu
 from fxdp.torch_compat import hide_world, one_device_for_good
@@ -27,6 +26,5 @@ def hide_ranks() -> Iterator[None]:
     """Hide the ranks from the code inside: torchrun's variables, the process group."""
     hide_launch()
     one_device_for_good(lambda _: True)
-    let_data_be_global()
     with hide_world():
         yield

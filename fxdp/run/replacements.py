@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from fxdp.run.assigned_data import data_patches
 from fxdp.run.calls.module_calls import module_patches
 from fxdp.run.children import child_patches
 from fxdp.run.file_calls import file_patches
@@ -49,6 +50,7 @@ def replacements(session: Session) -> Iterator[Patch]:
     yield from group_patches()
     yield from wrapper_patches()
     yield from text_patches()
+    yield from data_patches()
     share_input(rank_zero)
     yield from input_patches(rank_zero)
     yield from program_patches(rank_zero)

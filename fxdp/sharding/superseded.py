@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -35,8 +36,7 @@ class _SupersededParameter(nn.Parameter):
     ) -> Any:
         """Call a function of torch with successors in the place of superseded parameters."""
         args, kwargs = pytree.tree_map(_current, (args, dict(kwargs or {})))
-        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
-            # a sharded parameter handles this by itself
+        if func == _SET_DATA:  # a sharded parameter handles this by itself
             args[0].data = args[1]
             return None
         return func(*args, **kwargs)
@@ -48,6 +48,9 @@ class _SupersededParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the successor."""
         return _current(self).__reduce_ex__(protocol)
+
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _current(value: Any) -> Any:

@@ -77,16 +77,6 @@ def test_a_pointer_read_in_c_is_an_error(of: Callable[[Tensor], Tensor]) -> None
         torch.utils.dlpack.to_dlpack(of(_batch()))  # type: ignore[attr-defined]
 
 
-def test_a_plain_tensor_takes_the_data_of_a_global_one() -> None:
-    """Without a program's own care: torch would leave it without memory, and its next use is a crash."""
-    x, moved = _batch(), torch.nn.Parameter(torch.zeros(4, 3))
-    moved.data = x * 2
-    assert type(moved) is torch.nn.Parameter
-    assert torch.equal(moved, x.full() * 2)
-    moved.data = torch.ones(2, 2)
-    assert moved.sum().item() == 4
-
-
 def test_a_write_into_a_conjugate_is_one_into_its_base() -> None:
     plain = torch.complex(torch.arange(12.0).reshape(4, 3), torch.ones(4, 3))
     x = _batch() + 1j

@@ -36,7 +36,6 @@ CHANGES = {
     "ranks/launcher.py": {"signal.signal"},
     "ranks/liveness/interrupt.py": {"signal.signal"},
     "settings/launch.py": {"os.environ"},
-    "eager/assigned_data.py": {"replace_for_good"},
     "torch_compat/distributed.py": {"_world.default_pg", "_world.pg_group_ranks"},
     "torch_compat/dtensor.py": {"replace_for_good"},
     "torch_compat/dtensor_ops.py": {"DTensor._op_dispatcher._custom_op_handlers"},
