@@ -46,7 +46,7 @@ def test_an_error_of_ours_in_a_thread_ends_the_rank(
 ) -> None:
     shown: list[Any] = []
     codes: list[int] = []
-    monkeypatch.setattr(rank, "_end", codes.append)
+    monkeypatch.setattr(rank, "end_at_once", codes.append)
     failed = threading.ExceptHookArgs((type(error), error, None, None))
     rank._thread_failed(shown.append, failed)
     assert (shown, codes) == ([failed], ends)
