@@ -23,11 +23,7 @@ _OPERATORS = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 @lru_cache(maxsize=1)
 def tell_of_exact_types() -> None:
     """Warn of such tests in the script, and in the modules of its own that are imported by now."""
-    files = {
-        getattr(module, "__file__", None) or ""
-        for name, module in [*sys.modules.items()]
-        if not name.startswith("fxdp")
-    }
+    files = {_file(module) for name, module in [*sys.modules.items()] if not name.startswith("fxdp")}
     own = sorted(file for file in files if file.endswith(".py") and is_own_file(file))
     found = [f"{file}:{line}" for file in own for line in _lines(file)]
     if found:
@@ -37,6 +33,12 @@ def tell_of_exact_types() -> None:
             "torch.Tensor), which is True",
             ", ".join(found), "asks" if len(found) == 1 else "ask",
         )  # fmt: skip
+
+
+def _file(module: object) -> str:
+    """Return a module's file without asking its `__getattr__`, by which a lazy module imports others."""
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else ""
 
 
 def _lines(file: str) -> Sequence[int]:
