@@ -210,8 +210,9 @@ def _is_refused(row: dict[str, dict[str, str]]) -> bool:
 _HEAD = """# Ragged batches: models beside one device
 
 Made by `python -m benchmarks.conformance.ragged`, models and ways in runs of their own;
-do not edit by hand. Six samples, of which two have no image, edge, box or token; parts of 5 and 1 samples, and of 3, 0, 1 and 2 (graphs: 3, 1, 1 and 1, the second
-without nodes). The largest relative difference in float64 on 2 / 4 ranks: uncompiled on global tensors and
+do not edit by hand. Six samples, of which two have no image, edge, box or token; parts of 5 and 1
+samples, and of 3, 0, 1 and 2 (graphs: 3, 1, 1 and 1, the second without nodes). The largest
+relative difference in float64 on 2 / 4 ranks: uncompiled on global tensors and
 compiled on virtual ranks, in micro-batches and by `fallback="eager"` on two real ranks.
 
 """
