@@ -137,7 +137,7 @@ def _refusal(attempt: CaptureAttempt, left: Sequence[LeftStrategy]) -> CaptureEr
 def _only_at(tracer: Tracer, found: EagerProbe) -> OnlyAt | None:
     """The given batch size, if the model runs at it but not with one sample less; of what multiples.
 
-    Nobody knows how to take a sample from a ragged batch here.
+    A ragged batch is not tried: its samples are not known yet, so none can be left out.
     """
     inputs = tracer.request.inputs
     given = inputs.batch

@@ -124,7 +124,8 @@ class LoweredParts:
                 found = [self._attempt(w, generic, start) for w in wanted]
         except FxdpError:
             raise
-        except Exception:  # g++ refuses a kernel: alone, each part tells its own
+        except Exception as error:  # g++ refuses a kernel: alone, each part tells its own
+            _log.warning("kernels of all parts could not be built together, now part by part: %s", error)
             self._known = known
             found = [self._attempt(w, generic, start) for w in wanted]
         start.finish()  # also on a rank that had nothing to compile: all ranks wait for one another here

@@ -27,7 +27,7 @@ class AxisRow:
     sizes : the rows of each rank, of the last batch or of the example.
     most : the rows of the heaviest rank of each batch, in all batches.
     mean : the rows of a mean rank, in all batches.
-    work : the estimated share of a step's work that is done for rows of this axis; 0 where nobody knows.
+    work : the estimated share of a step's work that is done for rows of this axis; 0 where it is not known.
     batches : the number of batches.
     """
 

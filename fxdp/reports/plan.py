@@ -35,7 +35,7 @@ from fxdp.reports.plan_data.plan_json import (
     read_as_written,
     read_coverage,
     read_schedule,
-)  # fmt: skip
+)
 from fxdp.reports.plan_summary import Summary, headline, plan_sheets, summary_lines
 from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import DrawnSchedule, schedule_svg

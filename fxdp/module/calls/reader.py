@@ -118,12 +118,7 @@ class CallReader:
         if known.axes.names:
             if kind.by_keys:
                 self._check_keys(spec, signature, args, kwargs)
-            inputs = replace(inputs, axes=known.axes)
-            check_pointers(inputs)
-            inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
-            further = tuple(inputs.sizes[name] for name in known.axes.further)
-            if self._microbatches > 1 or self._block is not None:
-                cuts = sample_cuts(inputs, self._microbatches, self._block)
+            inputs, further, cuts = self._ragged(inputs, known)
         batch: int | None = None
         dims: list[tuple[int, ...]] = []
         for i, (tensor, dim) in enumerate(zip(inputs.tensors, known.batch_dims, strict=True)):
@@ -145,6 +140,15 @@ class CallReader:
             dims += [()] * (len(inputs.tensors) - len(tensors))
         strided = self._guards.strided(tensors)
         return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided, further, cuts)
+
+    def _ragged(self, inputs: Inputs, known: _Structure) -> tuple[Inputs, tuple[int, ...], SampleCuts | None]:
+        """Return checked inputs of several axes, the sizes of the further ones, and where samples are cut."""
+        inputs = replace(inputs, axes=known.axes)
+        check_pointers(inputs)
+        inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
+        further = tuple(inputs.sizes[name] for name in known.axes.further)
+        is_cut = self._microbatches > 1 or self._block is not None
+        return inputs, further, sample_cuts(inputs, self._microbatches, self._block) if is_cut else None
 
     def _looked_up(
         self,
