@@ -91,7 +91,7 @@ def _run_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_what_runs_beside_the_tests_is_told_behind_them(tmp_path: Path) -> None:
+def test_what_runs_behind_the_tests_is_told_in_order(tmp_path: Path) -> None:
     found = _run_with(tmp_path, python="sleep 1; echo said by python")
     said = ["pip", "python", "ruff", "seconds", f"torch {NEWEST}", "core", "mypy", "wheel", "docs", "seconds"]
     lines = re.sub("(?m)^processor time of .* [1-9]\\d* s$", "seconds", found.stdout.replace("said by ", ""))
@@ -115,9 +115,9 @@ def test_an_environment_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
 
 def test_nothing_runs_on_behind_tests_that_failed(tmp_path: Path) -> None:
     lasting = f"echo $$ >> {tmp_path}/pids; exec sleep {HANG_S:g}"
-    failing = f"until [ $(cat {tmp_path}/pids | wc -l) = 2 ]; do sleep 0.1; done; exit 3"
+    failing = f"until [ -s {tmp_path}/pids ]; do sleep 0.1; done; exit 3"
     begin = time.monotonic()
-    found = _run_with(tmp_path, core=lasting, mypy=lasting, python=failing)
+    found = _run_with(tmp_path, environment=lasting, python=failing)
     assert found.returncode == 3
     assert time.monotonic() - begin < HANG_S
     for pid in (tmp_path / "pids").read_text().split():
