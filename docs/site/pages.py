@@ -46,7 +46,7 @@ def _pages(nav: Any) -> Iterator[str]:
 
 def _source(page: str) -> str:
     name = page.removesuffix(".md")
-    for source in (f"docs/{page}", f"{name}.py", f"{name}.ipynb", page):
+    for source in (f"docs/{page}", page, f"{name}.py", f"{name}.ipynb"):
         if (ROOT / source).is_file():
             return source
     raise FileNotFoundError(f"mkdocs.yml: no file of the repository makes the page {page}")
