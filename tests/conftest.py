@@ -35,8 +35,15 @@ def ranks() -> Iterator[RankPool]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n 3 --dist loadgroup`, tests that share rank processes run one after the other in one worker.
 
-    Those of a module that share captures, too: each worker would make them anew.
+    Those of a module that share captures, too: each worker would make them anew. What `slow.txt` lists
+    is left out without `-m`, as pytest's own plugin for marks reads this after us.
     """
+    from tests.slow import is_slow, slow_tests
+
+    listed = slow_tests()
+    for item in items:
+        if is_slow(item.nodeid, listed):
+            item.add_marker(pytest.mark.slow)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
