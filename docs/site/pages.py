@@ -1,7 +1,8 @@
 """Pages of the site that are made of files outside of docs/, and links that lead there.
 
-mkdocs calls two functions of this file (`hooks:` in mkdocs.yml):
+mkdocs calls three functions of this file (`hooks:` in mkdocs.yml):
 
+    on_config          the header of each page leads to the repository that pyproject.toml names
     on_files           adds a page for each entry of the navigation that is no file of docs/:
                        examples/gan.md is made of examples/gan.py, CHANGELOG.md of the file of that name
     on_page_markdown   a link to a file of the repository goes to the page made of that file; where the
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomllib
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -50,6 +53,14 @@ def _source(page: str) -> str:
         if (ROOT / source).is_file():
             return source
     raise FileNotFoundError(f"mkdocs.yml: no file of the repository makes the page {page}")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the repository, where `[project.urls]` does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project["urls"].get("Repository")
+    config.repo_name = config.repo_url and "Repository"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
