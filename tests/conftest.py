@@ -35,8 +35,8 @@ def ranks() -> Iterator[RankPool]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n 3 --dist loadgroup`, tests that share rank processes run one after the other in one worker.
 
-    Those of a module that share captures, too: each worker would make them anew. What `slow.txt` lists
-    is left out without `-m`, as pytest's own plugin for marks reads this after us.
+    Those of a module that share captures or a fixture, too: each worker would make them anew. What `slow.txt`
+    lists is left out without `-m`, as pytest's own plugin for marks reads this after us.
     """
     from tests.slow import is_slow, slow_tests
 
@@ -49,8 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ranks"))
-        elif hasattr(getattr(item, "module", None), "KNOWN"):
+        elif hasattr(getattr(item, "module", None), "KNOWN") or _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))  # type: ignore[attr-defined]
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    found = getattr(item, "_fixtureinfo", None)
+    definitions = found.name2fixturedefs.values() if found else ()
+    return any(each.scope == "module" for several in definitions for each in several)
 
 
 @pytest.hookimpl(wrapper=True)
