@@ -25,9 +25,9 @@ from typing import Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 from fxdp.errors import StateError
 from fxdp.settings import wings_are_on
 
-Wing: TypeAlias = Literal["startup", "transport", "python"]
+_Wing: TypeAlias = Literal["startup", "transport", "python"]
 
-_EXTENDED_BY: dict[Wing, str] = {
+_EXTENDED_BY: dict[_Wing, str] = {
     "startup": "fxdp.startup.wing",
     "transport": "fxdp.transport.cpu_transport",
     "python": "fxdp.capture.python.python_wing",
@@ -47,9 +47,9 @@ class Seam(Generic[_P, _R]):
     own : the core's function, which runs where the wing is absent.
     """
 
-    def __init__(self, wing: Wing, own: Callable[_P, _R]) -> None:
+    def __init__(self, wing: _Wing, own: Callable[_P, _R]) -> None:
         functools.update_wrapper(self, own)
-        self.wing: Wing = wing
+        self.wing: _Wing = wing
         self.own = own
         self._by: Callable[Concatenate[Callable[_P, _R], _P], _R] | None = None
 
@@ -78,13 +78,13 @@ class Seam(Generic[_P, _R]):
         return self._by is not None
 
 
-def seam(wing: Wing) -> Callable[[Callable[_P, _R]], Seam[_P, _R]]:
+def seam(wing: _Wing) -> Callable[[Callable[_P, _R]], Seam[_P, _R]]:
     """Make a function of the core a seam of this wing."""
     return lambda own: Seam(wing, own)
 
 
 @functools.cache
-def _load(wing: Wing) -> None:
+def _load(wing: _Wing) -> None:
     """Let a wing extend its seams, once; nothing with `FXDP_WINGS=off`."""
     if wings_are_on():
         import_module(_EXTENDED_BY[wing]).extend()

@@ -20,7 +20,7 @@ from fxdp.ir.graph.metadata import value_bytes
 from fxdp.ir.graph.signature import Gradient
 from fxdp.pipeline.cut.cost import node_bytes, node_flops
 
-MOST = 1.15
+_MOST = 1.15
 """The largest share of the time without blocks that a proposed block takes."""
 _ADDED = 3
 """Passes over memory of an addition: two operands and a result."""
@@ -63,11 +63,11 @@ def block_lines(graph: fx.Graph, device_type: str, samples: int, chosen: int) ->
     blocks = sorted({*powers, min(chosen, samples), samples})
     times = block_times(graph, device_type, samples, blocks)
     told = ", ".join(f"{block}: {time:.2f}" for block, time in zip(blocks, times, strict=True))
-    cheap = [block for block, time in zip(blocks, times, strict=True) if time <= MOST]
+    cheap = [block for block, time in zip(blocks, times, strict=True) if time <= _MOST]
     proposed = cheap[0]  # one block of all samples takes 1
     return (
         f"predicted time by the samples in a block, over that of one block of {samples} samples: {told}",
-        f"proposed: fxdp.Bitwise(block={proposed}), the smallest block that takes at most {MOST}",
+        f"proposed: fxdp.Bitwise(block={proposed}), the smallest block that takes at most {_MOST}",
     )
 
 

@@ -1,4 +1,4 @@
-"""`FullCall`: a call that torch may break into several graphs, run in full as by `fxdp.compile`.
+"""`_FullCall`: a call that torch may break into several graphs, run in full as by `fxdp.compile`.
 
     compiled(x)  --  Dynamo  -->  first graph of the call  --  backend  -->  here
 
@@ -24,7 +24,7 @@ from fxdp.torch_compat.outer_call import OuterCall
 _KEPT = "_fxdp_full_call"
 
 
-class FullCall:
+class _FullCall:
     """The calls of the models of one `torch.compile`."""
 
     def __init__(self, chosen: TracedOptions, first: OuterCall) -> None:
@@ -75,7 +75,7 @@ def runs_in_full(frame: TracedFrame, call: OuterCall | None, chosen: TracedOptio
     cut = chosen.options.has_microbatches or "pp" in _axes(chosen.mesh)
     if cut or hooks or code is not frame.code or frame.locals.get(code.co_varnames[0]) is not model:
         return False
-    of_frame = FullCall(chosen, call).of_frame
+    of_frame = _FullCall(chosen, call).of_frame
     call_instead(frame.code, torch.compiler.disable(of_frame))  # type: ignore[no-untyped-call]
     return True
 

@@ -36,7 +36,7 @@ from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload, aten
 
 _log = logging.getLogger("fxdp")
-PLANS_KEPT = 8192
+_PLANS_KEPT = 8192
 """The most plans that are kept; the oldest go first."""
 _PLANS: dict[tuple[Any, ...], Run] = {}
 """How a call runs by its key; keeps the op, too, which is in the key by identity only."""
@@ -54,7 +54,7 @@ _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 def eager_report() -> EagerReport:
     """Return what global tensors have sent so far, by line and op, with the ops that ran on full values."""
-    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept(), (PLANS_KEPT, FAMILIES_KEPT), COUNTS.axes)
+    return EagerReport(COUNTS.rows(), len(_PLANS), families_kept(), (_PLANS_KEPT, FAMILIES_KEPT), COUNTS.axes)
 
 
 def run_op(
@@ -98,7 +98,7 @@ def _run_by_values(op: Any, key: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _kept(key: tuple[Any, ...], op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
-    if len(_PLANS) >= PLANS_KEPT:
+    if len(_PLANS) >= _PLANS_KEPT:
         del _PLANS[next(iter(_PLANS))]
     _PLANS[key] = run = _way(op, args, kwargs)
     return run

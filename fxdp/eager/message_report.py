@@ -41,7 +41,7 @@ class MessageRow:
 _Key: TypeAlias = "tuple[str, str, str]"
 
 
-class MessageCounts:
+class _MessageCounts:
     """Counts of messages by line, op and kind; at most 4096 of them, the oldest go first."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-COUNTS = MessageCounts()
+COUNTS = _MessageCounts()
 """The counts of this process, which `eager_report` shows."""
 
 

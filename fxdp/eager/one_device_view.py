@@ -24,10 +24,10 @@ _TOOK_GLOBAL_VALUES = "_fxdp_took_global_values"
 @lru_cache(maxsize=1)
 def show_one_device_to_modules() -> None:
     """Let modules that are called with global tensors see one device, from now on."""
-    one_device_for_good(computes_on_global_tensors)
+    one_device_for_good(_computes_on_global_tensors)
 
 
-def computes_on_global_tensors(frame: FrameType) -> bool:
+def _computes_on_global_tensors(frame: FrameType) -> bool:
     """Return whether a frame runs in a module's forward, or a function's backward, on global tensors.
 
     So does a method of a metric whose states are those of the global batch.

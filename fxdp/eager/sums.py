@@ -31,11 +31,11 @@ def made(values: Sequence[GlobalTensor], ranks: DataRanks, cause: str) -> None:
     """Reduce small sums that an op has just made, unless they may wait."""
     if ranks.held is not None:
         ranks.held += values
-    elif not in_plain_backward():
+    elif not _in_plain_backward():
         summed(values, ranks, cause)
 
 
-def in_plain_backward() -> bool:
+def _in_plain_backward() -> bool:
     """Return whether a backward runs of which no graph is made."""
     return backward_id() >= 0 and not torch.is_grad_enabled()
 
@@ -66,7 +66,7 @@ def holding(ranks: DataRanks, cause: str, function: Callable[..., Any]) -> Calla
             results = function(*args, **kwargs)
         finally:
             ranks.held = None
-        if not in_plain_backward():
+        if not _in_plain_backward():
             reduce_small(results, cause)
         return results
 

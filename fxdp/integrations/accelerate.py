@@ -24,12 +24,12 @@ import fxdp
 from fxdp.integrations.batch_parts import BatchParts, loader_arguments
 from fxdp.integrations.checks import check_replicated
 
-A = TypeVar("A")
+_A = TypeVar("_A")
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
-def compile_accelerator(accelerator: A, **options: Any) -> A:
+def compile_accelerator(accelerator: _A, **options: Any) -> _A:
     """Make `prepare` compile models with these options of `fxdp.compile`; return the accelerator itself.
 
     A model that is already compiled is not compiled again.

@@ -136,7 +136,7 @@ class _NothingToBlock:
         return contextlib.nullcontext()
 
 
-class LoggingStep(nn.Module):
+class _LoggingStep(nn.Module):
     """A step of a LightningModule as a module that returns the step's output and logged values."""
 
     def __init__(self, own: Callable[..., Any], module: LightningModule) -> None:
@@ -170,7 +170,7 @@ def _compiled_step(
 ) -> Callable[..., Any]:
     if not module.automatic_optimization and own.__name__ == "training_step":
         return _global_step(own, module, options)
-    compiled = fxdp.compile(LoggingStep(own, module), **options)
+    compiled = fxdp.compile(_LoggingStep(own, module), **options)
 
     @functools.wraps(own)
     def step(*args: Any, **kwargs: Any) -> Any:

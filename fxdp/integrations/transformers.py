@@ -22,10 +22,10 @@ import fxdp
 from fxdp.errors import a_kind
 from fxdp.integrations.accelerate import compile_accelerator
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
+def compile_trainer(trainer: _T, *, pad: Any = None, **options: Any) -> _T:
     """Make a Trainer (or a subclass) compile its model with these options; return the trainer itself.
 
     Call this function once, before `train`, `evaluate` or `predict`.
@@ -65,7 +65,7 @@ def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
     return trainer
 
 
-class LossOfTrainer(nn.Module):
+class _LossOfTrainer(nn.Module):
     """The computation of a trainer for a batch: loss, and the model's outputs on request."""
 
     def __init__(self, model: nn.Module, compute_loss: Callable[..., Any], args: Any) -> None:
@@ -84,9 +84,9 @@ class LossOfTrainer(nn.Module):
         finally:
             self._args.average_tokens_across_devices = average
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LossOfTrainer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LossOfTrainer:
         """Return a copy with a copied model; the trainer, which holds data and optimizer, is shared."""
-        twin = LossOfTrainer(copy.deepcopy(self.model, memo), self._compute_loss, self._args)
+        twin = _LossOfTrainer(copy.deepcopy(self.model, memo), self._compute_loss, self._args)
         return twin.train(self.training) if twin.training != self.training else twin
 
 
@@ -109,7 +109,7 @@ class _Losses:
     ) -> Any:
         if self._model is not self.trainer.model:  # `model_init=` makes a new one for each `train`
             self._model = self.trainer.model
-            loss = LossOfTrainer(self._model, self.compute_loss, self.trainer.args)
+            loss = _LossOfTrainer(self._model, self.compute_loss, self.trainer.args)
             self._compiled = fxdp.compile(loss, **self.options)
         return self._compiled(
             inputs=inputs, num_items_in_batch=num_items_in_batch, return_outputs=return_outputs

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _SHOWN = 8
 """Ranks whose rows are listed; JSON has all."""
 _EVEN = 1.005
-REMEDY = "fxdp.data_loader(weights=...) makes even parts"
+_REMEDY = "fxdp.data_loader(weights=...) makes even parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def balance_lines(rows: Sequence[AxisRow]) -> list[str]:
         most = max(row.heaviest for row in uneven)
         told = "where work goes by the rows of one axis, the others wait up to"
     waits = 100 * (1 - 1 / most)
-    return [*lines, f"{told} {waits:.0f} % of a step" + (f"; {REMEDY}" if waits >= 1 else "")]
+    return [*lines, f"{told} {waits:.0f} % of a step" + (f"; {_REMEDY}" if waits >= 1 else "")]
 
 
 def _work_of_ranks(rows: Sequence[AxisRow]) -> list[float]:

@@ -23,7 +23,7 @@ from fxdp.errors import VerifierError
 from fxdp.ir.ops.parameter_shards import start_all_gather_shards
 from fxdp.torch_compat import TorchDispatchMode
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class RankThreads:
@@ -38,14 +38,14 @@ class RankThreads:
         self._exchanges: dict[int, dict[int, Any]] = {}
         self._counts = [0] * world
 
-    def run(self, call: Callable[[int], T]) -> list[T]:
+    def run(self, call: Callable[[int], _T]) -> list[_T]:
         """Return `call(rank)` of every rank; an error of one rank ends the call on all.
 
         Raises
         ------
         VerifierError : the ranks start different numbers of collectives.
         """
-        found: dict[int, T] = {}
+        found: dict[int, _T] = {}
         threads = [threading.Thread(target=self._run, args=(rank, call, found)) for rank in range(self.world)]
         for thread in threads:
             thread.start()
@@ -70,7 +70,7 @@ class RankThreads:
             self._exchanges.pop(number - 1, None)
             return [gathered[peer] for peer in range(self.world)]
 
-    def _run(self, rank: int, call: Callable[[int], T], found: dict[int, T]) -> None:
+    def _run(self, rank: int, call: Callable[[int], _T], found: dict[int, _T]) -> None:
         try:
             with self._change:
                 self._wait_for(rank)

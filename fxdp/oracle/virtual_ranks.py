@@ -32,7 +32,7 @@ class LateValues(dict[fx.Node, Any]):
         return made
 
 
-def picked(value: Tensor, dim: int, outer: int, rows: Tensor | None) -> Tensor:
+def _picked(value: Tensor, dim: int, outer: int, rows: Tensor | None) -> Tensor:
     """Return these rows of each of the `outer` blocks along a dim; None for all in order."""
     if rows is None:
         return value
@@ -80,7 +80,7 @@ class VirtualRanks:
         if not isinstance(placement, Shard):
             return [full] * self.world
         sizes, rows = self._sizes_of(type_, placement.dim), self._rows(type_, placement.dim)
-        full = picked(full, placement.dim, self.number(placement.outer), rows)
+        full = _picked(full, placement.dim, self.number(placement.outer), rows)
         return sharded([full] * self.world, sizes, placement.dim, self.number(placement.outer))
 
     def combine(self, values: Sequence[Tensor], placement: Placement, type_: NodeType) -> Tensor:
@@ -93,7 +93,7 @@ class VirtualRanks:
         sizes, rows = self._sizes_of(type_, placement.dim), self._rows(type_, placement.dim)
         outer = self.number(placement.outer)
         found = combine(values, Shard(placement.dim, outer), sizes)
-        return picked(found, placement.dim, outer, None if rows is None else rows.argsort())
+        return _picked(found, placement.dim, outer, None if rows is None else rows.argsort())
 
     def entered(self, values: Sequence[Tensor], axis: Axis) -> list[Tensor]:
         """Return global row numbers of an axis as each rank's caller counts these."""
@@ -132,10 +132,10 @@ class VirtualRanks:
                 rows = self._rows(meta(node).type, node.args[1])  # type: ignore[arg-type]
             own, sizes = [values[rank] for rank in ranks], [of_ranks[rank] for rank in ranks]
             if found.gives is Shard:
-                own = [picked(value, rest[0], rest[1], rows) for value in own]
+                own = [_picked(value, rest[0], rest[1], rows) for value in own]
             results = found.on_ranks(own, sizes, *rest)
             if found.takes is Shard and rows is not None:
-                results = [picked(value, rest[0], rest[1], rows.argsort()) for value in results]
+                results = [_picked(value, rest[0], rest[1], rows.argsort()) for value in results]
             made.update(zip(ranks, results, strict=True))
         return [made[rank] for rank in range(self.world)]
 

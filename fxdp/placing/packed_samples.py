@@ -24,7 +24,7 @@ from fxdp.placing.pointers import READS, may_round, moved_operands, moved_shard
 from fxdp.rules.registry import Pointer
 
 
-class Apart(NamedTuple):
+class _Apart(NamedTuple):
     """Fact about a value: equal elements are on one rank alone, if the ranks have its parts under `shard`.
 
     `of` is where all elements are from, an axis or a node: so are elements of two values of one origin. If
@@ -50,7 +50,7 @@ class PackedSamples:
     pointers: Mapping[fx.Node, Pointer]
     iota: Mapping[fx.Node, int]
     positions: dict[fx.Node, Positions] = field(default_factory=dict)
-    apart: dict[fx.Node, Apart] = field(default_factory=dict)
+    apart: dict[fx.Node, _Apart] = field(default_factory=dict)
     origins: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The positions by which numbers of samples were counted."""
     _borders: dict[fx.Node, Positions] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class PackedSamples:
         found = self.positions.get(parts[1])
         return found if found is not None and found.shard == Shard(dim) else None
 
-    def _apart(self, node: fx.Node, is_number: bool) -> Apart | None:
+    def _apart(self, node: fx.Node, is_number: bool) -> _Apart | None:
         moved = moved_operands(node)
         before = self.apart.get(moved[0]) if len(moved) == 1 else None
         numbers = before.numbers if before is not None and self._keeps_order(node) else None
         if node in self.pointers:
-            return Apart(*self.pointers[node], node if is_number else numbers)
+            return _Apart(*self.pointers[node], node if is_number else numbers)
         if may_round(node) or not node.args:
             return None
         args: Any = node.args
@@ -108,14 +108,14 @@ class PackedSamples:
             if counted.shard.dim != args[1] % len(tensor_type(node).shape):
                 return None
             self.origins[node] = counted.of
-            return Apart(node, counted.shard, node)
+            return _Apart(node, counted.shard, node)
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and isinstance(args[1], int):
             known = self.apart.get(args[0])
             return None if known is None else known._replace(of=node)
         if before is None:
             return None
         shard = moved_shard(node, {moved[0]: before.shard}, self.pointers)
-        return None if shard is None else Apart(before.of, shard, numbers)
+        return None if shard is None else _Apart(before.of, shard, numbers)
 
     def _moved(self, node: fx.Node, known: Mapping[fx.Node, Positions]) -> Positions | None:
         """Return that a result has the elements of one operand, on each rank those of its part, in order."""

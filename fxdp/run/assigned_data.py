@@ -12,7 +12,7 @@ from fxdp.eager.view_origins import gathered
 from fxdp.torch_compat import Patch
 
 
-def assignable(plain: Any) -> property:
+def _assignable(plain: Any) -> property:
     """Return the attribute `data` of plain tensors, which torch fills without asking the value's class."""
 
     def assign(tensor: Tensor, value: Any) -> None:
@@ -25,4 +25,4 @@ def assignable(plain: Any) -> property:
 
 def data_patches() -> Iterator[Patch]:
     """Yield the replacement by which plain tensors take the data of global ones."""
-    yield Patch(Tensor, "data", assignable)
+    yield Patch(Tensor, "data", _assignable)

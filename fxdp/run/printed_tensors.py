@@ -11,7 +11,7 @@ from fxdp.torch_compat import Patch, around
 _WIDTH = 80
 
 
-def printed(plain: Callable[..., str], tensor: GlobalTensor, /, **contents: Any) -> str:
+def _printed(plain: Callable[..., str], tensor: GlobalTensor, /, **contents: Any) -> str:
     """Return the text of one device's tensor; a collective call if the tensor is sharded."""
     values = tensor.detach()
     text = repr(values.full() if isinstance(values, GlobalTensor) else values)
@@ -28,4 +28,4 @@ def printed(plain: Callable[..., str], tensor: GlobalTensor, /, **contents: Any)
 
 def text_patches() -> Iterator[Patch]:
     """Yield the replacement by which global tensors are printed as one device's."""
-    yield Patch(GlobalTensor, "__repr__", around(printed))
+    yield Patch(GlobalTensor, "__repr__", around(_printed))

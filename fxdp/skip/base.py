@@ -10,7 +10,7 @@ from torch import nn
 from fxdp.skip.namespace import Namespace
 from fxdp.skip.tracker import skips_of_this_call
 
-S = TypeVar("S", bound="Skippable")
+_S = TypeVar("_S", bound="Skippable")
 
 
 class Skippable(nn.Module):
@@ -46,7 +46,7 @@ class Skippable(nn.Module):
         """Yield the declared pops, sorted by name."""
         return map(self.namespaced, sorted(self.poppable_names))
 
-    def isolate(self: S, ns: Namespace | None, only: Iterable[str] | None = None) -> S:
+    def isolate(self: _S, ns: Namespace | None, only: Iterable[str] | None = None) -> _S:
         """Put all names, or `only` some names, under a namespace; return this module.
 
         Raises

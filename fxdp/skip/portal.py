@@ -99,7 +99,7 @@ class Portal:
         """Copy the tensor to the device of `next_stream`; return a phony to join into the main lane."""
         if self.tensor is None:
             return phony
-        self.tensor = transfer(self.tensor, prev_stream, next_stream)
+        self.tensor = _transfer(self.tensor, prev_stream, next_stream)
         if not (torch.is_grad_enabled() and phony.requires_grad):
             return phony
         done: Tensor = _Copy.apply(self, prev_stream, next_stream, phony)  # type: ignore[no-untyped-call]
@@ -166,11 +166,11 @@ class _Copy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None, None]:
         grad = ctx.portal.grad
         if grad is not None:
-            ctx.portal.grad = transfer(grad, *ctx.streams)
+            ctx.portal.grad = _transfer(grad, *ctx.streams)
         return None, None, None, None
 
 
-def transfer(tensor: Tensor, source: Stream, target: Stream) -> Tensor:
+def _transfer(tensor: Tensor, source: Stream, target: Stream) -> Tensor:
     """Return the tensor on the target stream's device, ordered after the source stream."""
     if target is None:
         if source is None:

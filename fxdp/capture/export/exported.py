@@ -67,7 +67,7 @@ def export(
 ) -> Exported:
     """Export the program at a batch size of `hint`; `symbolic` makes batch sizes symbols, `dynamic` all."""
     inputs = program.inputs
-    hints = axis_hints(inputs, hint)
+    hints = _axis_hints(inputs, hint)
     batches = [hints[inputs.axes.axis(i).name] for i in range(len(batch))]
     examples = make_examples(inputs.tensors, batch, batches)
     torch_compat.begin_autograd()
@@ -142,7 +142,7 @@ def static_hints(sizes: Set[int]) -> tuple[int, ...]:
     return _first_free(_STATIC_SIZES, sizes, 4)
 
 
-def axis_hints(inputs: Inputs, batch: int) -> dict[str, int]:
+def _axis_hints(inputs: Inputs, batch: int) -> dict[str, int]:
     """Return the size of each axis to trace with, by name; equal ones would become one symbol."""
     found = {"": batch}
     for name in inputs.axes.further:

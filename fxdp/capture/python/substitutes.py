@@ -4,8 +4,8 @@
 matrix flattens all bags into one dim, in which a rank cannot find its own bags, and `segment_reduce` and bags
 with offsets begin where values say. `nn.TransformerEncoder` and
 `Decoder` check whether a mask is causal; `MultivariateNormal` checks whether a matrix is symmetric before
-factoring. Results of two `masked_select` by one mask have equal sizes, which export only knows for indexing.
-`roll` requires a known shift. `ctc_loss` becomes an op of fxdp and a plain mean.
+factoring. Results of two `_masked_select` by one mask have equal sizes, which export only knows for indexing.
+`_roll` requires a known shift. `_ctc_loss` becomes an op of fxdp and a plain mean.
 
 Each replacement is active while the user's code is captured, and computes the same values and gradients.
 """
@@ -151,7 +151,7 @@ def _bags(rows: Tensor, kept: Tensor | None, offsets: Tensor, mode: str, has_end
     return total / rows.new_zeros(bags).index_add(0, of_row, counted).clamp(min=1).unsqueeze(-1)
 
 
-def reduce_by_lengths(data: Tensor, reduce: str, **options: Any) -> Tensor:
+def _reduce_by_lengths(data: Tensor, reduce: str, **options: Any) -> Tensor:
     """Reduce consecutive rows by lengths, also those that are given by `offsets`."""
     offsets = options.get("offsets")
     if offsets is not None and offsets.dim() == 1:
@@ -160,7 +160,7 @@ def reduce_by_lengths(data: Tensor, reduce: str, **options: Any) -> Tensor:
     return reduced
 
 
-def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
+def _masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Select by indexing, if neither operand is broadcast; symbolic sizes are never 1."""
     sizes: Iterable[tuple[Any, Any]] = zip(input.shape, mask.shape, strict=False)
     alike = all(type(a) is type(b) and (isinstance(a, torch.SymInt) or a == b) for a, b in sizes)
@@ -169,7 +169,7 @@ def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> 
     return _eager_masked_select(input, mask, out=out)
 
 
-def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """Roll along one dim by a data-dependent number: select the elements that move to each position."""
     if not isinstance(shifts, torch.SymInt) or not isinstance(dims, int):
         return _eager_roll(input, shifts, () if dims is None else dims)
@@ -199,7 +199,7 @@ def is_positive_definite(self: constraints.Constraint, value: Tensor) -> Tensor:
     return symmetric & factored
 
 
-def ctc_loss(
+def _ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Any,
@@ -227,13 +227,13 @@ def _instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 SUBSTITUTES: tuple[Patch, ...] = (
-    Patch(F, "ctc_loss", _instead(ctc_loss)),
+    Patch(F, "ctc_loss", _instead(_ctc_loss)),
     Patch(F, "embedding_bag", _instead(embedding_bag)),
-    Patch(torch, "segment_reduce", _instead(reduce_by_lengths)),
-    Patch(torch, "masked_select", _instead(masked_select)),
-    Patch(Tensor, "masked_select", _instead(masked_select)),
-    Patch(torch, "roll", _instead(roll)),
-    Patch(Tensor, "roll", _instead(roll)),
+    Patch(torch, "segment_reduce", _instead(_reduce_by_lengths)),
+    Patch(torch, "masked_select", _instead(_masked_select)),
+    Patch(Tensor, "masked_select", _instead(_masked_select)),
+    Patch(torch, "roll", _instead(_roll)),
+    Patch(Tensor, "roll", _instead(_roll)),
     Patch(torch, "cov", _instead(cov)),
     Patch(torch, "corrcoef", _instead(corrcoef)),
     Patch(Tensor, "cov", _instead(cov)),

@@ -42,7 +42,7 @@ _NO_OPERANDS = frozenset({
 """Functions that ask about tensors, or begin a backward: parameters stay themselves."""
 
 
-def call_above_autograd(
+def _call_above_autograd(
     cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
@@ -73,7 +73,7 @@ def call_above_autograd(
     return call_without_torch_function(func, types, args, kwargs or {})
 
 
-GlobalTensor.__torch_function__ = classmethod(call_above_autograd)  # type: ignore[assignment,method-assign]
+GlobalTensor.__torch_function__ = classmethod(_call_above_autograd)  # type: ignore[assignment,method-assign]
 
 
 def _index(value: Any) -> Any:

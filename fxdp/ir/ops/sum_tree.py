@@ -27,24 +27,24 @@ from fxdp.ir.ops.parameter_shards import packed_shards
 
 Node: TypeAlias = tuple[int, int]
 """Level and index of a node of the tree."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _c10d = torch.ops._c10d_functional
 
 
-class SumTree(Generic[T]):
+class SumTree(Generic[_T]):
     """The tree over a number of blocks, filled in any order.
 
     `merge(left, right, own)` returns the sum of two nodes; with `own`, `left` is itself such a sum, and may
     be overwritten.
     """
 
-    def __init__(self, blocks: int, merge: Callable[[T, T, bool], T]) -> None:
+    def __init__(self, blocks: int, merge: Callable[[_T, _T, bool], _T]) -> None:
         self._blocks = blocks
         self._merge = merge
-        self._found: dict[Node, tuple[T, bool]] = {}
+        self._found: dict[Node, tuple[_T, bool]] = {}
 
-    def add(self, node: Node, value: T) -> None:
+    def add(self, node: Node, value: _T) -> None:
         """Add the value of a node, and merge upwards as far as siblings are there."""
         (level, index), own = node, False
         while 1 << level < self._blocks:
@@ -58,7 +58,7 @@ class SumTree(Generic[T]):
             level, index = level + 1, index >> 1
         self._found[level, index] = value, own
 
-    def roots(self) -> dict[Node, T]:
+    def roots(self) -> dict[Node, _T]:
         """Return the nodes that are not merged any further, by their first block."""
         order = sorted(self._found, key=lambda node: node[1] << node[0])
         return {node: self._found[node][0] for node in order}

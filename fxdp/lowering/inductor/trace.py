@@ -105,7 +105,7 @@ def joint_function(
     """
     order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
-    order += [*unread_results(gm.graph), *backward_results(gm.graph)]
+    order += [*_unread_results(gm.graph), *backward_results(gm.graph)]
     placeholders = [*inputs, *tangents]
     lays_out = traces_channels_last(device)
 
@@ -212,12 +212,12 @@ def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
     return value
 
 
-def unread_results(graph: fx.Graph) -> list[fx.Node]:
+def _unread_results(graph: fx.Graph) -> list[fx.Node]:
     """Return the results of the forward that nothing but the partitioner reads."""
-    return [*dead_rng_ops(graph), *sizes_of_parts(graph)]
+    return [*_dead_rng_ops(graph), *_sizes_of_parts(graph)]
 
 
-def sizes_of_parts(graph: fx.Graph) -> list[fx.Node]:
+def _sizes_of_parts(graph: fx.Graph) -> list[fx.Node]:
     """Return the sizes of a rank's rows that it concatenates to those of another axis.
 
     A backward that saves the concatenation would know a sum of sizes, and Inductor none of the two.
@@ -232,7 +232,7 @@ def sizes_of_parts(graph: fx.Graph) -> list[fx.Node]:
     ]
 
 
-def dead_rng_ops(graph: fx.Graph) -> list[fx.Node]:
+def _dead_rng_ops(graph: fx.Graph) -> list[fx.Node]:
     """Return the last random op of one device if the op has no reader.
 
     The forward returns this op, otherwise the partitioner would drop the op; earlier random ops are read by
