@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -79,27 +78,26 @@ def spread_prefix(
         )
 
 
-_spread = partial(
-    spread_prefix,
-    name="batch_dims",
-    kinds=(int, RowsPerSample, Rows),
-    words="an int, fxdp.RowsPerSample(...)",
-)
+def _spread(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any
+) -> list[tuple[str, Any, torch.Tensor]]:
+    prefix = LEFT_OUT if batch_dims is None else batch_dims
+    kinds, words = (int, RowsPerSample, Rows), "an int, fxdp.RowsPerSample(...)"
+    return list(spread_prefix(prefix, (args, kwargs), "batch_dims", kinds, words))
 
 
 def resolve_batch_dims(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None, *, ragged: bool = False
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> list[int | None]:
     """Return the batch dim of each tensor leaf of `(args, kwargs)`, in order; None for a leaf without one.
 
     `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix of
     `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may omit keys,
-    which keep the default. With `ragged` a leaf may be `Rows`, too.
+    which keep the default.
     """
-    prefix = LEFT_OUT if batch_dims is None else batch_dims
-    rows = list(_spread(prefix, (args, kwargs)))
+    rows = _spread(args, kwargs, batch_dims)
     for path, given, _ in rows:
-        if isinstance(given, Rows) and not ragged:
+        if isinstance(given, Rows):
             raise InputError(
                 f"batch_dims{path} is {given} of a ragged batch, but all inputs have one axis here; expected "
                 "plain tensors of this rank in a call of fxdp.compile's module, or fallback='eager'"
@@ -107,29 +105,41 @@ def resolve_batch_dims(
     return [_leaf_dim(*row) for row in rows]
 
 
-def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> tuple[int, ...]:
-    """Return for each tensor leaf the number of rows in the batch dim that form one sample."""
-    prefix = LEFT_OUT if batch_dims is None else batch_dims
-    given = (value for _, value, leaf in _spread(prefix, (args, kwargs)))
-    return tuple(value.count if isinstance(value, RowsPerSample) else 1 for value in given)
+@dataclass(frozen=True, slots=True)
+class BatchDims:
+    """What `batch_dims=` says about each tensor of a call.
+
+    Attributes
+    ----------
+    dims : the batch dim; None for a tensor without one.
+    rows : the number of rows in the batch dim that form one sample.
+    axes : the batch axis of each tensor, if the call is ragged.
+    """
+
+    dims: tuple[int | None, ...]
+    rows: tuple[int, ...]
+    axes: InputAxes
 
 
-def input_axes(
+def read_batch_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any, paths: Sequence[str]
-) -> InputAxes:
-    """Return the axes of the tensor leaves of a ragged call, named by `paths` in errors.
+) -> BatchDims:
+    """Read `batch_dims`, as in `resolve_batch_dims` or with `Rows`; errors name tensors by `paths`.
 
     Raises
     ------
-    InputError : descriptions that no program has yet, or that name an unknown axis.
+    InputError : `batch_dims` do not fit; descriptions that no program has yet, or of an unknown axis.
     """
+    given = _spread(args, kwargs, batch_dims)
+    dims = tuple(_leaf_dim(*row) for row in given)
+    rows = tuple(value.count if isinstance(value, RowsPerSample) else 1 for _, value, _ in given)
     if not has_rows(batch_dims):
-        return ONE_AXIS
-    rows: list[Rows | None] = []
-    for path, given, leaf in _spread(batch_dims, (args, kwargs)):
-        dim = _leaf_dim(path, given, leaf)
-        rows.append(given if isinstance(given, Rows) or dim is None else Rows(SAMPLES, dim))
-    return InputAxes.of(rows, paths)
+        return BatchDims(dims, rows, ONE_AXIS)
+    described = (
+        value if isinstance(value, Rows) or dim is None else Rows(SAMPLES, dim)
+        for (_, value, _), dim in zip(given, dims, strict=True)
+    )
+    return BatchDims(dims, rows, InputAxes.of(tuple(described), paths))
 
 
 def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> torch.Tensor:

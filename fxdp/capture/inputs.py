@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.batch_dims import by_sample, input_axes, resolve_batch_dims, rows_per_sample
+from fxdp.capture.batch_dims import by_sample, read_batch_dims
 from fxdp.capture.input_axes import ONE_AXIS, InputAxes
-from fxdp.capture.leaves import flat_leaves, leaf_names
+from fxdp.capture.leaves import flat_leaves, leaf_names, plain_tensors
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.python_values import AttributeNumber, unread
 from fxdp.errors import InputError
@@ -43,27 +43,15 @@ class Inputs:
     axes: InputAxes = ONE_AXIS
     """The batch axis of each tensor."""
 
-    @classmethod
-    def of_leaves(
-        cls,
-        leaves: Sequence[Any],
-        spec: pytree.TreeSpec,
-        names: tuple[str, ...],
-        batch_dims: tuple[int | None, ...],
-        rows: tuple[int, ...],
-    ) -> Inputs:
-        """Return the inputs for these leaves; rows that form one sample get a dim of their own.
+    def grouped(self) -> Inputs:
+        """Return the inputs of which rows that form one sample have a dim of their own.
 
         Raises
         ------
         InputError : a number of rows is not a multiple of the rows per sample.
         """
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        found = cls(tuple(leaves), spec, tensors, names, batch_dims, rows=rows)
-        if all(count == 1 for count in rows):
-            return found
-        given = zip(tensors, batch_dims, rows, found.paths, strict=True)
-        return replace(found, tensors=tuple(by_sample(*tensor) for tensor in given))
+        given = zip(self.tensors, self.batch_dims, self.rows, self.paths, strict=True)
+        return replace(self, tensors=tuple(by_sample(*tensor) for tensor in given))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -212,46 +200,13 @@ def read_inputs(
     """
     leaves, spec = flat_leaves(args, kwargs)
     names = leaf_names(module, args, kwargs)
-    check_plain_tensors(leaves, names)
-    dims = resolve_batch_dims(args, kwargs, batch_dims, ragged=True)
-    found = Inputs.of_leaves(leaves, spec, names, tuple(dims), rows_per_sample(args, kwargs, batch_dims))
-    axes = input_axes(args, kwargs, batch_dims, found.paths)
-    found = replace(found, axes=axes, tensors=axes.to_lengths(found.tensors, found.batch_dims))
+    tensors = plain_tensors(leaves, names)
+    told = read_batch_dims(args, kwargs, batch_dims, [name for name, _ in tensors])
+    own = tuple(tensor for _, tensor in tensors)
+    found = Inputs(tuple(leaves), spec, own, names, told.dims, rows=told.rows, axes=told.axes).grouped()
+    found = replace(found, tensors=told.axes.to_lengths(found.tensors, found.batch_dims))
     found.batch  # noqa: B018  (checks)
     return found
-
-
-def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
-    """Raise on tensors without plain sizes, which ranks cannot divide.
-
-    Raises
-    ------
-    InputError : nested, sparse or quantized tensors, all named.
-    """
-    pairs = zip(names, leaves, strict=True)
-    tensors = [(name, leaf) for name, leaf in pairs if isinstance(leaf, torch.Tensor)]
-    for is_so, words in _NOT_PLAIN:
-        if found := [name for name, tensor in tensors if is_so(tensor)]:
-            raise InputError(f"{', '.join(found)}: {words}")
-
-
-_NOT_PLAIN: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
-    (
-        lambda tensor: tensor.is_nested,
-        "a nested tensor (torch.nested), whose samples have lengths of their own; expected a tensor with one "
-        "size per dim: pass torch.nested.to_padded_tensor(...) and a mask",
-    ),
-    (
-        lambda tensor: tensor.layout != torch.strided,
-        "a sparse tensor; expected a dense one, which has rows that ranks could divide: pass x.to_dense()",
-    ),
-    (
-        lambda tensor: tensor.is_quantized,
-        "a quantized tensor, which cannot be trained on; expected a tensor of plain numbers: pass "
-        "x.dequantize()",
-    ),
-)
-"""Kinds of tensors that ranks cannot divide, each with the explanation and the remedy."""
 
 
 def run_model(

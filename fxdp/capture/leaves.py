@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.containers import register_containers
 from fxdp.errors import InputError
 
 _PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
@@ -87,3 +88,82 @@ def _path_text(path: tuple[Any, ...], heads: list[str]) -> str:
     positional = path[0].idx == 0
     head = heads[path[1].idx] if positional else str(path[1].key)
     return head + "".join(str(key) for key in path[2:])
+
+
+def plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors among the leaves, with their names; ranks cannot divide those without plain sizes.
+
+    Raises
+    ------
+    InputError : nested, sparse or quantized tensors, all named.
+    """
+    pairs = zip(names, leaves, strict=True)
+    tensors = [(name, leaf) for name, leaf in pairs if isinstance(leaf, torch.Tensor)]
+    for is_so, words in _NOT_PLAIN:
+        if found := [name for name, tensor in tensors if is_so(tensor)]:
+            raise InputError(f"{', '.join(found)}: {words}")
+    return tensors
+
+
+_NOT_PLAIN: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
+    (
+        lambda tensor: tensor.is_nested,
+        "a nested tensor (torch.nested), whose samples have lengths of their own; expected a tensor with one "
+        "size per dim: pass torch.nested.to_padded_tensor(...) and a mask",
+    ),
+    (
+        lambda tensor: tensor.layout != torch.strided,
+        "a sparse tensor; expected a dense one, which has rows that ranks could divide: pass x.to_dense()",
+    ),
+    (
+        lambda tensor: tensor.is_quantized,
+        "a quantized tensor, which cannot be trained on; expected a tensor of plain numbers: pass "
+        "x.dequantize()",
+    ),
+)
+"""Kinds of tensors that ranks cannot divide, each with the explanation and the remedy."""
+
+
+def register_containers(tree: Any) -> bool:
+    """Register with torch's pytree the classes in `tree` that carry tensors but that pytree treats as leaves.
+
+    Examples are plain dataclasses, and objects with tensors among their attributes, as transformers' caches.
+    Returns whether any class was registered.
+    """
+    found = False
+    while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
+        found = True
+        for cls in unknown:
+            pytree.register_pytree_node(
+                cls, _flatten_object, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys
+            )
+    return found
+
+
+def _carries_tensors(value: Any, depth: int = 3) -> bool:
+    """Return whether an object that pytree treats as a leaf has tensors among its attributes."""
+    if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or depth == 0:
+        return False
+    held = pytree.tree_leaves(list(vars(value).values()))
+    return any(isinstance(leaf, torch.Tensor) or _carries_tensors(leaf, depth - 1) for leaf in held)
+
+
+def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+    names = tuple(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else None
+    names = names or tuple(vars(value))
+    return [getattr(value, name) for name in names], names
+
+
+def _flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[str, ...]]:
+    values, names = _flatten_object(value)
+    return [(pytree.GetAttrKey(name), one) for name, one in zip(names, values, strict=True)], names
+
+
+def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
+    def unflatten(values: Iterable[Any], names: Any) -> Any:
+        made: Any = object.__new__(cls)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    return unflatten

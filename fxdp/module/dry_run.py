@@ -26,8 +26,7 @@ from fxdp.errors import CaptureError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.mesh_text import parse_mesh
 from fxdp.ir.types.sizes import axis
-from fxdp.module.calls.call import Call, check_arguments, request_of
-from fxdp.module.calls.ragged_check import with_recognised
+from fxdp.module.calls.call import Call, check_arguments, request_of, with_recognised
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options

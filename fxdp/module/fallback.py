@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.containers import register_containers
 from fxdp.capture.inputs import run_model
+from fxdp.capture.leaves import register_containers
 from fxdp.capture.ragged_rows import has_rows
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.model_tensors import full_value, is_sharded

@@ -18,6 +18,7 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
 from fxdp.capture.refusals.stateful import copy_of
+from fxdp.capture.sample_cuts import sample_ends
 from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import choose
@@ -33,7 +34,6 @@ from fxdp.ir.types.sizes import Cuts, Split, axis, rank_sizes, samples_of
 from fxdp.ir.types.value_types import NodeType, TensorType
 from fxdp.module.calls.call import request_of
 from fxdp.module.calls.call_sizes import CallSizes, RowNumbers
-from fxdp.module.calls.sample_cuts import sample_ends
 from fxdp.options import Options
 from fxdp.oracle.bit_record import BitFault, BitRecord, BitWatch, digest
 from fxdp.oracle.rank_threads import RankThreads

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import check_layouts
+from fxdp.capture.sample_cuts import sample_ends
 from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.order import canonical
 from fxdp.compiler.program import Program
@@ -19,10 +20,8 @@ from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graph.graphs import copy_graph
 from fxdp.ir.types.mesh import Mesh, mesh_of
 from fxdp.ir.types.mesh_text import parse_mesh
-from fxdp.module.calls.call import check_arguments
-from fxdp.module.calls.ragged_check import with_recognised
+from fxdp.module.calls.call import check_arguments, with_recognised
 from fxdp.module.calls.reader import CallReader
-from fxdp.module.calls.sample_cuts import sample_ends
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
 from fxdp.oracle.bits import BitRun, BitSubject

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Check, LayoutRead, OutputLeaf, ReadValue, SideEffect
-from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.leaves import register_containers
 from fxdp.capture.locations import location_of_function
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,21 @@ from torch import Tensor
 from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.ragged.lists import untold
 from fxdp.eager.ragged.structure import Entry
-from fxdp.errors import a_kind
+from fxdp.errors import InputError, a_kind
+
+
+def check_together(paths: Sequence[str], tensors: Sequence[Tensor], rows: Sequence[Rows | None]) -> None:
+    """Raise if this rank's part of a ragged call contradicts itself.
+
+    Raises
+    ------
+    InputError : with all faults by argument path.
+    """
+    _, faults = sizes_and_faults(Entry(*one) for one in zip(paths, tensors, rows, strict=False))
+    if faults:
+        raise InputError(
+            "a ragged batch does not fit together, so nothing of it was computed:\n  " + "\n  ".join(faults)
+        )
 
 
 def sizes_and_faults(entries: Iterable[Entry]) -> tuple[dict[str, int], list[str]]:

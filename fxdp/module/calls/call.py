@@ -14,8 +14,8 @@ from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
+from fxdp.capture.sample_cuts import SampleCuts
 from fxdp.errors import InputError, a_kind
-from fxdp.module.calls.sample_cuts import SampleCuts
 from fxdp.module.guards.attribute_guards import Key
 from fxdp.module.guards.values import Values
 from fxdp.options import Options
@@ -156,3 +156,12 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return a_kind(value)
+
+
+def with_recognised(options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Options:
+    """Return the options of one device's batch, with `batch_dims` where its keys tell what no size does."""
+    from fxdp.eager.ragged.recognised import recognised_dims, tells_of_rows
+
+    if options.batch_dims is not None or not tells_of_rows(args, kwargs):
+        return options
+    return replace(options, batch_dims=recognised_dims(args, kwargs))

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.batch_dims import input_axes, resolve_batch_dims, rows_per_sample
-from fxdp.capture.input_axes import InputAxes
-from fxdp.capture.inputs import Inputs, check_plain_tensors
-from fxdp.capture.leaves import flat_leaves, leaf_names
+from fxdp.capture.batch_dims import BatchDims, read_batch_dims
+from fxdp.capture.inputs import Inputs
+from fxdp.capture.leaves import flat_leaves, leaf_names, plain_tensors
 from fxdp.capture.python_values import AttributeNumber, number_tensor, stable_text
-from fxdp.capture.snapshot import spelled
-from fxdp.errors import InputError, a_kind
+from fxdp.capture.sample_cuts import SampleCuts, sample_cuts
+from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import Call, ProgramKey
-from fxdp.module.calls.ragged_check import check_pointers
-from fxdp.module.calls.sample_cuts import SampleCuts, sample_cuts
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
@@ -32,12 +29,9 @@ class _Structure:
 
     names: tuple[str, ...]
     """The names of the leaves."""
-    batch_dims: tuple[int | None, ...]
-    rows: tuple[int, ...]
-    """The number of rows per sample of each tensor."""
-    alone: bool
-    """Whether all of these are 1."""
-    axes: InputAxes
+    told: BatchDims
+    grouped: bool
+    """Whether several rows of a tensor form one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +96,33 @@ class CallReader:
             and (last.spec is spec or last.spec == spec)
         ):
             key = spec, tuple(signature)
-            structure = self._known.get(key) or self._structure_of(
-                args, kwargs, leaves, self._by_keys.get(key)
-            )
+            told = self._by_keys.get(key, self._batch_dims)
+            structure = self._known.get(key) or self._structure_of(args, kwargs, leaves, told)
             last = self._last = self._looked_up(structure, spec, signature, state)
         known, values, kind = last.structure, last.values, last.kind
-        if known.alone:
-            inputs = Inputs(
-                tuple(leaves), spec, tuple(tensors), known.names, known.batch_dims, rows=known.rows
-            )
-        else:
-            inputs = Inputs.of_leaves(leaves, spec, known.names, known.batch_dims, known.rows)
+        told, axes = known.told, known.told.axes
+        inputs = Inputs(
+            tuple(leaves), spec, tuple(tensors), known.names, told.dims, rows=told.rows, axes=axes
+        )
+        if known.grouped:
+            inputs = inputs.grouped()
         further: tuple[int, ...] = ()
         cuts: SampleCuts | None = None
-        if known.axes.names:
-            if kind.by_keys:
-                self._check_keys(spec, signature, args, kwargs)
-            inputs, further, cuts = self._ragged(inputs, known)
+        if axes.names:
+            inputs, further, cuts = self._ragged(inputs, kind, args, kwargs)
         batch: int | None = None
         dims: list[tuple[int, ...]] = []
-        for i, (tensor, dim) in enumerate(zip(inputs.tensors, known.batch_dims, strict=True)):
+        for i, (tensor, dim) in enumerate(zip(inputs.tensors, told.dims, strict=True)):
             shape = tensor.shape
             if dim is None:
                 dims.append(tuple(shape))
                 continue
-            if known.axes.axis(i).name:  # a further axis, of which `check_pointers` has compared the sizes
+            if axes.axis(i).name:  # a further axis, of which `check_together` has compared the sizes
                 pass
             elif batch is None:
                 batch = shape[dim]
             elif batch != shape[dim]:
-                if not known.axes.names and self.take_rows(args, kwargs):
+                if not axes.names and self.take_rows(args, kwargs):
                     return replace(self.read(args, kwargs), is_news=True)
                 inputs.batch  # noqa: B018  (raises)
             dims.append((*shape[:dim], *shape[dim + 1 :]))
@@ -141,12 +132,22 @@ class CallReader:
         strided = self._guards.strided(tensors)
         return Call(inputs, 1 if batch is None else batch, tuple(dims), kind, values, strided, further, cuts)
 
-    def _ragged(self, inputs: Inputs, known: _Structure) -> tuple[Inputs, tuple[int, ...], SampleCuts | None]:
+    def _ragged(
+        self, inputs: Inputs, kind: ProgramKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Inputs, tuple[int, ...], SampleCuts | None]:
         """Return checked inputs of several axes, the sizes of the further ones, and where samples are cut."""
-        inputs = replace(inputs, axes=known.axes)
-        check_pointers(inputs)
-        inputs = replace(inputs, tensors=known.axes.to_lengths(inputs.tensors, known.batch_dims))
-        further = tuple(inputs.sizes[name] for name in known.axes.further)
+        from fxdp.eager.ragged.faults import check_together
+        from fxdp.eager.ragged.recognised import recognised_dims
+
+        if kind.by_keys and recognised_dims(args, kwargs) != self._by_keys[kind.structure, kind.tensors]:
+            raise InputError(
+                "an earlier call with such inputs was ragged by their keys, this one is not, or by others; "
+                "expected one kind of batch, or batch_dims= that says what dims are"
+            )
+        axes = inputs.axes
+        check_together(inputs.paths, inputs.tensors, axes.rows)
+        inputs = replace(inputs, tensors=axes.to_lengths(inputs.tensors, inputs.batch_dims))
+        further = tuple(inputs.sizes[name] for name in axes.further)
         is_cut = self._microbatches > 1 or self._block is not None
         return inputs, further, sample_cuts(inputs, self._microbatches, self._block) if is_cut else None
 
@@ -172,11 +173,10 @@ class CallReader:
         for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
             if isinstance(leaf, Tensor):
                 continue
-            role = values.role(name, leaf)
-            tokens.append((type(leaf).__name__, role) if role else _value(leaf, name))
-            if role is Open.INPUT:
+            tokens.append(values.in_key(name, leaf))
+            if tokens[-1][1] is Open.INPUT:
                 dynamic_inputs.append(i)
-            elif role is Open.UNREAD:
+            elif tokens[-1][1] is Open.UNREAD:
                 unread.append(i)
         attributes = tuple(
             found for name in sorted(values.dynamic_inputs) if (found := self._guards.number(name))
@@ -247,34 +247,18 @@ class CallReader:
         self._known[key] = self._structure_of(args, kwargs, leaves, told)
         return True
 
-    def _check_keys(
-        self, spec: TreeSpec, signature: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        from fxdp.eager.ragged.recognised import recognised_dims
-
-        if recognised_dims(args, kwargs) != self._by_keys[spec, tuple(signature)]:
-            raise InputError(
-                "an earlier call with such inputs was ragged by their keys, this one is not, or by others; "
-                "expected one kind of batch, or batch_dims= that says what dims are"
-            )
-
     def _structure_of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], told: Any = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], batch_dims: Any
     ) -> _Structure:
-        """Find out the names and batch dims of a structure; `told` are the `batch_dims` by keys."""
-        batch_dims = self._batch_dims if told is None else told
+        """Find out the names and batch dims of a structure; its own `batch_dims` may be told by keys."""
         names, device = leaf_names(self.module, args, kwargs), self._device_type
-        check_plain_tensors(leaves, names)
-        tensors = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor))
+        tensors = plain_tensors(leaves, names)
         if wrong := [f"{name} is on {t.device}" for name, t in tensors if t.device.type != device]:
             raise InputError(
                 f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
-        rows = rows_per_sample(args, kwargs, batch_dims)
-        dims = resolve_batch_dims(args, kwargs, batch_dims, ragged=True)
-        paths = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)]
-        axes = input_axes(args, kwargs, batch_dims, paths)
-        return _Structure(names, tuple(dims), rows, all(count == 1 for count in rows), axes)
+        found = read_batch_dims(args, kwargs, batch_dims, [name for name, _ in tensors])
+        return _Structure(names, found, any(count > 1 for count in found.rows))
 
     def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
         """Return a number below 2**62 for a key or sizes, equal on all ranks for equal values."""
@@ -283,17 +267,3 @@ class CallReader:
             parts = value.parts() if isinstance(value, ProgramKey) else value
             found = self._digests[value] = number_of(stable_text(parts).encode())
         return found
-
-
-def _value(leaf: Any, name: str) -> tuple[str, Any]:
-    """Return a Python leaf as part of a key."""
-    if type(leaf) is list:  # of strings
-        return "list", tuple(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        raise InputError(
-            f"the input {name} is {a_kind(leaf)}, which is neither a tensor, a container of tensors "
-            "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
-        ) from None
-    return type(leaf).__name__, spelled(leaf)

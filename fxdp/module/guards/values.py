@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from fxdp.capture.snapshot import spelled
+from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.raw_bytes import number_of
 
 _log = logging.getLogger("fxdp")
@@ -40,14 +42,29 @@ class Values:
     dynamic_inputs: set[str] = field(default_factory=set)
     deciding: set[str] = field(default_factory=set)
 
-    def role(self, name: str, value: Any) -> Open | None:
-        """Return the role of a value among the inputs; None for a constant."""
+    def in_key(self, name: str, value: Any) -> tuple[str, Any]:
+        """Return the type of a value among the inputs, and its role or, of a constant, the value.
+
+        Raises
+        ------
+        InputError : a constant that cannot be compared with that of another call.
+        """
         kind = type(value)
-        if name in self.deciding:
-            return None
-        if kind is str or kind is list:
-            return Open.UNREAD
-        return Open.INPUT if name in self.dynamic_inputs and fits(value) else None
+        if name not in self.deciding:
+            if kind is str or kind is list:
+                return kind.__name__, Open.UNREAD
+            if name in self.dynamic_inputs and fits(value):
+                return kind.__name__, Open.INPUT
+        if kind is list:  # of strings
+            return "list", tuple(value)
+        try:
+            hash(value)
+        except TypeError:
+            raise InputError(
+                f"the input {name} is {a_kind(value)}, which is neither a tensor, a container of tensors "
+                "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
+            ) from None
+        return kind.__name__, spelled(value)
 
     def decide(self, names: Iterable[str]) -> None:
         """Make constants of these names."""

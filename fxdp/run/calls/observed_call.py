@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.containers import register_containers
 from fxdp.capture.external_state import external_state
+from fxdp.capture.leaves import register_containers
 from fxdp.capture.patches.module_state import keep_all
 from fxdp.capture.patches.side_effects import noted_output
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot

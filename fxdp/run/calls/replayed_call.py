@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.containers import register_containers
+from fxdp.capture.leaves import register_containers
 from fxdp.eager.autograd.gradients import full_value, replicated
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import StateError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp import Rows
+from fxdp.capture.sample_cuts import sample_cuts
 from fxdp.module.calls.reader import CallReader
-from fxdp.module.calls.sample_cuts import sample_cuts
 
 X, EDGES = Rows("nodes"), Rows("edges", dim=1, into="nodes")
 BATCH, Y = Rows("nodes", into="graphs"), Rows("graphs")
