@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -139,6 +140,23 @@ def _same_type(node: fx.Node) -> bool:
     )
 
 
+def _taken_out(node: fx.Node) -> fx.Node | None:
+    """Return the operand that a node takes out of a `stack` along dim 0: `torch.stack([a, b])[1]` is b."""
+    dim: Sequence[Any]
+    if node.target is aten.select.int:
+        stack, *dim, place = node.args
+    elif node.target is operator.getitem and node.all_input_nodes[0].target is aten.unbind.int:
+        (stack, *dim), place = node.all_input_nodes[0].args, node.args[1]
+    else:
+        return None
+    if not isinstance(stack, fx.Node) or stack.target is not aten.stack.default or any(dim):
+        return None
+    operands, *along = stack.args
+    found = operands[place] if isinstance(place, int) and not any(along) else None  # type: ignore[index]
+    is_equal = isinstance(found, fx.Node) and meta(found).type == meta(node).type and _in_order(found)
+    return found if is_equal else None  # type: ignore[return-value]
+
+
 def _drop_empty_operands(cat: fx.Node) -> bool:
     """Drop the empty operands of a `cat`, including torch's legacy 1-d empty tensor beside any operand."""
     full = meta(cat).type
@@ -179,9 +197,9 @@ class Canonicalize:
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
     operands that are empty for every batch (an empty key-value cache), because no rule could place these.
-    `as_strided` becomes a `view` where it only reshapes an entire contiguous value. Elsewhere its operand is
-    first made contiguous in the order of its dims, because gathered values are contiguous. Conjugates are
-    computed at once.
+    What is taken out of a `stack` is its operand. `as_strided` becomes a `view` where it only reshapes an
+    entire contiguous value. Elsewhere its operand is first made contiguous in the order of its dims, because
+    gathered values are contiguous. Conjugates are computed at once.
     """
 
     name = "canonicalize"
@@ -202,9 +220,10 @@ class Canonicalize:
             if rewrite is not None and not rewrite(node):
                 unclear.append(node)
             # an identity that is a result stays: without it the program would return an input
-            if is_identity(node.target) and _same_type(node) and node not in results:
-                _hand_on_skip(node, node.args[0])
-                node.replace_all_uses_with(node.args[0])
+            equal = node.args[0] if is_identity(node.target) and _same_type(node) else _taken_out(node)
+            if isinstance(equal, fx.Node) and node not in results:
+                _hand_on_skip(node, equal)
+                node.replace_all_uses_with(equal)
                 gm.graph.erase_node(node)
         erase_unused(gm.graph)
         if unclear and mesh.size > 1:

@@ -9,12 +9,13 @@ Six samples, of which two have no image, edge, box or token. Two ranks hold 5 an
 
   global     uncompiled, global tensors, virtual ranks: loss, gradients, parameters after a step of SGD
   replicate  compiled, virtual ranks: every node, the loss and the gradients
-  shard      the same with sharded parameters
+  shard      the same with sharded parameters; both on two real ranks where inputs do not tell samples apart
   micro      compiled, in two micro-batches, real ranks: loss, gradients, parameters after a step of SGD
   fallback   `fallback="eager"`, real ranks, where capture refuses: the same
 
-Exit code 1 where a number differs by more than 1e-9, or a way that is not refused fails. Models of
-torch_geometric need it, and are left out without it.
+Real ranks are started once for all models, and virtual ones share one capture of a model. Exit code 1 where a
+number differs by more than 1e-9, or a way fails by an error that is none of fxdp's. Models of torch_geometric
+need it, and are left out without it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,8 @@ import fxdp
 from benchmarks.conformance import kept
 from benchmarks.conformance.ragged_models.case import Case
 from fxdp.eager.loader import _entered
+from fxdp.errors import FxdpError, RankFailedError
+from fxdp.oracle import verify
 from tests.capture.zoo import keep_float64
 from tests.eager.running import difference, plain
 from tests.eager.virtual import on_virtual_ranks
@@ -48,10 +52,16 @@ from tests.zoo.measure import default_float64
 WORLDS = (2, 4)
 WAYS = ("global", "replicate", "shard", "micro", "fallback")
 EXACT = 1e-9
+_UNCUT = "cut where samples end"
+"""Of the error where nothing says which rows belong to a sample, so that virtual ranks have no parts."""
+PATIENCE = 600.0
+"""Seconds for a model on real ranks."""
 RESULTS = kept.FOLDER / "ragged.json"
 TABLE = Path(__file__).with_name("ragged.md")
 KINDS = ("sequences", "boxes", "pictures", "graphs")
 Numbers = dict[str, Any]
+Found = dict[str, str]
+"""The largest difference by number of ranks, or the reason why there is none."""
 
 
 @functools.cache
@@ -102,10 +112,11 @@ def _global(case: Case, world: int) -> float:
 
 def _virtual(strategy: str) -> Callable[[Case, int], float]:
     def compared(case: Case, world: int) -> float:
-        report = fxdp.verify(
-            _made(case), (), case.inputs(case.batch(range(sum(case.splits[world])))), {"dp": world},
-            splits=[case.splits[world]], batch_dims=case.dims(), strategy=strategy, tolerance=EXACT,
-        )  # fmt: skip
+        with mock.patch.object(verify, "captured", _captured_once(id(case))):
+            report = fxdp.verify(
+                _made(case), (), case.inputs(case.batch(range(sum(case.splits[world])))), {"dp": world},
+                splits=[case.splits[world]], batch_dims=case.dims(), strategy=strategy, tolerance=EXACT,
+            )  # fmt: skip
         if not report.ok:
             raise AssertionError(str(report))
         return max(run.worst for run in report.splits)
@@ -113,31 +124,60 @@ def _virtual(strategy: str) -> Callable[[Case, int], float]:
     return compared
 
 
-def _real(**options: Any) -> Callable[[Case, int], float]:
-    def compared(case: Case, world: int) -> float:
-        expected = _expected(case)
+@functools.lru_cache(1)
+def _captured_once(case: int) -> Callable[..., Any]:
+    """Capture the global batch of a model, by identity, for all strategies and numbers of ranks."""
+    capture = verify.captured
+    kept: list[Any] = []
+
+    def captured(*given: Any) -> Any:
+        if not kept:
+            kept.append(capture(*given))
+        return kept[0]
+
+    return captured
+
+
+def _on_ranks(names: Sequence[str], options: dict[str, Any]) -> Iterator[tuple[str, Found]]:
+    """Run models on the same real ranks, or each on ranks of its own where these end."""
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            every = fxdp.launch(_on_rank, _name_of(case), options, nproc=world)
-        return _worst(difference(expected, one) for one in every)
+            limit = PATIENCE * len(names)
+            every = fxdp.launch(_on_rank, list(names), options, nproc=WORLDS[0], timeout=limit)
+    except Exception as error:
+        if len(names) > 1:
+            for name in names:
+                yield from _on_ranks([name], options)
+        else:
+            yield names[0], {str(WORLDS[0]): _reason(error)}
+        return
+    for name in names:
+        told = next((one[name] for one in every if isinstance(one[name], str)), None)
+        yield name, {str(WORLDS[0]): told or _tried(lambda name=name: _against(cases()[name], every, name))}
 
-    return compared
+
+def _against(case: Case, every: Sequence[Mapping[str, Numbers]], name: str) -> float:
+    expected = _expected(case)
+    return _worst(difference(expected, one[name]) for one in every)
 
 
-def _on_rank(name: str, options: dict[str, Any]) -> Numbers:
+def _on_rank(names: Sequence[str], options: dict[str, Any]) -> dict[str, Numbers | str]:
+    """Return of each model its numbers on this rank, or why it has none."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    case = cases()[name]
-    with keep_float64(), default_float64():
-        model = _made(case)
-        dims = None if case.recognised and "fallback" in options else case.dims()
-        compiled = fxdp.compile(model, batch_dims=dims, backend="eager", **options)
-        part = case.parts(dist.get_world_size())[dist.get_rank()]
-        return plain(_step(compiled, compiled(**case.inputs(part))))
-
-
-def _name_of(case: Case) -> str:
-    return next(name for name, other in cases().items() if other is case)
+    found: dict[str, Numbers | str] = {}
+    for name in names:
+        case = cases()[name]
+        try:
+            with keep_float64(), default_float64():
+                model = _made(case)
+                compiled = fxdp.compile(model, batch_dims=case.dims(), backend="eager", **options)
+                part = case.parts(dist.get_world_size())[dist.get_rank()]
+                found[name] = plain(_step(compiled, compiled(**case.inputs(part))))
+        except Exception as error:  # whatever a model raises
+            found[name] = _reason(error)
+    return found
 
 
 def _worst(found: Any) -> float:
@@ -147,24 +187,41 @@ def _worst(found: Any) -> float:
     return float(error)
 
 
-RUNS: Mapping[str, Callable[[Case, int], float]] = {
+VIRTUAL: Mapping[str, Callable[[Case, int], float]] = {
     "global": _global, "replicate": _virtual("replicate"), "shard": _virtual("shard"),
-    "micro": _real(pipeline={"microbatches": 2}), "fallback": _real(fallback="eager"),
+}  # fmt: skip
+REAL: Mapping[str, dict[str, Any]] = {
+    "micro": {"pipeline": {"microbatches": 2}}, "fallback": {"fallback": "eager"},
 }  # fmt: skip
 
 
-def one(name: str, way: str) -> dict[str, str]:
-    """The largest difference of a model in one way, by number of ranks, or the reason why there is none."""
-    case, found = cases()[name], {}
-    for world in WORLDS if way in ("global", "replicate", "shard") else WORLDS[:1]:
-        try:
-            with keep_float64(), default_float64():
-                found[str(world)] = f"{RUNS[way](case, world):.0e}"
-        except AssertionError as error:
-            found[str(world)] = f"wrong: {_short(error)}"
-        except Exception as error:  # whatever a model raises
-            found[str(world)] = f"refused: {_short(error)}"
-    return found
+def measured(names: Sequence[str], way: str) -> Iterator[tuple[str, Found]]:
+    """Yield of each model the largest difference by number of ranks, or the reason why there is none."""
+    if way in REAL:
+        yield from _on_ranks(names, REAL[way])
+        return
+    for name in names:
+        compare, case = VIRTUAL[way], cases()[name]
+        found = {str(n): _tried(functools.partial(compare, case, n)) for n in WORLDS}
+        if any(_UNCUT in text for text in found.values()):
+            yield from _on_ranks([name], {"strategy": way})
+        else:
+            yield name, found
+
+
+def _tried(compare: Callable[[], float]) -> str:
+    try:
+        with keep_float64(), default_float64():
+            return f"{compare():.0e}"
+    except Exception as error:  # whatever a model raises
+        return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AssertionError):
+        return f"wrong: {_short(error)}"
+    is_refused = isinstance(error, FxdpError) and not isinstance(error, RankFailedError)
+    return f"{'refused' if is_refused else f'fails, {type(error).__name__}'}: {_short(error)}"
 
 
 def _short(error: BaseException) -> str:
@@ -184,22 +241,29 @@ def main() -> int:
     known = cases()
     if unknown := set(asked.names) - known.keys():
         parser.error(f"no models {sorted(unknown)}; there are {', '.join(known)}")
+    names = list(asked.names or known)
+    for group, ways in _runs(names, asked.ways):
+        for way in ways:
+            some = [name for name in group if way != "fallback" or _is_refused(_kept().get(name, {}))]
+            for name, found in measured(some, way) if some else ():
+                print(f"{name:24} {way:10} {found}", flush=True)
+                rows = _kept()
+                rows.setdefault(name, {})[way] = found
+                RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     rows = _kept()
-    for name in asked.names or known:
-        for way in asked.ways:
-            if way == "fallback" and not _is_refused(rows.get(name, {})):
-                continue
-            found = one(name, way)
-            print(f"{name:24} {way:10} {found}", flush=True)
-            rows = _kept()
-            rows.setdefault(name, {})[way] = found
-            RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     TABLE.write_text(page(rows, {name: case.axes for name, case in known.items()}))
     told = [text for row in rows.values() for found in row.values() for text in found.values()]
-    return int(any(text.startswith("wrong") for text in told))
+    return int(any(text.startswith(("wrong", "fails")) for text in told))
 
 
-def _kept() -> dict[str, dict[str, dict[str, str]]]:
+def _runs(names: Sequence[str], ways: Sequence[str]) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Yield models and ways: a model after the other on virtual ranks, then all on real ones."""
+    for name in names:
+        yield [name], [way for way in ways if way in VIRTUAL]
+    yield names, [way for way in ways if way in REAL]
+
+
+def _kept() -> dict[str, dict[str, Found]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
@@ -213,12 +277,13 @@ Made by `python -m benchmarks.conformance.ragged`, models and ways in runs of th
 do not edit by hand. Six samples, of which two have no image, edge, box or token; parts of 5 and 1
 samples, and of 3, 0, 1 and 2 (graphs: 3, 1, 1 and 1, the second without nodes). The largest
 relative difference in float64 on 2 / 4 ranks: uncompiled on global tensors and
-compiled on virtual ranks, in micro-batches and by `fallback="eager"` on two real ranks.
+compiled on virtual ranks; in micro-batches, by `fallback="eager"`, and compiled pictures, whose inputs do
+not tell samples apart, on two real ranks.
 
 """
 
 
-def page(rows: Mapping[str, dict[str, dict[str, str]]], axes: Mapping[str, str]) -> str:
+def page(rows: Mapping[str, dict[str, Found]], axes: Mapping[str, str]) -> str:
     """The table as Markdown, and the reasons below it."""
     lines = [f"| model | axes | {' | '.join(WAYS)} |", "|---|---|" + "---|" * len(WAYS)]
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.columns import is_columns, rows_and_tensors, split
+from fxdp.capture.graph_objects import contents
 from fxdp.capture.input_axes import ONE_AXIS, SAMPLES, InputAxes
+from fxdp.capture.leaves import register_containers
 from fxdp.capture.ragged_rows import Rows, has_rows
 from fxdp.errors import InputError
 
@@ -52,16 +55,19 @@ def spread_prefix(
 
     `name` is the prefix's name in errors. Leaves of the prefix are None or of one of the classes `kinds`,
     which `words` describes in errors. A dict in the prefix may omit keys: tensors below omitted keys get
-    `LEFT_OUT`.
+    `LEFT_OUT`; it may stand for a graph of torch_geometric, too.
 
     Raises
     ------
     InputError : the prefix does not fit the inputs.
     """
     if prefix is None or prefix is LEFT_OUT or isinstance(prefix, kinds):
-        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-        yield from ((path, prefix, leaf) for leaf in leaves)
-    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping):
+        for leaf in pytree.tree_leaves(tree, is_leaf=is_columns):
+            yield from ((path, rows, tensor) for rows, tensor in rows_and_tensors(prefix, leaf))
+        return
+    if isinstance(prefix, Mapping) and not isinstance(tree, Mapping):
+        tree = contents(tree) or tree
+    if isinstance(prefix, Mapping) and isinstance(tree, Mapping):
         unknown = [key for key in prefix if key not in tree]
         if unknown:
             raise InputError(f"{name}{path} names {unknown}, but the inputs there have {list(tree)}")
@@ -78,9 +84,10 @@ def spread_prefix(
         )
 
 
-def _spread(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any
+def spread_dims(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dims: Any
 ) -> list[tuple[str, Any, torch.Tensor]]:
+    """Return each tensor of `(args, kwargs)` with its part of `batch_dims` and its path there."""
     prefix = LEFT_OUT if batch_dims is None else batch_dims
     kinds, words = (int, RowsPerSample, Rows), "an int, fxdp.RowsPerSample(...)"
     return list(spread_prefix(prefix, (args, kwargs), "batch_dims", kinds, words))
@@ -95,7 +102,7 @@ def resolve_batch_dims(
     `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may omit keys,
     which keep the default.
     """
-    rows = _spread(args, kwargs, batch_dims)
+    rows = spread_dims(args, kwargs, batch_dims)
     for path, given, _ in rows:
         if isinstance(given, Rows):
             raise InputError(
@@ -130,7 +137,7 @@ def read_batch_dims(
     ------
     InputError : `batch_dims` do not fit; descriptions that no program has yet, or of an unknown axis.
     """
-    given = _spread(args, kwargs, batch_dims)
+    given = spread_dims(args, kwargs, batch_dims)
     dims = tuple(_leaf_dim(*row) for row in given)
     rows = tuple(value.count if isinstance(value, RowsPerSample) else 1 for _, value, _ in given)
     if not has_rows(batch_dims):
@@ -140,6 +147,29 @@ def read_batch_dims(
         for (_, value, _), dim in zip(given, dims, strict=True)
     )
     return BatchDims(dims, rows, InputAxes.of(tuple(described), paths))
+
+
+def has_columns(batch_dims: Any) -> bool:
+    """Return whether values of a tensor point into several axes."""
+    rows = (leaf for leaf in pytree.tree_leaves(batch_dims) if isinstance(leaf, Rows))
+    return any(isinstance(one.into, tuple) for one in rows)
+
+
+def by_axis(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs with columns in the place of tensors whose values point into several axes."""
+    if not has_columns(batch_dims):
+        return args, kwargs
+    register_containers((args, kwargs))
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    given = iter(spread_dims(args, kwargs, batch_dims))
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            path, rows, _ = next(given)
+            leaves[i] = split(rows, leaf, path)
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return args, kwargs
 
 
 def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> torch.Tensor:

@@ -121,11 +121,6 @@ def _meaning(one: Rows, known: dict[str, str]) -> Meaning | None:
 
 
 def _check(one: Rows, path: str, known: dict[str, str]) -> None:
-    if isinstance(one.into, tuple):
-        raise InputError(
-            f"{path}: {one} cannot be compiled yet; expected row numbers of one axis (into=), so one tensor "
-            "for each axis, or fxdp.compile(..., fallback='eager'), which runs it op by op on global tensors"
-        )
     for name in one.targets:
         if name not in known:
             raise InputError(

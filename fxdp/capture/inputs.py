@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.batch_dims import by_sample, read_batch_dims
+from fxdp.capture.batch_dims import by_axis, by_sample, read_batch_dims
 from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.capture.leaves import flat_leaves, leaf_names, plain_tensors
 from fxdp.capture.mixed_precision import MixedPrecision
@@ -140,6 +141,12 @@ class Inputs:
                 f"the inputs differ in the size of one axis of batch_dims=:\n  {listed}\n"
                 "Expected one number of rows along an axis; fxdp.Rows of other rows names another axis"
             )
+        if any(isinstance(one, PackedSequence) for one in _packed_leaves(self.given)):
+            return InputError(
+                "the inputs' batch sizes differ, as one is a PackedSequence: torch's recurrent kernels read "
+                "in Python how many samples each of its steps has. Expected the padded batch and its "
+                f"lengths, or fxdp.compile(..., fallback='eager'), which runs it op by op:\n  {listed}"
+            )
         return InputError(
             f"the inputs' batch sizes differ:\n  {listed}\n"
             "Every input must have the same size in its batch dim; name other dims, or None for an input "
@@ -180,6 +187,10 @@ class Inputs:
         return self.rebuild(tensor.clone() for tensor in given)
 
 
+def _packed_leaves(tree: Any) -> list[Any]:
+    return pytree.tree_leaves(tree, is_leaf=lambda one: isinstance(one, PackedSequence))
+
+
 def samples(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
     """Return the tensors of a batch of `count` samples, which repeats the given samples in order."""
     made = []
@@ -198,6 +209,7 @@ def read_inputs(
     ------
     InputError : nested or quantized tensors, batch sizes that differ, or `batch_dims` that do not fit.
     """
+    args, kwargs = by_axis(args, kwargs, batch_dims)
     leaves, spec = flat_leaves(args, kwargs)
     names = leaf_names(module, args, kwargs)
     tensors = plain_tensors(leaves, names)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.graph_objects import is_graph, register_graph
 from fxdp.errors import InputError
 
 _PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
@@ -131,9 +132,12 @@ def register_containers(tree: Any) -> bool:
     Returns whether any class was registered.
     """
     found = False
-    while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
+    while unknown := {type(leaf): leaf for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
         found = True
-        for cls in unknown:
+        for cls, example in unknown.items():
+            if is_graph(example):
+                register_graph(cls)
+                continue
             pytree.register_pytree_node(
                 cls, _flatten_object, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,6 +27,7 @@ from fxdp.module.guards.surroundings import refuse_transforms
 from fxdp.module.model_checks import check_model, home_of, no_values
 from fxdp.module.strategies import WantsShardingError, begins_sharded
 from fxdp.options import Options
+from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
@@ -214,7 +216,8 @@ class CompiledModule(BuiltModule):
     def _read_as_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """Return the call read by the keys of its inputs, as all ranks do; a collective call."""
         with self._exchange.refusing():
-            if not self._reader.take_rows(args, kwargs):
+            gather = partial(gather_objects, self._process_mesh)
+            if not self._reader.take_rows(args, kwargs, gather):
                 raise InputError(
                     "by the keys of their inputs other ranks' batches are ragged, this rank's is not; "
                     "expected one kind of batch, or batch_dims= that says what dims are"

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.batch_dims import by_axis
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
@@ -90,7 +91,7 @@ def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, see
     args, kwargs = inputs
     hint = 1 if batch == 1 and options.single_device_rng else None
     found = capture_for(module, args, kwargs, options, hint)
-    if broken_conditions(found, inputs, batch) and batch >= 2:
+    if broken_conditions(found, inputs, batch, options.batch_dims) and batch >= 2:
         hint = batch
         found = capture_for(module, args, kwargs, options, hint)
     for _ in range(_BRANCHES):  # each capture is right for at least one more branch
@@ -101,9 +102,11 @@ def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, see
     return found
 
 
-def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
+def broken_conditions(found: Captured, inputs: Any, batch: int, batch_dims: Any = None) -> list[str]:
     """Return the conditions on sizes, assumed by the capture, that do not hold for this batch."""
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
+    args, kwargs = inputs
+    leaves = pytree.tree_leaves(by_axis(args, kwargs, batch_dims))
+    tensors = [leaf for leaf in leaves if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
     for i, (name, of_batch) in enumerate(zip(found.axes.names, found.batch, strict=False)):
         if name and of_batch is not None:
@@ -128,14 +131,14 @@ def check_branch(
         )
 
 
-def check_conditions(found: Captured, inputs: Any, batch: int) -> None:
+def check_conditions(found: Captured, inputs: Any, batch: int, batch_dims: Any) -> None:
     """Raise if the model's code takes a different path for this batch than in the capture.
 
     Raises
     ------
     InputError : with each condition and its line.
     """
-    broken = broken_conditions(found, inputs, batch)
+    broken = broken_conditions(found, inputs, batch, batch_dims)
     if broken:
         listing = "\n  ".join(broken)
         raise InputError(

@@ -115,7 +115,7 @@ def verify(
         # checked on the original inputs: float64 copies have no gaps
         check_layouts(found, call.inputs, full_batch_draws=chosen.single_device_rng)
         for split in some:
-            check_conditions(found, example, sum(split))
+            check_conditions(found, example, sum(split), chosen.batch_dims)
             check_branch(found, module, example, chosen, sum(split), seed)
         own = meta != WIDE
         subject, invariants = _subject(module, found, data, chosen, own, tolerance, size)

@@ -122,12 +122,6 @@ def test_a_ragged_call_is_compiled(ranks: RankPool) -> None:
         _compare(parts, [rank[call] for rank in found])
 
 
-def test_rows_that_no_program_has_are_refused() -> None:
-    dims = ((Rows("nodes"), Rows("edges", dim=1, into=("nodes", "nodes")), Rows("nodes")), {})
-    with pytest.raises(fxdp.InputError, match=r"edge_index: Rows\('edges'.*fallback='eager'"):
-        fxdp.compile(_Graph().double(), batch_dims=dims)(*_parts()[0])
-
-
 class _Cut(nn.Module):
     """Reads as many of one axis' rows as another one has."""
 
@@ -212,6 +206,8 @@ def test_packed_sequences_need_no_description() -> None:
     model = _Recurrent()
     compiled = fxdp.compile(model, fallback="eager")
     torch.testing.assert_close(compiled(packed), model(packed))
+    with pytest.raises(fxdp.InputError, match=r"one is a PackedSequence: .*fallback='eager'"):
+        fxdp.compile(model)(packed)
 
 
 class _OfGraphs(nn.Module):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
+from tests.eager.ragged.test_by_hand import graphs, joined
+from tests.eager.ragged.test_recognised import GraphBatch, with_ptr
 from tests.rank_pool import RankPool
 
 
@@ -50,6 +52,29 @@ class _Packed(nn.Module):
         return F.scaled_dot_product_attention(query, key, value, mask).square().mean()
 
 
+class _Graphs(nn.Module):
+    """A loss of graphs, whose targets are in the batch, and of nodes, whose targets are beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, batch: Any, target: Tensor) -> Tensor:
+        source, to = batch["edge_index"]
+        h = self.linear(batch["x"])
+        h = h.relu() + torch.zeros_like(h).index_add(0, to, h[source])
+        pooled = h.new_zeros(batch.num_graphs, 3).index_add(0, batch["batch"], h)
+        return F.mse_loss(self.head(pooled).squeeze(1), batch["y"]) + F.mse_loss(h.sum(1), target)
+
+
+def _graphs(nodes: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    return _graph_call(graphs(len(nodes), nodes))
+
+
+def _graph_call(values: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    return (GraphBatch(with_ptr(values)),), {"target": values["x"][:, 0].cos()}
+
+
 def _bags(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     counts = torch.tensor(lengths, dtype=torch.int64)
     words = torch.arange(sum(lengths)) * 5 % 9
@@ -74,6 +99,8 @@ KINDS: dict[str, tuple[type[nn.Module], Any, list[list[list[int]]]]] = {
     # of each call, the samples of each rank
     "bags": (_Bags, _bags, [[[2, 0, 1], [4]], [[1, 1], []]]),
     "pictures": (_Pictures, _pictures, [[[2], []], [[1, 1], [3]]]),  # the first sizes of rank 1 may be texts'
+    # of the first call's rank 1 a graph has a node: only rank 0 tells targets of graphs from those of nodes
+    "graphs": (_Graphs, _graphs, [[[3, 2], [1]], [[4], [2, 0, 2]]]),
     "packed": (_Packed, _packed, [[[2, 3], [4, 1]], [[3], [1, 2, 4]], [[6], [6]]]),  # rows of one size, first
 }
 
@@ -96,6 +123,8 @@ def _losses(kind: str, rank: int | None = None) -> list[Tensor]:
 def _joined(batch: Any, samples: list[list[int]]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """The batch of one device, in which positions and starts are those of both ranks."""
     first, second = (batch(one) for one in samples)
+    if batch is _graphs:
+        return _graph_call(joined([graphs(len(nodes), nodes) for nodes in samples]))
     if batch is _bags:
         return _bags_of(first[0], second[0])
     dim = 1 if batch is _packed else 0
@@ -127,3 +156,11 @@ def test_keys_tell_of_a_ragged_batch(ranks: RankPool) -> None:
 def test_verify_reads_the_keys() -> None:
     args, kwargs = _packed([3, 1, 2])
     assert fxdp.verify(_Packed(), args, kwargs, splits=((2, 1),), mesh={"dp": 2}).ok
+
+
+def test_axes_that_no_size_tells_apart_are_asked_for() -> None:
+    args, kwargs = _graphs([1, 1])
+    words = r"y: 'nodes of args\[0\]' or 'graphs of args\[0\]'.*\n.*batch_dims=\(\(\{'x': Rows\('nodes of"
+    with pytest.raises(fxdp.InputError, match="(?s)" + words):
+        fxdp.compile(_Graphs().double(), backend="eager")(*args, **kwargs)
+    assert fxdp.verify(_Graphs(), *_graphs([3, 0, 2]), mesh={"dp": 2}, splits=[[1, 2]]).ok

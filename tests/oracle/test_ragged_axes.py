@@ -39,8 +39,10 @@ def _joined(parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Rows]) -> tuple[
     full = []
     for i, one in enumerate(rows):
         into = one.into or one.starts or one.bounds
-        of = sizes.get(str(into), [0] * len(parts))
-        moved = [part[i] + sum(of[:rank]) if into else part[i] for rank, part in enumerate(parts)]
+        every = [sizes[name] for name in (into if isinstance(into, tuple) else (into,) if into else ())]
+        before = [torch.tensor([[sum(of[:rank])] for of in every]) for rank in range(len(parts))]
+        more = before if isinstance(into, tuple) else [one.flatten() for one in before]
+        moved = [part[i] + more[rank] if into else part[i] for rank, part in enumerate(parts)]
         if one.bounds is not None:
             moved = [moved[0], *(part[1:] for part in moved[1:])]
         full.append(torch.cat(moved, one.dim or 0))
@@ -113,6 +115,36 @@ def test_a_graph_network_gathers_nothing(read: str) -> None:
     for strategy in ("replicate", "shard") if read == "index" else ("replicate",):
         graph = run_ragged(_Network(read), parts, _ROWS, strategy=strategy)
         assert gathered(graph) == []
+
+
+class _Likes(nn.Module):
+    """Messages from users to the items that they like, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.there, self.back = nn.Linear(5, 4).double(), nn.Linear(4, 5).double()
+
+    def forward(self, users: Tensor, items: Tensor, likes: Tensor) -> Tensor:
+        user, item = likes
+        h = items + torch.zeros_like(items).index_add(0, item, self.there(users)[user])
+        back = torch.zeros_like(users).index_add(0, user, self.back(h)[item])
+        return (users + back).square().mean() + h[likes[1]].sin().sum()
+
+
+def test_values_that_point_into_two_axes() -> None:
+    torch.manual_seed(1)
+    rows = Rows("users"), Rows("items"), Rows("likes", dim=1, into=("users", "items"))
+
+    def part(users: int, items: int, likes: int) -> tuple[Tensor, ...]:
+        ends = [torch.randint(0, max(n, 1), (likes,)) for n in (users, items)]
+        return torch.randn(users, 5).double(), torch.randn(items, 4).double(), torch.stack(ends)
+
+    parts = [part(2, 7, 9), part(0, 1, 0), part(5, 1, 3)]
+    assert gathered(run_ragged(_Likes(), parts, rows)) == []
+    three = Rows("likes", dim=1, into=("users", "items", "items"))
+    with pytest.raises(fxdp.InputError, match=r"shape \(2, 9\); expected 3 in dim 0, one for each axis"):
+        fxdp.plan(_Likes(), parts[0], batch_dims=((*rows[:2], three), {}))
 
 
 def _bags(lengths: Sequence[int]) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from fxdp.capture.python.autograd_functions import AUTOGRAD
 from fxdp.capture.python.branch_recording import record_branches
 from fxdp.capture.python.flags import FLAGS
 from fxdp.capture.python.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
+from fxdp.capture.python.library_choices import library_choices
 from fxdp.capture.python.norm_averages import NORMS
 from fxdp.capture.python.raise_checks import checks
 from fxdp.capture.python.substitutes import SUBSTITUTES
@@ -29,7 +30,7 @@ from fxdp.torch_compat import Patch, one_device, patched
 def _of_capture(
     _own: Callable[..., Any], module: nn.Module, loss_fn: Callable[..., Any] | None
 ) -> tuple[Patch, ...]:
-    return (*one_device(), *NORMS, *SUBSTITUTES, symbolic_len(module, loss_fn))
+    return (*one_device(), *NORMS, *SUBSTITUTES, *library_choices(), symbolic_len(module, loss_fn))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.leaves import flat_leaves
 from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
 from fxdp.capture.sample_cuts import SampleCuts
@@ -164,4 +165,11 @@ def with_recognised(options: Options, args: tuple[Any, ...], kwargs: Mapping[str
 
     if options.batch_dims is not None or not tells_of_rows(args, kwargs):
         return options
-    return replace(options, batch_dims=recognised_dims(args, kwargs))
+    return replace(options, batch_dims=recognised_dims(args, kwargs, lambda own: [own]))
+
+
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TreeSpec, tuple[Any, ...]]:
+    """Return the nesting of inputs and the signature of their tensors."""
+    leaves, spec = flat_leaves(args, kwargs)
+    tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
+    return spec, tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)

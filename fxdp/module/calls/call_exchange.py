@@ -120,8 +120,8 @@ class CallExchange:
         if self._alone:
             return CallExchanged(
                 _all_axes(call, _nonempty((call.batch,)), [(size,) for size in _further(call)]),
-                strided=call.strided,
-            )
+                strided=call.strided, news=call.is_news,
+            )  # fmt: skip
         numbers = call.inputs.scalars if call.inputs.open else ()
         key = (call.kind, call.dims, call.batch, call.further, numbers)
         if self._spared and not due and call.cuts is None and key in self._even:

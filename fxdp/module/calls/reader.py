@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.batch_dims import BatchDims, read_batch_dims
+from fxdp.capture.batch_dims import BatchDims, by_axis, has_columns, read_batch_dims
+from fxdp.capture.graph_objects import has_graphs
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.leaves import flat_leaves, leaf_names, plain_tensors
 from fxdp.capture.python_values import AttributeNumber, number_tensor, stable_text
@@ -18,7 +19,7 @@ from fxdp.capture.sample_cuts import SampleCuts, sample_cuts
 from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.module.cache import LRU
-from fxdp.module.calls.call import Call, ProgramKey
+from fxdp.module.calls.call import Call, ProgramKey, kind_of
 from fxdp.module.guards.guards import GuardedState, Guards
 from fxdp.module.guards.values import Open, RecompileLog, Values, liftable
 
@@ -63,6 +64,7 @@ class CallReader:
     ) -> None:
         self.module = module
         self._batch_dims, self.recognises = batch_dims, recognises and batch_dims is None
+        self._has_columns = has_columns(batch_dims)
         self._by_keys: dict[Any, Any] = {}
         """`batch_dims` of the kinds of calls that are ragged by their keys."""
         self._device_type = device_type
@@ -81,6 +83,9 @@ class CallReader:
         ------
         InputError : batch sizes differ, or an input is on a different device than the model.
         """
+        if self._has_columns:
+            known_dims = self._by_keys.get(kind_of(args, kwargs), self._batch_dims)
+            args, kwargs = by_axis(args, kwargs, known_dims)
         leaves, spec = flat_leaves(args, kwargs)
         tensors, signature = [], []
         for leaf in leaves:
@@ -96,8 +101,11 @@ class CallReader:
             and (last.spec is spec or last.spec == spec)
         ):
             key = spec, tuple(signature)
-            told = self._by_keys.get(key, self._batch_dims)
-            structure = self._known.get(key) or self._structure_of(args, kwargs, leaves, told)
+            structure, told = self._known.get(key), self._by_keys.get(key, self._batch_dims)
+            is_new = structure is None and key not in self._by_keys
+            if is_new and has_graphs((args, kwargs)) and self.take_rows(args, kwargs):
+                return replace(self.read(args, kwargs), is_news=True)  # until all ranks' sizes are compared
+            structure = structure or self._structure_of(args, kwargs, leaves, told)
             last = self._last = self._looked_up(structure, spec, signature, state)
         known, values, kind = last.structure, last.values, last.kind
         told, axes = known.told, known.told.axes
@@ -139,7 +147,9 @@ class CallReader:
         from fxdp.eager.ragged.faults import check_together
         from fxdp.eager.ragged.recognised import recognised_dims
 
-        if kind.by_keys and recognised_dims(args, kwargs) != self._by_keys[kind.structure, kind.tensors]:
+        # of graphs the structure has the keys
+        is_told = kind.by_keys and not has_graphs((args, kwargs))
+        if is_told and recognised_dims(args, kwargs) != self._by_keys[kind.structure, kind.tensors]:
             raise InputError(
                 "an earlier call with such inputs was ragged by their keys, this one is not, or by others; "
                 "expected one kind of batch, or batch_dims= that says what dims are"
@@ -232,19 +242,25 @@ class CallReader:
         own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in attributes}
         return own, rows
 
-    def take_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Read calls like this one as ragged from now on, if the keys of its inputs tell how."""
+    def take_rows(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], gather: Callable[[Any], list[Any]] | None = None
+    ) -> bool:
+        """Read calls like this one as ragged from now on, if the keys of its inputs tell how.
+
+        `gather` returns all ranks' values, by which the axes of tensors beside graphs are told apart.
+        """
         if not self.recognises:
             return False
         from fxdp.eager.ragged.recognised import recognised_dims
 
-        if (told := recognised_dims(args, kwargs)) is None:
+        if (told := recognised_dims(args, kwargs, gather)) is None:
             return False
-        leaves, spec = flat_leaves(args, kwargs)
-        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-        key = spec, tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
-        self._by_keys[key], self._last = told, None
-        self._known[key] = self._structure_of(args, kwargs, leaves, told)
+        self._by_keys[kind_of(args, kwargs)], self._last = told, None
+        self._has_columns |= has_columns(told)
+        args, kwargs = by_axis(args, kwargs, told)
+        key = kind_of(args, kwargs)
+        self._by_keys[key] = told
+        self._known[key] = self._structure_of(args, kwargs, flat_leaves(args, kwargs)[0], told)
         return True
 
     def _structure_of(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxdp
 from tests.eager.ragged.comparing import error_of, refusal_of, trained
 
 pytest.importorskip("torch_geometric")
@@ -75,16 +76,48 @@ def test_batches_of_graphs(name: str) -> None:
     error_of(run, *batches(SIZES))
 
 
-def test_typed_graphs() -> None:
-    def typed(users: int, items: int, edges: int, seed: int) -> Any:
-        made, data = torch.Generator().manual_seed(seed), HeteroData()
-        data["user"].x = torch.randn(users, 3, dtype=DOUBLE, generator=made)
-        data["item"].x = torch.randn(items, 2, dtype=DOUBLE, generator=made)
-        ends = [torch.randint(0, n, (edges,), generator=made) for n in (users, items)]
-        data["user", "likes", "item"].edge_index = torch.stack(ends)
-        return data
+class Loss(nn.Module):
+    """Edges of several types, and a target of each graph."""
 
-    every = [[typed(2, 3, 4, 0), typed(1, 1, 1, 1)], [typed(3, 1, 0, 2)], [typed(1, 5, 3, 3)]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.typed = Net(gnn.GCNConv), gnn.RGCNConv(3, 1, num_relations=2)
+
+    def forward(self, data: Any) -> Tensor:
+        h = self.typed(data.x, data.edge_index, (data.edge_index[0] > data.edge_index[1]).long())
+        return F.mse_loss(self.net(data), data.y) + h.square().mean()
+
+
+class Likes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = gnn.SAGEConv((3, 2), 4)
+
+    def forward(self, data: Any) -> Tensor:
+        x, edges = data.x_dict, data.edge_index_dict["user", "likes", "item"]
+        out: Tensor = self.layer((x["user"], x["item"]), edges)
+        return gnn.global_add_pool(out, data["item"].batch, data.num_graphs).sin().mean()
+
+
+def test_batches_are_compiled_as_they_are() -> None:
+    assert fxdp.verify(Loss(), (batches(SIZES)[0],), mesh={"dp": 3}, splits=[[2, 1, 3]]).ok
+    assert fxdp.verify(Likes(), (joined(TYPED),), mesh={"dp": 3}, splits=[[2, 1, 1]]).ok
+
+
+def typed(users: int, items: int, edges: int, seed: int) -> Any:
+    made, data = torch.Generator().manual_seed(seed), HeteroData()
+    data["user"].x = torch.randn(users, 3, dtype=DOUBLE, generator=made)
+    data["item"].x = torch.randn(items, 2, dtype=DOUBLE, generator=made)
+    ends = [torch.randint(0, n, (edges,), generator=made) for n in (users, items)]
+    data["user", "likes", "item"].edge_index = torch.stack(ends)
+    return data
+
+
+TYPED = [[typed(2, 3, 4, 0), typed(1, 1, 1, 1)], [typed(3, 1, 0, 2)], [typed(1, 5, 3, 3)]]
+
+
+def test_typed_graphs() -> None:
+    every = TYPED
 
     def run(data: Any) -> dict[str, Any]:
         model = gnn.SAGEConv((3, 2), 4)

@@ -23,7 +23,10 @@ class GraphBatch:
 
     def __init__(self, values: dict[str, Tensor]) -> None:
         self.stores = [_Store(values)]
-        self.num_graphs = len(values["y"])
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self["ptr"]) - 1 if "ptr" in self.stores[0] else len(self["y"])
 
     def __cat_dim__(self, key: str, value: Any, *stores: Any) -> int:
         return -1 if "index" in key else 0

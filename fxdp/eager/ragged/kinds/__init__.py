@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fxdp.capture.graph_objects import is_graph
 from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.ragged.kinds import bags, detection, geometric, nested, packed, packed_tokens, pictures
 from fxdp.eager.ragged.kinds.object_fields import Largest, ObjectFields
 
 _OBJECTS: tuple[tuple[Callable[[Any], bool], Callable[[Any], ObjectFields]], ...] = (
-    (geometric.matches, geometric.fields),
+    (is_graph, geometric.fields),
     (packed.matches, packed.fields),
     (nested.matches, nested.fields),
 )
@@ -39,7 +40,7 @@ def fields_of(value: Any) -> ObjectFields | None:
 
 def fields_in_place(value: Any) -> ObjectFields | None:
     """Return the fields of one device's object; None where its kind arranges its tensors anew."""
-    return geometric.fields_in_place(value) if geometric.matches(value) else None
+    return geometric.fields_in_place(value) if is_graph(value) else None
 
 
 def rows_by_key(mapping: Mapping[Any, Any]) -> dict[str, Rows | Largest]:

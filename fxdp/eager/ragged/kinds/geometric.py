@@ -12,20 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fxdp.capture.graph_objects import OF_ONE_BATCH, name_in, named_values
 from fxdp.capture.ragged_rows import Rows
 from fxdp.eager.ragged.kinds.object_fields import ObjectFields
 from fxdp.errors import InputError
 
 _NODES = ("x", "pos", "batch")
 _EDGES = ("edge_index", "edge_attr", "edge_weight", "edge_type")
-_OF_ONE_BATCH = ("_slice_dict", "_inc_dict")
-"""What takes a batch apart into the graphs of this rank."""
-
-
-def matches(value: Any) -> bool:
-    """Return whether a value is a graph or a batch of graphs."""
-    kind = type(value)
-    return hasattr(kind, "__cat_dim__") and hasattr(kind, "__inc__") and hasattr(value, "stores")
 
 
 def fields(data: Any) -> ObjectFields:
@@ -35,14 +28,8 @@ def fields(data: Any) -> ObjectFields:
     ------
     InputError : a sampled subgraph, whose seed nodes are the first ones.
     """
+    _check_seeds(data)
     stores = list(data.stores)
-    seeds = next((store["batch_size"] for store in stores if "batch_size" in store), None)
-    if seeds is not None:
-        raise InputError(
-            f"{type(data).__name__}.batch_size: the first {seeds} nodes of this rank are seeds, but in the "
-            "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
-            "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
-        )
     in_place = fields_in_place(data)
     counts = list(_counts(data, stores))
 
@@ -50,7 +37,7 @@ def fields(data: Any) -> ObjectFields:
         made = in_place.make(given[: len(in_place.values)])
         holders = [made, *made.stores]
         for holder in holders:
-            for name in _OF_ONE_BATCH:
+            for name in OF_ONE_BATCH:
                 vars(holder).pop(name, None)
         for (name, *_), one in zip(counts, given[len(in_place.values) :], strict=True):
             for holder in holders:
@@ -69,7 +56,7 @@ def fields_in_place(data: Any) -> ObjectFields:
         for key, value in list(store.items()):
             rows = _rows(data, store, key, value)
             if rows is not None:
-                values.append((_name(store, key), value, rows))
+                values.append((name_in(store, key), value, rows))
                 places.append((i, key))
 
     def make(given: list[Any]) -> Any:
@@ -81,12 +68,41 @@ def fields_in_place(data: Any) -> ObjectFields:
     return ObjectFields(values, make)
 
 
+def rows_of_program(data: Any) -> dict[str, Rows | None]:
+    """Return what each value holds that a program gets; the axis of a value that no key tells is its name.
+
+    Raises
+    ------
+    InputError : a sampled subgraph, or nodes of which no tensor has a row for each.
+    """
+    _check_seeds(data)
+    found: dict[str, Rows | None] = {}
+    for store, key, name, value in named_values(data):
+        if key == "num_nodes":
+            raise InputError(
+                f"{type(data).__name__}.{name} is the number of this rank's nodes, and no tensor has a row "
+                "for each node; expected x, pos or batch beside it, by which all ranks' nodes are counted"
+            )
+        found[name] = _rows(data, store, key, value)
+    return found
+
+
+def _check_seeds(data: Any) -> None:
+    seeds = next((store["batch_size"] for store in data.stores if "batch_size" in store), None)
+    if seeds is not None:
+        raise InputError(
+            f"{type(data).__name__}.batch_size: the first {seeds} nodes of this rank are seeds, but in the "
+            "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
+            "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
+        )
+
+
 def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
     """Return what one value holds; None: it is of no graph, and equal on all ranks."""
     if key == "num_nodes":
         return Rows(_nodes(store)) if isinstance(value, int) else None
     if isinstance(value, (list, tuple)):
-        return Rows(_name(store, key), dim=None)
+        return Rows(name_in(store, key), dim=None)
     if not isinstance(value, Tensor) or value.dim() == 0:
         return None
     axis, dim = _axis(store, key), data.__cat_dim__(key, value, store)
@@ -104,10 +120,10 @@ def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str,
     if key == "edge_index" and isinstance(ends, tuple):
         return f"nodes of {ends[0]}", f"nodes of {ends[-1]}"
     if isinstance(more, Tensor) and more.numel() > 1:
-        return tuple(f"targets of {_name(store, key)}[{i}]" for i in range(more.numel()))
+        return tuple(f"targets of {name_in(store, key)}[{i}]" for i in range(more.numel()))
     if "index" in key or key == "face":
-        return _nodes(store) if int(more) == store.num_nodes else f"targets of {_name(store, key)}"
-    return f"targets of {_name(store, key)}" if int(more) else None
+        return _nodes(store) if int(more) == store.num_nodes else f"targets of {name_in(store, key)}"
+    return f"targets of {name_in(store, key)}" if int(more) else None
 
 
 def _increase(data: Any, store: Any, key: str, value: Tensor) -> Any:
@@ -158,14 +174,9 @@ def _graphs(data: Any, stores: list[Any]) -> int | None:
 def _axis(store: Any, key: str) -> str:
     if key in _NODES:
         return _nodes(store)
-    return _name(store, "edges" if key in _EDGES else key)
+    return name_in(store, "edges" if key in _EDGES else key)
 
 
 def _nodes(store: Any) -> str:
     name = getattr(store, "_key", None)
     return "nodes" if name is None else f"nodes of {name}"
-
-
-def _name(store: Any, key: str) -> str:
-    name = getattr(store, "_key", None)
-    return key if name is None else f"{name}.{key}"
