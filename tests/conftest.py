@@ -9,6 +9,7 @@ import atexit
 import fcntl
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,6 +92,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A limit for each test. One thread each, as on ranks: workers share a few cores; programs inherit it."""
+    from tests import reached
+
+    if "TESTS_REACHED" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="fxdp-reached-")
+        config.add_cleanup(folder.cleanup)
+        reached.begin(Path(folder.name, "statements"))
+    else:
+        reached.go_on()
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
         config.option.timeout = TEST_S  # before pytest-timeout reads it
     if getattr(config.option, "dist", "no") != "no" and not config.option.collectonly:
@@ -109,6 +118,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of models as small as in tests, remembering what ops do to fake tensors costs more than it saves: a
     # fifth of a capture. Ranks that live as programs do (`RankPool.spawn`) remember it, as users' programs.
     torch._dynamo.config.fake_tensor_cache_enabled = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """With `TESTS_REACHED=80` a table of what the tests reached, and a failure below 80 %."""
+    yield
+    floor = os.environ.get("TESTS_REACHED")
+    if floor and "PYTEST_XDIST_WORKER" not in os.environ:
+        from tests import reached
+
+        rows, total = reached.table(Path(os.environ[reached.FILE]))
+        low = total < float(floor)
+        last = [f"expected at least {floor} %"] if low else []
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        for row in ["", "reached by the tests:", *rows, *last]:
+            terminal.write_line(row)
+        if low:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

@@ -40,6 +40,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _GRACE_S = HANG_S / 10  # for the other ranks, after one has raised
 _HOST = (
     "from tests.garbage import collect_seldom; collect_seldom(); "  # before what takes seconds to import
+    "from tests import reached; reached.go_on(); "
     "from tests import rank_host; rank_host.serve({})"
 )
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
