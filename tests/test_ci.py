@@ -63,7 +63,7 @@ def test_what_was_broken_off_and_what_nobody_uses_goes(tmp_path: Path) -> None:
     assert sorted(kept.name for kept in tmp_path.glob("torch-*")) == ["torch-2.3.0-used"]
 
 
-def _run_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+def _run_with(folder: Path, slow_s: int = 1200, **programs: str) -> subprocess.CompletedProcess[str]:
     """`.ci/run` among programs that each say their name, but for those of `programs`."""
     names = ["pip", "python", "ruff", "mypy", "fxdp", "core", "wheel", "docs", "environment"]
     (folder / "made").mkdir()
@@ -81,6 +81,7 @@ def _run_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "FXDP_CI_CACHE": str(folder),
         "FXDP_CI_NEWEST": "1",
+        "FXDP_CI_SLOW_S": str(slow_s),
     }
     return subprocess.run(
         [folder / ".ci" / "run"],
@@ -111,6 +112,14 @@ def test_an_environment_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     assert found.returncode == 0
     assert f"why\ntorch {NEWEST} is left out: its environment could not be had" in found.stdout
     assert "said by core" not in found.stdout
+
+
+def test_a_slow_machine_leaves_the_newest_torch_out(tmp_path: Path) -> None:
+    found = _run_with(tmp_path, slow_s=0, python="sleep 1.1; echo said by python")
+    assert found.returncode == 0
+    assert f"torch {NEWEST} is left out: the tests took " in found.stdout
+    assert "said by core" not in found.stdout
+    assert "said by mypy\nsaid by wheel\nsaid by docs" in found.stdout
 
 
 def test_nothing_runs_on_behind_tests_that_failed(tmp_path: Path) -> None:
