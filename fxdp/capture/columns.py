@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Columns:
     """In the place of a tensor in the inputs of a call; torch's pytree makes the tensor of it again."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
+        _register()
         self.tensors = list(tensors)
 
 
@@ -31,10 +33,13 @@ def _flatten_with_keys(value: Columns) -> tuple[list[tuple[pytree.KeyEntry, Any]
     return [(pytree.SequenceKey(i), tensor) for i, tensor in enumerate(value.tensors)], None
 
 
-pytree.register_pytree_node(
-    Columns, lambda value: (value.tensors, None), lambda tensors, _: torch.stack(list(tensors)),
-    flatten_with_keys_fn=_flatten_with_keys,
-)  # fmt: skip
+@cache
+def _register() -> None:
+    """Tell torch's pytree of the class once a call needs it: what is imported changes nothing of torch."""
+    pytree.register_pytree_node(
+        Columns, lambda value: (value.tensors, None), lambda tensors, _: torch.stack(list(tensors)),
+        flatten_with_keys_fn=_flatten_with_keys,
+    )  # fmt: skip
 
 
 def is_columns(value: Any) -> bool:
