@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeGuard
 
 _IMPORTS = {
     "fxdp": "import fxdp",
@@ -116,21 +115,32 @@ def _models(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("parameters", "named_parameters")
     } - {"", "self"}  # fmt: skip
-    wrapped = {name for name in trained for node in _made(tree, name) if called(node.value) in _WRAPPERS}
+    blocks = list(_blocks(tree))
     for name in trained:
-        for block in _blocks(tree):
-            made = [node for node in block if _makes(node, name)]
-            if name in wrapped:
-                made = [node for node in made if called(node.value) in _WRAPPERS]
-                for node in made:
-                    call = node.value
-                    if isinstance(call, ast.Call) and call.args:
-                        yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])})")
-            elif made:
-                last = made[-1]
+        made = [[(node, call) for node in block for call in _made(node, name)] for block in blocks]
+        wrappers = [call for found in made for _, call in found if called(call) in _WRAPPERS and call.args]
+        for call in wrappers:
+            yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])})")
+        for found in [] if wrappers else made:
+            if found:
+                last = _last_form(found, name)
                 line = (last.end_lineno or last.lineno) + 1
                 indent = lines[last.lineno - 1][: last.col_offset]
                 yield Edit(line, 0, line, 0, f"{indent}{name} = fxdp.compile({name})\n")
+
+
+def _last_form(made: list[tuple[ast.Assign, ast.Call]], name: str) -> ast.Assign:
+    """Return the statement after which the first model is complete: what follows may be another model.
+
+    model = Net(); model = model.to(device)     the second
+    model = Net(); model = torch.load(path)     the first
+    """
+    last, _ = made[0]
+    for node, call in made[1:]:
+        if not any(dotted(inner) == name for inner in ast.walk(call)):
+            break
+        last = node
+    return last
 
 
 def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
@@ -141,19 +151,19 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _made(tree: ast.Module, name: str) -> Iterator[ast.Assign]:
-    for node in ast.walk(tree):
-        if _makes(node, name):
-            yield node
+def _made(node: ast.AST, name: str) -> Iterator[ast.Call]:
+    """Yield the call to whose result a statement binds a name, as by `model, rate = Net(), 0.1`, too."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        for target, value in _bound(node.targets[0], node.value):
+            if isinstance(value, ast.Call) and dotted(target) == name:
+                yield value
 
 
-def _makes(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
-    """Return whether a statement binds a name to the result of a call."""
-    return (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and [dotted(target) for target in node.targets] == [name]
-    )
+def _bound(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return each name of an assignment beside its value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(target, value)]
 
 
 def _loops(tree: ast.Module) -> Iterator[Edit]:
@@ -161,8 +171,10 @@ def _loops(tree: ast.Module) -> Iterator[Edit]:
     loaders = {
         dotted(target)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and called(node.value) == "DataLoader"
-        for target in node.targets
+        if isinstance(node, ast.Assign)
+        for one in node.targets
+        for target, value in _bound(one, node.value)
+        if called(value) == "DataLoader"
     }
     sampled = any(called(node) == "DistributedSampler" for node in ast.walk(tree))
     for node in ast.walk(tree):

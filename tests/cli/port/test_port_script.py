@@ -130,6 +130,22 @@ def test_trainers_get_their_adapter(source: str, line: str) -> None:
     assert text[1].startswith("from fxdp.integrations.")
 
 
+def test_the_model_that_trains_is_compiled() -> None:
+    """Made beside other values, moved; what is loaded in its place for evaluation is another one."""
+    source = """\
+model, loader = Net(), DataLoader(data, 8)
+model = model.to(device)
+optimizer = SGD(model.parameters(), 0.1)
+for x in loader:
+    model(x)
+model = torch.load("best.pt").eval()
+"""
+    text = edited(source, edits_of(source))
+    assert text.count("fxdp.compile") == 1
+    assert "\nmodel = model.to(device)\nmodel = fxdp.compile(model)\n" in text
+    assert "for x in fxdp.shard(loader_of_parts(loader)):\n" in text
+
+
 def test_what_cannot_be_ported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     assert main(["port", str(script)]) == 2
