@@ -117,7 +117,7 @@ def _models(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
     } - {"", "self"}  # fmt: skip
     blocks = list(_blocks(tree))
     for name in trained:
-        made = [[(node, call) for node in block for call in _made(node, name)] for block in blocks]
+        made = [[one for node in block for one in _made(node, name)] for block in blocks]
         wrappers = [call for found in made for _, call in found if called(call) in _WRAPPERS and call.args]
         for call in wrappers:
             yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])})")
@@ -151,12 +151,12 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _made(node: ast.AST, name: str) -> Iterator[ast.Call]:
-    """Yield the call to whose result a statement binds a name, as by `model, rate = Net(), 0.1`, too."""
+def _made(node: ast.AST, name: str) -> Iterator[tuple[ast.Assign, ast.Call]]:
+    """Yield a statement and the call to whose result it binds a name: `model, rate = Net(), 0.1`, too."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         for target, value in _bound(node.targets[0], node.value):
             if isinstance(value, ast.Call) and dotted(target) == name:
-                yield value
+                yield node, value
 
 
 def _bound(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
