@@ -30,7 +30,7 @@ def test_a_second_call_of_a_kind_makes_no_plan() -> None:
 
 def test_as_many_plans_are_kept_as_the_bound_says() -> None:
     x = _batch()
-    with mock.patch.multiple(dispatch, _PLANS={}, PLANS_KEPT=3):
+    with mock.patch.multiple(dispatch, _PLANS={}, _PLANS_KEPT=3):
         for number in range(5):
             (x + number).add(number)
             assert fxdp.eager_report().plans <= 3
