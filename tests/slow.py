@@ -1,6 +1,6 @@
 """Tests that one process runs for seconds, and whose subject a quicker one has, too: `slow.txt` lists them.
 
-A hundred of six thousand tests take half of the time. CI runs the others; `.ci/slow` runs these, before a
+Two hundred of six thousand tests took half of the time. CI runs the others; `.ci/slow` runs these, before a
 release and after work on what they are about. Each group of the list says what keeps watch meanwhile.
 """
 

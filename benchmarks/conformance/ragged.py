@@ -41,6 +41,7 @@ from torch.distributed.tensor import DTensor
 import fxdp
 from benchmarks.conformance import kept
 from benchmarks.conformance.ragged_models.case import Case
+from benchmarks.conformance.ragged_table import WAYS, Found, is_refused, page
 from fxdp.eager.loader import _entered
 from fxdp.errors import FxdpError, RankFailedError
 from fxdp.oracle import verify
@@ -50,7 +51,6 @@ from tests.eager.virtual import on_virtual_ranks
 from tests.zoo.measure import default_float64
 
 WORLDS = (2, 4)
-WAYS = ("global", "replicate", "shard", "micro", "fallback")
 EXACT = 1e-9
 _UNCUT = "cut where samples end"
 """Of the error where nothing says which rows belong to a sample, so that virtual ranks have no parts."""
@@ -60,8 +60,6 @@ RESULTS = kept.FOLDER / "ragged.json"
 TABLE = Path(__file__).with_name("ragged.md")
 KINDS = ("sequences", "boxes", "pictures", "graphs")
 Numbers = dict[str, Any]
-Found = dict[str, str]
-"""The largest difference by number of ranks, or the reason why there is none."""
 
 
 @functools.cache
@@ -244,7 +242,7 @@ def main() -> int:
     names = list(asked.names or known)
     for group, ways in _runs(names, asked.ways):
         for way in ways:
-            some = [name for name in group if way != "fallback" or _is_refused(_kept().get(name, {}))]
+            some = [name for name in group if way != "fallback" or is_refused(_kept().get(name, {}))]
             for name, found in measured(some, way) if some else ():
                 print(f"{name:24} {way:10} {found}", flush=True)
                 rows = _kept()
@@ -265,48 +263,6 @@ def _runs(names: Sequence[str], ways: Sequence[str]) -> Iterator[tuple[Sequence[
 
 def _kept() -> dict[str, dict[str, Found]]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-
-
-def _is_refused(row: dict[str, dict[str, str]]) -> bool:
-    return any(text.startswith("refused") for text in row.get("replicate", {"2": "refused"}).values())
-
-
-_HEAD = """# Ragged batches: models beside one device
-
-Made by `python -m benchmarks.conformance.ragged`, models and ways in runs of their own;
-do not edit by hand. Six samples, of which two have no image, edge, box or token; parts of 5 and 1
-samples, and of 3, 0, 1 and 2 (graphs: 3, 1, 1 and 1, the second without nodes). The largest
-relative difference in float64 on 2 / 4 ranks: uncompiled on global tensors and
-compiled on virtual ranks; in micro-batches, by `fallback="eager"`, and compiled models whose inputs do
-not tell samples apart (pictures, hypergraphs; one figure), on two real ranks. `compiled`: no fallback is
-needed; `not run`: no run was made.
-
-"""
-
-
-def page(rows: Mapping[str, dict[str, Found]], axes: Mapping[str, str]) -> str:
-    """The table as Markdown, and the reasons below it."""
-    lines = [f"| model | axes | {' | '.join(WAYS)} |", "|---|---|" + "---|" * len(WAYS)]
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for name in axes:
-        row = rows.get(name, {})
-        cells = [_cell(row.get(way, {})) for way in WAYS]
-        if cells[-1] == "not run" and "replicate" in row and not _is_refused(row):
-            cells[-1] = "compiled"
-        lines.append(f"| {name} | {axes[name]} | {' | '.join(cells)} |")
-        for way, found in row.items():
-            for text in {text for text in found.values() if not text[:1].isdigit()}:
-                reasons.setdefault((name, text), []).append(way)
-    told = [f"- **{name}**, {', '.join(ways)}: {text}" for (name, text), ways in reasons.items()]
-    return _HEAD + "\n".join([*lines, "", *told]) + "\n"
-
-
-def _cell(found: Mapping[str, str]) -> str:
-    """The differences on each number of ranks, or the first word of the reason why there is none."""
-    told = [text if text[:1].isdigit() else text.partition(":")[0] for text in found.values()]
-    if len(set(told)) == 1 and not told[0][:1].isdigit():
-        return told[0]
-    return " / ".join(told) or "not run"
 
 
 if __name__ == "__main__":

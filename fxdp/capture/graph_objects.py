@@ -21,8 +21,6 @@ _COUNTED = ("x", "pos", "batch")
 """Tensors by which an object counts its nodes."""
 _Place = tuple[int, str, str]
 """The number of a store, a value's key in it, and the value's name."""
-_blanks: dict[tuple[type, tuple[_Place, ...]], Any] = {}
-"""An object without values, by class and places."""
 
 
 def is_graph(value: Any) -> bool:
@@ -60,13 +58,14 @@ def contents(value: Any) -> dict[str, Any] | None:
 
 def register_graph(cls: type) -> None:
     """Register a class of graphs with torch's pytree."""
+    blanks: dict[tuple[_Place, ...], Any] = {}  # an object without values, by places
 
     def flatten_with_keys(graph: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[_Place, ...]]:
         numbers = {id(store): number for number, store in enumerate(graph.stores)}
         found = list(named_values(graph))
         places = tuple((numbers[id(store)], key, name) for store, key, name, _ in found)
-        if (cls, places) not in _blanks:
-            _blanks[cls, places] = _without_values(graph)
+        if places not in blanks:
+            blanks[places] = _without_values(graph)
         return [(pytree.GetAttrKey(name), value) for _, _, name, value in found], places
 
     def flatten(graph: Any) -> tuple[list[Any], tuple[_Place, ...]]:
@@ -74,7 +73,7 @@ def register_graph(cls: type) -> None:
         return [value for _, value in named], places
 
     def unflatten(values: Iterable[Any], places: tuple[_Place, ...]) -> Any:
-        made = copy.copy(_blanks[cls, places])
+        made = copy.copy(blanks[places])
         stores = list(made.stores)
         for (number, key, _), value in zip(places, values, strict=True):
             stores[number][key] = value

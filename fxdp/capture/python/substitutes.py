@@ -4,8 +4,8 @@
 matrix flattens all bags into one dim, in which a rank cannot find its own bags, and `segment_reduce` and bags
 with offsets begin where values say. `nn.TransformerEncoder` and
 `Decoder` check whether a mask is causal; `MultivariateNormal` checks whether a matrix is symmetric before
-factoring. Results of two `_masked_select` by one mask have equal sizes, which export only knows for indexing.
-`_roll` requires a known shift. `_ctc_loss` becomes an op of fxdp and a plain mean.
+factoring. Results of two `masked_select` by one mask have equal sizes, which export only knows for indexing.
+`roll` requires a known shift. `ctc_loss` becomes an op of fxdp and a plain mean.
 
 Each replacement is active while the user's code is captured, and computes the same values and gradients.
 """

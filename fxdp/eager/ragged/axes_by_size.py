@@ -64,11 +64,11 @@ def _names(every: Sequence[Mapping[str, int]]) -> dict[str, list[str]]:
     """Return for each open axis all others that have as many rows on all ranks."""
     axes = list(every[0])
     found: dict[str, list[str]] = {}
-    for i, axis in enumerate(axes):
+    for axis in axes:
         if axis.startswith(_OPEN):
             alike = [other for other in axes if all(one[other] == one[axis] for one in every)]
             known = [other for other in alike if not other.startswith(_OPEN)]
-            before = [other for other in alike[: alike.index(axis)] if other in axes[:i]]
+            before = alike[: alike.index(axis)]
             if known or before:
                 found[axis] = known or found.get(before[0], before[:1])
     return found

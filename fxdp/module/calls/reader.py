@@ -109,11 +109,8 @@ class CallReader:
             last = self._last = self._looked_up(structure, spec, signature, state)
         known, values, kind = last.structure, last.values, last.kind
         told, axes = known.told, known.told.axes
-        inputs = Inputs(
-            tuple(leaves), spec, tuple(tensors), known.names, told.dims, rows=told.rows, axes=axes
-        )
-        if known.grouped:
-            inputs = inputs.grouped()
+        given = Inputs(tuple(leaves), spec, tuple(tensors), known.names, told.dims, rows=told.rows, axes=axes)
+        inputs = given.grouped() if known.grouped else given
         further: tuple[int, ...] = ()
         cuts: SampleCuts | None = None
         if axes.names:
