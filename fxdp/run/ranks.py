@@ -68,12 +68,12 @@ def start_ranks(nproc: int, logs: Path) -> int | None:
             return None
         ranks.append(_Rank(pid))
     try:
-        _wait(ranks, received)
+        asked = _wait(ranks, received)
     finally:
         _kill(ranks, signal.SIGKILL)
         _restore(before)
         _clear(logs)
-    return _told(ranks, logs)
+    return _told(ranks, logs, asked)
 
 
 def _die_with(parent: int) -> None:
@@ -87,9 +87,12 @@ def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _wait(ranks: Sequence[_Rank], received: list[int]) -> None:
-    """Return when all ranks have ended; end them all if one fails or the user interrupts."""
-    deadline, harder = float("inf"), False
+def _wait(ranks: Sequence[_Rank], received: list[int]) -> int:
+    """Return when all ranks have ended; end them all if one fails or the user interrupts.
+
+    Returns the last signal that this process was sent, 0 if none.
+    """
+    deadline, harder, number = float("inf"), False, 0
     while any(rank.code is None for rank in ranks):
         time.sleep(_POLL_S)
         if received:
@@ -103,6 +106,7 @@ def _wait(ranks: Sequence[_Rank], received: list[int]) -> None:
         if time.monotonic() >= deadline:
             _kill(ranks, signal.SIGKILL if harder else signal.SIGTERM)
             deadline, harder = time.monotonic() + _TERMINATED_S, True
+    return number
 
 
 def _in_foreground() -> bool:
@@ -134,8 +138,11 @@ def _kill(ranks: Sequence[_Rank], number: signal.Signals) -> None:
                 os.kill(rank.pid, number)
 
 
-def _told(ranks: Sequence[_Rank], logs: Path) -> int:
-    """Return the exit code, after words on each rank that alone has failed."""
+def _told(ranks: Sequence[_Rank], logs: Path, asked: int) -> int:
+    """Return the exit code, after words on each rank that alone has failed.
+
+    Ranks that had to be ended after Ctrl-C, or another signal `asked`, died of that one for who has sent it.
+    """
     codes = [rank.code or 0 for rank in ranks]
     if not any(codes):
         return 0
@@ -144,7 +151,7 @@ def _told(ranks: Sequence[_Rank], logs: Path) -> int:
             how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             sys.stderr.write(f"fxdp run: rank {rank} of {len(codes)} {how}{_tail(rank, logs)}\n")
     code = codes[0] or next(code for code in codes if code)
-    return code if code > 0 else 128 - code
+    return code if code > 0 else 128 + (asked or -code)
 
 
 def _tail(rank: int, logs: Path) -> str:
