@@ -31,11 +31,10 @@ def announce(console: Console, options: DemoOptions, ranks: int) -> None:
     """Print a description of the two runs."""
     dtype = str(options.dtype).removeprefix("torch.")
     console.print(
-        f"A GPT with 4 layers learns the text of pydoc_data.topics, {options.batch} passages of {LENGTH} "
-        f"bytes a step:\nfirst on one device, then with fxdp on {count_ranks(ranks)} "
-        f"({options.device}, {dtype}, {options.backend}).",
+        "A GPT with 4 layers learns the text of pydoc_data.topics,\n"
+        f"{options.batch} passages of {LENGTH} bytes a step: first on one device,\n"
+        f"then with fxdp on {count_ranks(ranks)} ({options.device}, {dtype}, {options.backend}).",
         highlight=False,
-        soft_wrap=True,
     )
     if not can_draw():
         console.print(_NO_PICTURE, style="yellow", markup=False)
@@ -85,10 +84,9 @@ def summarize(
     good = difference <= options.tolerance
     verdict = "the same within rounding" if good else f"NOT the same: more than {options.tolerance:.0e}"
     console.print(
-        f"largest difference of the losses in {options.steps} steps: {difference:.1e} relative, {verdict}",
+        f"losses in {options.steps} steps differ by {difference:.1e} (relative): {verdict}",
         style="green" if good else "bold red",
         highlight=False,
-        soft_wrap=True,
     )
     return 0 if good else 1
 

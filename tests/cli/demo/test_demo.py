@@ -26,6 +26,8 @@ def _small(options: list[str]) -> int:
 def _check(shown: str, out: Path, *, reduces: bool) -> None:
     assert "the same within rounding" in shown
     assert "communication of one step" in shown
+    wide = [line for line in shown.splitlines() if len(line) > 80]
+    assert wide in ([], [f"loss curves: {out}"]), "in a pipe, and in a terminal of 80 columns"
     assert ("all_reduce" in shown) == reduces
     assert out.read_bytes().startswith(b"\x89PNG")
 
