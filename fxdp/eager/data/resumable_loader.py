@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data.full_batches import Cutting, part_of_rank
-from fxdp.eager.data.loader_workers import batches_of_workers
+from fxdp.eager.data.loader_workers import batches_of_workers, options_of_a_stream
 from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
 from fxdp.eager.data.sample_order import SampleOrder, seed_of
 from fxdp.eager.data.sample_weights import digest_of_weights, sample_weights
@@ -176,7 +176,8 @@ class ResumableLoader:
         if self._kind == "iterable":
             loader = DataLoader(
                 self._data, batch_size=self._order.batch_size, drop_last=self._order.drop_last,
-                generator=torch.Generator().manual_seed(seed_of(*numbers)), **self._options,
+                generator=torch.Generator().manual_seed(seed_of(*numbers)),
+                **options_of_a_stream(self._data, self._options),
             )  # fmt: skip
             batches = batches_of_workers(loader, self.epoch, 0)
         with guard(ranks.process_mesh), draws():
@@ -233,7 +234,8 @@ def data_loader(
 
     Raises
     ------
-    InputError : options that do not fit the data; a data set without a length.
+    InputError : options that do not fit the data; a data set without a length. In an epoch: an iterable of
+        which several workers load the same samples; a worker that died; ranks whose data differ.
     """
     kind = _kind_of(data)
     faults = [f"{name}= is given by the loader's own options" for name in options if name in _OURS]
@@ -250,6 +252,8 @@ def data_loader(
         faults.append(f"batch_size={batch_size}; expected at least 1, the samples of all ranks together")
     if kind == "iterable" and shuffle:
         faults.append("shuffle=True of an iterable; expected a map-style data set, or one that shuffles")
+    if kind == "iterable" and not isinstance(data, IterableDataset):
+        faults.append(f"{type(data).__name__} has no __getitem__; expected one, or an IterableDataset")
     if kind == "map-style" and not hasattr(data, "__len__"):
         faults.append(f"{type(data).__name__} has no __len__; expected one, or an IterableDataset")
     if weights is not None and kind != "map-style":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import fxdp
 from tests.rank_pool import RankPool
@@ -272,6 +272,30 @@ def test_a_dead_worker_is_told_by_its_batch_and_an_error_is_its_own() -> None:
         next(iter(later))
 
 
+class Shared(Stream):
+    """Each worker has a share."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, self.samples, step):
+            yield torch.tensor(index)
+
+
+def _split_already(worker: int) -> None:
+    """What says that the iterable is shared out in a way of its own."""
+
+
+def test_workers_that_do_not_share_an_iterable_are_refused() -> None:
+    """On one device, too: torch would give each sample once for each worker."""
+    with pytest.raises(fxdp.InputError, match=r"Stream gives each worker all.*num_workers=0 or 1"):
+        next(iter(fxdp.data_loader(Stream(4), 2, num_workers=2)))
+    shared = fxdp.data_loader(Shared(), 2, num_workers=2)
+    assert sorted(index for batch in shared for index in batch.tolist()) == list(range(SAMPLES))
+    told = fxdp.data_loader(Stream(4), 4, num_workers=2, worker_init_fn=_split_already)
+    assert len(list(told)) == 2
+
+
 class Boundless:
     def __getitem__(self, index: int) -> int:
         return index
@@ -282,6 +306,8 @@ def test_all_wrong_options_are_named_at_once() -> None:
         fxdp.data_loader(Boundless(), sampler=[1])
     with pytest.raises(fxdp.InputError, match=r"batch_size= is the wrapped loader's own"):
         fxdp.data_loader(Stateful(), 4)
+    with pytest.raises(fxdp.InputError, match="generator has no __getitem__; expected one, or an"):
+        fxdp.data_loader((number for number in range(3)), 2)
     with pytest.raises(fxdp.InputError, match="shuffle=True of an iterable"):
         fxdp.data_loader(Stream(), 4, shuffle=True)
     wrong = fxdp.data_loader([torch.ones(2), torch.ones(3)], 2, collate_fn=torch.cat)
