@@ -28,9 +28,9 @@ class RuleRow:
 def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
     """Return all ops with a rule, sorted by family and name.
 
-    With `word`, return only ops with this word in the name or family.
+    With `word`, return only ops with this word in the name (`mm`, or `aten.mm` as graphs say) or family.
     """
-    rows = []
+    rows, word = [], word.removeprefix("aten.")
     for target in registry.targets():
         name = str(target).removeprefix("aten.").removesuffix(".default")
         rule = registry[target]
@@ -41,7 +41,7 @@ def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
 
 def without_rule(word: str = "") -> tuple[str, ...]:
     """Return the ops of the installed torch without a rule: they run replicated, and are reported."""
-    known = {row.op for row in rule_rows()}
+    known, word = {row.op for row in rule_rows()}, word.removeprefix("aten.")
     return tuple(name for name in functional_ops() if name not in known and word in name)
 
 

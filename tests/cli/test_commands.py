@@ -169,12 +169,12 @@ def test_explain_names_what_is_near(nets: str, capsys: pytest.CaptureFixture[str
 
 
 def test_places_are_whole_in_80_columns(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command, words in (("plan", ()), ("plan", ("--values",)), ("explain", ("fc",))):
-        code, out, _ = run(capsys, command, f"{nets}:pairs", *words)
-        assert code == 0
-        assert max(map(len, out.splitlines())) <= 80
-        assert "nets_of_the_user.py:12  scores = " in out
-        assert "<unknown>" not in out
+    """Of values; other tables are in test_widths.py."""
+    code, out, _ = run(capsys, "plan", f"{nets}:pairs", "--values")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "nets_of_the_user.py:12  scores = " in out
+    assert "<unknown>" not in out
     _, out, _ = run(capsys, "plan", f"{nets}:trained")
     assert ".py:" in out.partition("  def trained():")[0], "torch's layers and losses are of the factory"
 

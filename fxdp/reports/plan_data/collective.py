@@ -135,7 +135,7 @@ class Collective:
             f"over {self.axis}{by}, {self.phase}"
         )
         more = len(self.needs) - 1
-        lines = [head, *self.chain(), *([f"and {more} more values"] if more else [])]
+        lines = [head, *self.chain(), *([f"and {more} more value{'s' * (more > 1)}"] if more else [])]
         issued, waited = self.issued or "the inputs", self.waited or "the end"
         lines.append(f"issued after {issued}, waited for before {waited}")
         lines.append(f"hidden behind {self.overlapped}")
