@@ -12,9 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-import tomllib
-
 from fxdp.version import __version__
+from tests.project import project
 
 ROOT = Path(__file__).resolve().parent.parent
 _NOT_READ = ("example", "invalid", "test", "localhost")
@@ -23,8 +22,7 @@ _NOT_READ = ("example", "invalid", "test", "localhost")
 
 def lacking(root: Path, version: str) -> list[str]:
     """Return what is missing in a checkout for a release of this version, each with its file."""
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    repository = project.get("urls", {}).get("Repository")
+    repository = project(root).get("urls", {}).get("Repository")
     found = []
     if not repository:
         found.append(

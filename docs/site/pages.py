@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomllib
-
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -57,6 +55,8 @@ def _source(page: str) -> str:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Name the repository, where `[project.urls]` does."""
+    import tomllib  # where the site is made, from Python 3.11 on; the tests read this file on all
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.repo_url = project["urls"].get("Repository")
     config.repo_name = config.repo_url and "Repository"

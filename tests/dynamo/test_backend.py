@@ -9,11 +9,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
@@ -27,6 +25,7 @@ from fxdp.dynamo.dynamo_frame import frame_in_flight
 from fxdp.dynamo.dynamo_graph import read_graph
 from fxdp.dynamo.dynamo_inputs import batch_dim
 from fxdp.errors import AgreementError, InputError
+from tests.project import project
 from tests.rank_pool import RankPool
 
 GROUP = "torch_dynamo_backends"
@@ -178,8 +177,7 @@ def _inductor() -> tuple[float, int]:
 
 
 def test_torch_finds_it_by_its_name() -> None:
-    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
-    ((name, value),) = project["entry-points"][GROUP].items()
+    ((name, value),) = project()["entry-points"][GROUP].items()
     assert name == "fxdp"
     assert EntryPoint(name, value, GROUP).load() is backend
 

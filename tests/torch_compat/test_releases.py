@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import tomllib
 import torch
 
 import fxdp
@@ -15,6 +14,7 @@ from fxdp.errors import UnsupportedTorchError, UntestedTorchWarning
 from fxdp.torch_compat import releases
 from fxdp.torch_compat.releases import OLDEST, PROVEN, installed, is_proven, release
 from tests.compatibility import rows
+from tests.project import project
 
 
 def test_the_table_is_in_order_and_each_line_is_a_release() -> None:
@@ -64,7 +64,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_package_asks_for_the_proven_releases() -> None:
     """What pip installs is what was proven: up to the last release, with all its patches."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = project()["dependencies"]
     major, minor = map(int, PROVEN[-1].split("."))
     assert [line for line in wanted if line.startswith("torch")] == [f"torch>={OLDEST},<{major}.{minor + 1}"]
 
@@ -78,13 +78,13 @@ def test_pages_name_the_proven_releases(page: str) -> None:
 
 def test_each_release_and_python_has_run_without_a_fault() -> None:
     """The page's table, written from runs, and what the package says that it works with."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = "\n".join(project["classifiers"])
+    package = project()
+    named = "\n".join(package["classifiers"])
     runs = rows()
     assert {release(torch) for _, torch, *_ in runs} == set(PROVEN)
     pythons = {python.rpartition(".")[0] for python, *_ in runs}
     assert pythons == set(re.findall(r"Python :: (3\.\d+)", named))
-    assert project["requires-python"] == f">={min(pythons)}"  # of 3.11 and later, as text
+    assert package["requires-python"] == f">={min(pythons)}"  # of 3.11 and later, as text
     for *_, doctor, tests, _ in runs:
         assert doctor == "all is well"
         assert re.match(r"\d+ passed(, \d+ skipped)?$", tests)
