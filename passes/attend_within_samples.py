@@ -14,10 +14,9 @@ from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Input
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.sample_attention import ATTENTION, ATTENTION_BACKWARD
-from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import Shard
-from fxdp.ir.types.sizes import axis
+from fxdp.ir.types.sizes import Meaning, axis
 from fxdp.placing.facts import Facts
 
 _KERNELS = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import nn
+
 from fxdp.capture.attempt import CaptureAttempt, Made, NothingFitsError, Tracer, traced
 from fxdp.capture.capture_strategies import STRATEGIES, first_that_works, log_strategy
 from fxdp.capture.captured import Captured, LeftStrategy
@@ -24,7 +27,6 @@ from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.python_values import SpecializationError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, with_tried
 from fxdp.capture.refusals.eager_probe import EagerProbe
-from fxdp.capture.refusals.module_hooks import check_module_hooks
 from fxdp.capture.refusals.stateful import check_memory, warn_of_side_effects
 from fxdp.capture.request import Guarded, Request
 from fxdp.errors import CaptureError, InputError
@@ -40,7 +42,7 @@ def capture_request(request: Request) -> Captured:
     CaptureError : the model cannot be captured, with the line that no graph can hold and the remedy.
     """
     module, inputs, loss_fn, hint = request.module, request.inputs, request.loss_fn, request.hint
-    check_module_hooks(module)
+    _check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.fixed_sizes)
         others = [(f"the input {name}", value) for name, value in inputs.python_leaves]
@@ -152,3 +154,25 @@ def _only_at(tracer: Tracer, found: EagerProbe) -> OnlyAt | None:
         return None
     parts = (n for n in range(2, given // 2 + 1) if given % n == 0)
     return OnlyAt(given, next((n for n in parts if runs_at(n) and runs_at(given - n)), None))
+
+
+def _check_module_hooks(module: nn.Module) -> None:
+    """Raise on backward hooks of modules, which no graph of tensors can hold.
+
+    Raises
+    ------
+    CaptureError : modules with backward hooks, all of them.
+    """
+    if not torch.is_grad_enabled():
+        return
+    found = [
+        f"{name or 'the model'} ({type(child).__name__})"
+        for name, child in module.named_modules()
+        if child._backward_hooks or child._backward_pre_hooks
+    ]
+    if found:
+        raise CaptureError(
+            f"hooks on the backward of modules are not supported; registered on {', '.join(found)}. Remove "
+            "them, or hook the tensor itself in the forward (tensor.register_hook with a hook that returns "
+            "the gradient)"
+        )

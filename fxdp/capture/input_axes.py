@@ -11,8 +11,7 @@ import torch
 from fxdp.capture.ragged_rows import Rows
 from fxdp.capture.row_lengths import from_lengths, to_lengths
 from fxdp.errors import InputError
-from fxdp.ir.types.meanings import Meaning
-from fxdp.ir.types.sizes import Axis
+from fxdp.ir.types.sizes import Axis, Meaning
 from fxdp.ir.types.sizes import axis as axis_named
 
 SAMPLES = "samples"

@@ -9,17 +9,19 @@ from functools import cache, cached_property, partial
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.compiler.axis_work import axis_rows
+from fxdp.capture.input_axes import SAMPLES
 from fxdp.compiler.block_costs import block_lines
 from fxdp.compiler.program import Program
 from fxdp.ir import redistributions
-from fxdp.ir.graph.metadata import meta
+from fxdp.ir.axis_rows import AxisRow
+from fxdp.ir.graph.metadata import meta, tensor_operands
 from fxdp.ir.graph.parameter_buckets import parameter_of, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, Parameter
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
 from fxdp.ir.types.mesh import REGATHER, Mesh
-from fxdp.ir.types.sizes import Split, axes_of
-from fxdp.ir.types.value_types import type_bytes
+from fxdp.ir.types.sizes import Split, axes_in, axes_of, by_axis
+from fxdp.ir.types.value_types import TensorType, type_bytes
+from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
@@ -154,7 +156,7 @@ class Planning:
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
             self.memory(),
             explain(program.causes, mesh.axes, origin),
-            axis_rows(program, self.split or self._even_split()),
+            _axis_rows(program, self.split or self._even_split()),
         )
 
     def _even_split(self) -> Split:
@@ -241,3 +243,34 @@ def _in_short(row: Collective) -> CommRow:
     return CommRow(
         row.kind, row.bytes, row.count, row.text, str(row.location), row.phase, row.gradient, row.transport
     )
+
+
+def _axis_rows(program: Program, split: Sequence[int]) -> tuple[AxisRow, ...]:
+    """Return the rows of each rank along the axes of a call, with each axis' share of the work.
+
+    An op works for the axes of what it reads and writes, in equal parts; all axes count equally many rows.
+    """
+    axes = program.captured.axes
+    if not axes.names:
+        return (AxisRow.of(SAMPLES, split, 1.0),)
+    names = {name: rows.axis for name, rows in zip(axes.names, axes.rows, strict=True) if rows is not None}
+    work = dict.fromkeys(by_axis(split), 0.0)
+    for node in program.causes.graph.nodes:
+        found = sorted(_axes(node) & work.keys())
+        for name in found:
+            work[name] += node_cost(node) / len(found)
+    total = sum(work.values()) or 1.0
+    return tuple(
+        AxisRow.of(names[name], sizes, work[name] / total) for name, sizes in by_axis(split).items()
+    )
+
+
+def _axes(node: fx.Node) -> set[str]:
+    types = (meta(one).type for one in (node, *tensor_operands(node)))
+    return {
+        name
+        for type_ in types
+        if isinstance(type_, TensorType)
+        for size in type_.shape
+        for name in axes_in(size)
+    }

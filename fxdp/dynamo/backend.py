@@ -18,23 +18,25 @@ graph is a program of its own (`dynamo/between_graphs.py`), and fxdp checks the 
 from __future__ import annotations
 
 import dataclasses
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch import fx
+from torch import fx, nn
 
 import fxdp
 from fxdp.dynamo.between_graphs import BetweenGraphs
 from fxdp.dynamo.break_report import BreakReport, breaks_in_words
-from fxdp.dynamo.dynamo_frame import BrokenFrameError, frame_in_flight, function_of, title_of
 from fxdp.dynamo.dynamo_graph import read_graph
 from fxdp.dynamo.dynamo_inputs import batch_dim
 from fxdp.dynamo.full_call import runs_in_full
 from fxdp.dynamo.graph_break_inputs import GraphBreakInputs
 from fxdp.dynamo.traced_call import TracedCall, TracedOptions
+from fxdp.errors import InputError
 from fxdp.settings import wings_are_on
-from fxdp.torch_compat.dynamo import TracedFrame, offer_backend
+from fxdp.torch_compat import running_ddp
+from fxdp.torch_compat.dynamo import TracedFrame, offer_backend, traced_frame
 from fxdp.torch_compat.outer_call import graph_end, outer_call
 
 # pip registers the backend by an entry point; this line is for fxdp used from a folder
@@ -63,7 +65,7 @@ def backend(
         chosen = _chosen(mode, options)
         frame = frame_in_flight(chosen.graph_breaks)
         return _full(gm, frame, chosen) if frame.full else _one_of_several(gm, frame, chosen)
-    except BrokenFrameError as error:
+    except _BrokenFrameError as error:
         if not error.frame.suppressed and runs_in_full(error.frame, outer_call(), chosen):
             return gm.forward  # never called
         return _Refusing(error)
@@ -76,7 +78,7 @@ def _full(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> Trac
     prefix = chosen.options.batch_dims
     read = read_graph(gm, frame, lambda given: batch_dim(given, prefix, frame))
     chosen.check_losses(read.losses)
-    return TracedCall(read, chosen, title_of(frame))
+    return TracedCall(read, chosen, _title_of(frame))
 
 
 def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
@@ -96,9 +98,9 @@ def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOption
     rows = GraphBreakInputs.of(call, chosen.options.batch_dims)
     tensors = () if model is None else (*model.named_parameters(), *model.named_buffers())
     read = read_graph(gm, frame, rows.dim, {id(tensor): name for name, tensor in tensors})
-    title = title_of(frame) if model is None else type(model).__name__
+    title = _title_of(frame) if model is None else type(model).__name__
     report = BreakReport.of(call, title)
-    number = report.add(function_of(frame), end, tuple(rows.made))
+    number = report.add(_function_of(frame), end, tuple(rows.made))
     last = end is None and call.outermost
     held = None if model is None else weakref.ref(model)
     between = BetweenGraphs(report, last, frozenset(rows.passed), held)
@@ -149,5 +151,65 @@ class _Refusing:
         """
         if self._more is None:
             found = self._error
-            self._more = breaks_in_words(found.frame) if isinstance(found, BrokenFrameError) else ""
+            self._more = breaks_in_words(found.frame) if isinstance(found, _BrokenFrameError) else ""
         raise fxdp.InputError(f"{self._error}{self._more}")
+
+
+_REMEDY = (
+    '; options={"graph_breaks": True} compiles each graph as a program of its own, by which you promise that '
+    "what runs between them treats samples one by one and reads no parameter"
+)
+
+
+class _BrokenFrameError(InputError):
+    """A call that torch may split into several graphs, with ordinary code between them."""
+
+    def __init__(self, frame: TracedFrame, message: str) -> None:
+        self.frame = frame
+        super().__init__(message)
+
+
+def frame_in_flight(graph_breaks: bool) -> TracedFrame:
+    """Return the frame that Dynamo traces; with `graph_breaks` the frame may be a part of a call.
+
+    Raises
+    ------
+    BrokenFrameError : Dynamo may skip code that cannot be traced.
+    InputError : not called by Dynamo, or Dynamo runs inside of DistributedDataParallel.
+    """
+    frame = traced_frame()
+    if frame is None:
+        raise InputError(
+            'the backend "fxdp" is for torch.compile, which tells it of the model; expected '
+            "fxdp.compile(model) elsewhere"
+        )
+    broken = not frame.full and not graph_breaks
+    if broken or frame.suppressed:
+        expected = "fullgraph=True" if broken else "torch._dynamo.config.suppress_errors = False"
+        raise _BrokenFrameError(
+            frame,
+            f'torch.compile(model, backend="fxdp"): expected {expected}. Without it torch runs what it '
+            "cannot trace as ordinary code, on this rank's part of the batch alone: losses would be this "
+            "rank's, and parameters used there would get this rank's gradients. fxdp.compile(model) takes "
+            "models that torch.compile cannot trace as one" + (_REMEDY if broken else ""),
+        )
+    if (ddp := running_ddp()) is not None:
+        raise InputError(
+            f"torch.compile compiles inside of DistributedDataParallel({type(ddp.module).__name__}), which "
+            "reduces gradients itself; expected the model without it, as fxdp finds and inserts all "
+            "communication"
+        )
+    return frame
+
+
+def _function_of(frame: TracedFrame) -> str:
+    """Return the user's name of the function; the frame may be a resume function after a graph break."""
+    name = getattr(frame.code, "co_qualname", frame.code.co_name).rpartition("<locals>.")[2]
+    return re.sub(r"(torch_dynamo_resume_in_)+(.*?)(_at_\d+)+$", r"\2", name)
+
+
+def _title_of(frame: TracedFrame) -> str:
+    """Return the name of the model in errors and plans."""
+    held = (frame.locals.get(name) for name in ("self", "fn"))
+    model = next((module for module in held if isinstance(module, nn.Module)), None)
+    return frame.code.co_name if model is None else type(model).__name__

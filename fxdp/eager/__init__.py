@@ -10,7 +10,7 @@
       its plan                plans/          the cheapest alternative of the op's rule, cached
         sizes in B                            which sizes count the batch; proven on meta tensors
         its code                              redistributes operands, runs the op on local parts
-      writes, reads           writes.py, host_reads.py
+      writes                  writes.py
     gradients                 autograd/       of parameters, reduced together at the end of a backward
     batches                   loader.py, ragged/, data/
 

@@ -9,12 +9,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fxdp.capture.cross_sample.table import BatchSymbols, cross_sample_table
 from fxdp.eager.data_ranks import WITH_GROUPS
-from fxdp.eager.host_reads import HOST_READS
 from fxdp.eager.message_report import COUNTS, EagerReport, user_line
-from fxdp.eager.own_collectives import NAMESPACE, check_collective
 from fxdp.eager.plans.call_key import call_key
 from fxdp.eager.plans.call_leaves import CallLeaves, tensors_of
 from fxdp.eager.plans.data_sizes import DATA_SIZES
@@ -27,11 +26,12 @@ from fxdp.eager.plans.sparse_layouts import is_sparse, run_on_full_values
 from fxdp.eager.plans.strided import STRIDED
 from fxdp.eager.spec import spec_of
 from fxdp.eager.sums import holding
-from fxdp.eager.tensor import GlobalTensor
-from fxdp.eager.view_origins import note_view
+from fxdp.eager.tensor import GlobalTensor, wrapped
+from fxdp.eager.view_origins import gathered, note_view
 from fxdp.eager.writes import write_in_place
+from fxdp.errors import InputError
 from fxdp.ranks.comms.sequence_log import user_frame
-from fxdp.ranks.rank_counts import warn_of_rank_counts
+from fxdp.ranks.process_mesh import warn_of_rank_counts
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload, aten
 
@@ -106,11 +106,11 @@ def _kept(key: tuple[Any, ...], op: Any, args: Sequence[Any], kwargs: Mapping[st
 
 def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
     """Return how calls of this kind run."""
-    read = HOST_READS.get(op)
+    read = _HOST_READS.get(op)
     if read is not None:
         return partial(read, op)
-    if op.namespace == NAMESPACE:
-        check_collective(op, args, kwargs)
+    if op.namespace == _NAMESPACE:
+        _check_collective(op, args, kwargs)
     if op in _LAZY:
         return partial(_computed_view, op)
     if op in _SCALES:
@@ -186,3 +186,47 @@ def _by_cross_samples(decomposed: Callable[..., Any], otherwise: Run) -> Run:
         return otherwise(args, kwargs) if result is NotImplemented else result
 
     return run
+
+
+def _host_read(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run the op on full values; sends only what is sharded, or a large sum."""
+    return op(*[gathered(value, str(op)) for value in args], **kwargs)
+
+
+def _pack(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Pack full sequences; recurrent layers read the batch sizes from memory, so these are plain."""
+    axis = next(value._spec.axis for value in args if isinstance(value, GlobalTensor))
+    data, batch_sizes = op(*[gathered(value, str(op)) for value in args], **kwargs)
+    return wrapped(data, axis.ranks.unit), batch_sizes
+
+
+_HOST_READS: Mapping[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: _host_read,
+    aten.equal.default: _host_read,
+    aten.is_nonzero.default: _host_read,
+    aten._pack_padded_sequence.default: _pack,
+}
+"""Ops whose result, or a part of it, is read by Python or by a kernel as numbers."""
+
+
+_NAMESPACE = "c10d"
+
+
+def _check_collective(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise if a collective gets a global tensor that is not full on every rank.
+
+    dist.all_reduce(loss)       loss * ranks: each rank has the loss of the global batch
+    dist.all_gather(all, x)     refused where x is sharded: it is the batch of all ranks already
+
+    Raises
+    ------
+    InputError : names the line.
+    """
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, GlobalTensor)]
+    parts = [leaf for leaf in given if not leaf._spec.layout.is_full]
+    if parts:
+        raise InputError(
+            f"{user_line()}: {op} got a global tensor of shape {tuple(parts[0].shape)} "
+            f"({parts[0]._spec.layout}), which is of all ranks already; expected no collective, or a plain "
+            "tensor: .local is this rank's part, .full() the full value"
+        )

@@ -41,9 +41,8 @@ from fxdp.module.calls.call_sizes import CallSizes, RowNumbers, decided_error
 from fxdp.module.calls.input_agreement import check_inputs_agree
 from fxdp.module.calls.outputs import packed, raise_if_checked
 from fxdp.module.fallback import captured_by_all
-from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.same_programs import SamePrograms
-from fxdp.module.strategies import Strategies
+from fxdp.module.strategies import Strategies, plain_modes
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import everywhere, refusing

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -15,7 +18,6 @@ from fxdp.compiler.prepare import post_forward_size
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import check_fit, choose, legal_strategies
 from fxdp.errors import InputError
-from fxdp.module.guards.plain_modes import plain_modes
 from fxdp.module.model_checks import device_type
 from fxdp.options import CHEAPEST_FIRST, Options
 from fxdp.ranks.agreement import gather_objects
@@ -23,7 +25,7 @@ from fxdp.ranks.liveness.failure import everywhere, refusing
 from fxdp.ranks.mesh_init import with_shard_group
 from fxdp.ranks.process_mesh import ProcessMesh
 from fxdp.sharding.sharded_parameters import materialise, shard_parameters
-from fxdp.torch_compat import compute_full_norms
+from fxdp.torch_compat import compile_lock, compute_full_norms
 
 _STATIC = 4
 """The number of values per element of a trained parameter held all the time: value, gradient, Adam's two."""
@@ -124,3 +126,20 @@ def shard_model(
         for mesh in {p.device_mesh for p in module.parameters() if isinstance(p, DTensor)}:
             compute_full_norms(mesh)
     return process_mesh, unset
+
+
+@contextlib.contextmanager
+def plain_modes() -> Iterator[None]:
+    """Compile outside of inference mode, with the caller's gradient mode, one thread at a time.
+
+    Inductor warns about itself (deprecations, tunables); these warnings must not end a run with `-W error`.
+    """
+    enabled = torch.is_grad_enabled()
+    with (
+        compile_lock,
+        torch.inference_mode(False),
+        torch.set_grad_enabled(enabled),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield

@@ -26,10 +26,10 @@ from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import ParamShard, Partial, Placement, Replicate, Shard
 from fxdp.ir.types.sizes import axis
 from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType, local_shape
-from fxdp.oracle.compare import cancelled, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.oracle.reference import Reference, execute
+from fxdp.oracle.results import cancelled, magnitude, scaled_floor
 from fxdp.oracle.ties import is_tie, moved_operands
 from fxdp.oracle.virtual_ranks import LateValues, VirtualRanks
 

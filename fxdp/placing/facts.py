@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from fxdp.ir.graph.metadata import meta, tensor_type
-from fxdp.ir.types.meanings import Meaning
 from fxdp.ir.types.placements import Placement, R, Shard
-from fxdp.ir.types.sizes import axis_of
+from fxdp.ir.types.sizes import Meaning, axis_of
 from fxdp.ir.types.value_types import TensorType
 from fxdp.placing.blocks import Masks
 from fxdp.placing.iota import iota_dim

@@ -19,8 +19,8 @@ from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.placements import Shard
 from fxdp.ir.types.sizes import is_axis
-from fxdp.placing.neighbours import first_rows, later_rows
 from fxdp.placing.pointers import READS, may_round, moved_operands, moved_shard
+from fxdp.placing.row_counts import first_rows, later_rows
 from fxdp.rules.registry import Pointer
 
 

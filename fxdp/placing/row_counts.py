@@ -23,8 +23,7 @@ from fxdp.ir.graph.metadata import meta, tensor_type
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.placements import Shard
 from fxdp.ir.types.sizes import axis, axis_of
-from fxdp.ir.types.value_types import TensorType
-from fxdp.placing.neighbours import first_rows, later_rows
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.pointers import may_round
 from fxdp.rules.registry import Pointer
 
@@ -152,3 +151,25 @@ def _is_zero(node: fx.Node) -> bool:
     if not isinstance(type_, TensorType) or type_.shape != (1,) or node.target not in _CONSTANTS:
         return False
     return node.target is not aten.full.default or bool(node.args[1] == 0)
+
+
+def later_rows(node: Any) -> tuple[fx.Node | None, int]:
+    """Return what a node is all rows but the first of, and the dim; no node if it is not."""
+    return _all_but_one(node, 1)
+
+
+def first_rows(node: Any) -> tuple[fx.Node | None, int]:
+    """Return what a node is all rows but the last of, and the dim; no node if it is not."""
+    return _all_but_one(node, 0)
+
+
+def _all_but_one(node: Any, first: int) -> tuple[fx.Node | None, int]:
+    if not isinstance(node, fx.Node) or node.target is not aten.slice.Tensor or len(node.args) > 4:
+        return None, 0
+    given: tuple[Any, ...] = (*node.args, 0, 0)
+    source, dim, start = given[:3]
+    dim %= len(tensor_type(source).shape)
+    if isinstance(start, fx.Node) and isinstance(type_ := meta(start).type, ScalarType):
+        start = type_.expr
+    is_left_out = tensor_type(source).shape[dim] - tensor_type(node).shape[dim] == 1
+    return (source, dim) if is_left_out and (start or 0) == first else (None, 0)

@@ -25,8 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fxdp.errors import MeshError
-from fxdp.settings.launch import Launch, launch_of
-from fxdp.settings.variables import MOST_RANKS, integer, number
+from fxdp.settings.launch import MOST_RANKS, Launch, integer, launch_of, number
 
 _SHORTCUTS = "FXDP_SHORTCUTS"
 _SWITCHES = {

@@ -7,11 +7,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fxdp.errors import MeshError
-from fxdp.settings.variables import LAUNCH_VARIABLES, MOST_RANKS, integer
+
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+MOST_RANKS = 1 << 20
+_LONGEST = 1e7  # seconds, 115 days: longer timeouts overflow in socket calls
+
+
+def integer(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """Return the value of a variable; raise `MeshError` if it is no integer in these bounds."""
+    text = env.get(name)
+    if not text:
+        return default
+    digits = text.isascii() and text.isdigit() and len(text) < 10  # rejects numbers of any length
+    if not digits or not least <= int(text) <= most:
+        raise MeshError(
+            f"environment variable {name} is {text[:30]!r}; expected an integer from {least} to {most}"
+            + (", as torchrun sets it" if name in _LAUNCH_VARIABLES else "")
+        )
+    return int(text)
+
+
+def number(env: Mapping[str, str], name: str, default: float) -> float:
+    """Return the value of a variable; raise `MeshError` if it is no number, negative or too large."""
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _LONGEST:
+        raise MeshError(
+            f"environment variable {name} is {text!r}; expected a number >= 0, and at most {_LONGEST:g}"
+        )
+    return value
+
 
 _MOST_RESTARTS = 1 << 20
 _OF_TORCHRUN = (
-    *LAUNCH_VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    *_LAUNCH_VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE",
 )  # fmt: skip
 
@@ -43,14 +77,14 @@ def launch_of(env: Mapping[str, str]) -> Launch | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     world_size = integer(env, "WORLD_SIZE", 1, 1, MOST_RANKS)
-    missing = [name for name in LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
+    missing = [name for name in _LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
     rank = integer(env, "RANK", 0, 0, world_size - 1)
     if missing and world_size == 1:
         return None
     if missing:
         raise MeshError(
             f"the environment says WORLD_SIZE={world_size}, but {', '.join(missing)} is not set; "
-            f"expected all of {', '.join(LAUNCH_VARIABLES)}: launch with torchrun, or call "
+            f"expected all of {', '.join(_LAUNCH_VARIABLES)}: launch with torchrun, or call "
             "torch.distributed.init_process_group yourself before fxdp.compile"
         )
     shared = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

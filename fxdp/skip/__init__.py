@@ -6,7 +6,7 @@ two changes only an import.
 """
 
 from fxdp.skip.base import Skippable
-from fxdp.skip.commands import pop, stash
+from fxdp.skip.exchange import pop, stash
 from fxdp.skip.layout import SkipLayout, inspect_skip_layout
 from fxdp.skip.namespace import Namespace
 from fxdp.skip.portal import Portal

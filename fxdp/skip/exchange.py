@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fxdp.skip.batch import Batch
-from fxdp.skip.commands import pop, stash
 
 if TYPE_CHECKING:
     from fxdp.skip.base import Skippable
@@ -109,3 +110,28 @@ class Exchange:
 def _quoted(names: Iterable[str]) -> str:
     """Return names sorted and _quoted: `'a', 'b'`."""
     return ", ".join(f"'{name}'" for name in sorted(names))
+
+
+class stash:  # noqa: N801 - reads as a command
+    """`yield stash(name, tensor)` stores a tensor, or None, under a declared name."""
+
+    __slots__ = ("name", "tensor")
+
+    def __init__(self, name: str, tensor: Tensor | None) -> None:
+        self.name = name
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        return f"stash({self.name!r}, ...)"
+
+
+class pop:  # noqa: N801 - reads as a command
+    """`tensor = yield pop(name)` returns the tensor that an earlier module stashed under a declared name."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"pop({self.name!r})"

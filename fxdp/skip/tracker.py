@@ -17,7 +17,6 @@ from fxdp.skip.exchange import Exchange
 from fxdp.skip.lanes import fork, join, make_phony
 from fxdp.skip.namespace import Namespace
 from fxdp.skip.portal import Portal, Stream
-from fxdp.skip.recompute import is_checkpointing, is_recomputing
 
 if TYPE_CHECKING:
     from fxdp.skip.base import Skippable
@@ -93,9 +92,9 @@ class SkipTrackerThroughPortals(SkipTracker):
             self._keep(ns, name, tensor)
             return
         lane = _lane(batch, tensor, name)
-        life = 1 if is_recomputing() else 3 if is_checkpointing() else 2
+        life = 1 if _is_recomputing() else 3 if _is_checkpointing() else 2
         portal = self.portals.get((ns, name))
-        if portal is None or (portal.hides_grad and not is_recomputing()):
+        if portal is None or (portal.hides_grad and not _is_recomputing()):
             portal = self.portals[ns, name] = Portal(tensor, life)
         else:
             portal.put_tensor(tensor, life)
@@ -105,7 +104,7 @@ class SkipTrackerThroughPortals(SkipTracker):
 
     def _keep(self, ns: Namespace | None, name: str, tensor: Any) -> None:
         """Keep a tensor without a portal, and drop the outdated portal of an earlier forward."""
-        if not is_recomputing() or not self.skip_layout.requires_copy(ns, name):
+        if not _is_recomputing() or not self.skip_layout.requires_copy(ns, name):
             self.portals.pop((ns, name), None)
             super().save(Batch(None), ns, name, tensor)
 
@@ -113,7 +112,7 @@ class SkipTrackerThroughPortals(SkipTracker):
         """Take the tensor out of its portal, behind a fork of `batch`."""
         portal = self.portals.get((ns, name))
         if portal is None:
-            if is_checkpointing() and self.skip_layout.requires_copy(ns, name):
+            if _is_checkpointing() and self.skip_layout.requires_copy(ns, name):
                 kept: Tensor | None = self.tensors[ns, name]
                 return kept  # None, which the recomputation reads a second time
             return super().load(batch, ns, name)
@@ -151,7 +150,7 @@ def _lane(batch: Tensors, tensor: Tensor | None, name: str) -> int | None:
     Without recomputation a portal works without a tie; a recomputed partition has no other link to its past.
     """
     lane = lane_of(batch)
-    if lane is None and is_checkpointing() and tensor is not None and tensor.is_floating_point():
+    if lane is None and _is_checkpointing() and tensor is not None and tensor.is_floating_point():
         raise RuntimeError(
             f"the gradient of '{name}' could not return through a recomputed partition that passes on no "
             "floating-point tensor. Pass one on beside it, or do not recompute this partition"
@@ -212,3 +211,41 @@ def use_skip_tracker(skip_tracker: SkipTracker) -> Iterator[None]:
         yield
     finally:
         _current.tracker = before
+
+
+class _State(threading.local):
+    checkpointing = False
+    recomputing = False
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def enable_checkpointing() -> Iterator[None]:
+    """Mark the forward inside the block as one whose activations are dropped."""
+    before, _state.checkpointing = _state.checkpointing, True
+    try:
+        yield
+    finally:
+        _state.checkpointing = before
+
+
+@contextlib.contextmanager
+def enable_recomputing() -> Iterator[None]:
+    """Mark the forward inside the block as a recomputation for the backward."""
+    before, _state.recomputing = _state.recomputing, True
+    try:
+        yield
+    finally:
+        _state.recomputing = before
+
+
+def _is_checkpointing() -> bool:
+    """Return whether the activations of the running forward are dropped."""
+    return _state.checkpointing
+
+
+def _is_recomputing() -> bool:
+    """Return whether the running forward is a recomputation."""
+    return _state.recomputing

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxdp
-from fxdp.dynamo.backend import backend
-from fxdp.dynamo.dynamo_frame import frame_in_flight
+from fxdp.dynamo.backend import backend, frame_in_flight
 from fxdp.dynamo.dynamo_graph import read_graph
 from fxdp.dynamo.dynamo_inputs import batch_dim
 from fxdp.errors import AgreementError, InputError

@@ -23,7 +23,7 @@ from fxdp.skip import (
     use_skip_tracker,
 )
 from fxdp.skip.batch import Batch, lane_of
-from fxdp.skip.recompute import enable_checkpointing, enable_recomputing
+from fxdp.skip.tracker import enable_checkpointing, enable_recomputing
 
 from .modules import Pop, Stash
 

@@ -16,9 +16,8 @@ from fxdp.compiler.program import Program
 from fxdp.ir.graph.draws import kept_random_state
 from fxdp.ir.types.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.oracle.branches import branches_at, on_branch
 from fxdp.oracle.precision import tolerances
-from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_nan
+from fxdp.oracle.verified_capture import branches_at, broken_conditions, capture_at, holds_nan, on_branch
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 from fxdp.reports.coverage import replicated_ops

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Check, Route
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
-from fxdp.capture.export.written_constants import hold_written_constants
 from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import one_name_each, read_old_values
 from fxdp.errors import CaptureError
+from fxdp.ir.graph.graphs import attribute_of
 
 BatchDims: TypeAlias = Sequence["int | None"]
 
@@ -81,7 +81,7 @@ def export(
     _check_constants(exported)
     gm = torch_compat.exported_module(exported)
     record = program.record
-    hold_written_constants(gm)
+    _hold_written_constants(gm)
     read_old_values(gm, record.assigned)
     one_name_each(gm)
     deferred.bind(gm)
@@ -167,3 +167,49 @@ def _example(tensor: torch.Tensor, dim: int | None, batch: int) -> torch.Tensor:
     shape = [batch if i == dim else size for i, size in enumerate(tensor.shape)]
     made = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     return made.requires_grad_() if tensor.requires_grad else made
+
+
+def _hold_written_constants(gm: fx.GraphModule) -> None:
+    """Register written constants as buffers of the graph's module, which makes them inputs; in place.
+
+        places = self.places["a"].clone()       a tensor that is neither parameter nor buffer: a constant
+        places[0] += 1                          written in place
+
+    Tracing functionalizes in-place ops on values computed from inputs and factories. Values computed only
+    from an attribute of the graph are not functionalized, and tracing fails on the remaining write.
+    """
+    roots: dict[fx.Node, frozenset[fx.Node]] = {}
+    written: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and _is_constant(gm, node):
+            roots[node] = frozenset({node})
+        elif node.op == "call_function" and node.all_input_nodes:
+            sources = node.all_input_nodes
+            if _writes(node) and sources[0] is node.args[0]:
+                written |= dict.fromkeys(roots.get(sources[0], ()))
+            if all(source in roots for source in sources):
+                roots[node] = frozenset[fx.Node]().union(*(roots[source] for source in sources))
+    for node in written:
+        _register(gm, str(node.target))
+
+
+def _is_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
+    value: Any = attribute_of(gm, node)
+    owner, _, name = str(node.target).rpartition(".")
+    held = gm.get_submodule(owner)
+    return isinstance(value, Tensor) and name not in held._parameters and name not in held._buffers
+
+
+def _writes(node: fx.Node) -> bool:
+    """Return whether an op writes into its first argument."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    return bool(arguments and arguments[0].is_write)
+
+
+def _register(gm: fx.GraphModule, target: str) -> None:
+    owner, _, name = target.rpartition(".")
+    held = gm.get_submodule(owner)
+    value = getattr(held, name)
+    if name not in held._buffers:
+        delattr(held, name)
+        held.register_buffer(name, value, persistent=False)

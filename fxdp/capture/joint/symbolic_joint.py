@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
@@ -12,10 +13,14 @@ from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.capture.refusals.mixed_dtypes import check_dtypes
-from fxdp.errors import CaptureError
+from fxdp.capture.locations import Origin
+from fxdp.errors import CaptureError, InputError
+from fxdp.ir.graph.graphs import inputs_of
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Input
 from fxdp.ir.types.sizes import fixed_by_data
-from fxdp.torch_compat import forget_tensors
+from fxdp.ir.types.value_types import TensorType, dtype_name
+from fxdp.torch_compat import aten, forget_tensors
 from fxdp.wings import seam
 
 
@@ -31,7 +36,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     # read first: the next steps modify the forward graph in place
     single = () if options.own_statistics else several_values(exported.gm.graph)
     raw, sizes, converted = annotated_joint(exported, options)
-    check_dtypes(converted.gm.graph)
+    _check_dtypes(converted.gm.graph)
     return Captured(
         gm=converted.gm,
         leaves=tuple(_leaf(leaf, sizes) for leaf in exported.leaves),
@@ -82,3 +87,45 @@ def _leaf(leaf: Any, sizes: Sizes) -> Any:
             "graph can hold. Return the tensor itself, and read it outside of the model"
         )
     return SizeLeaf(expr)
+
+
+_PRODUCTS = frozenset({
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default,
+    aten.dot.default, aten.convolution.default, aten.linear.default,
+})  # fmt: skip
+
+
+def _check_dtypes(graph: fx.Graph) -> None:
+    """Raise if a graph's forward multiplies values of several dtypes.
+
+    A trace runs no kernels, so the error would only occur at the first step, in the middle of the program.
+
+    Raises
+    ------
+    InputError : with the lines, the dtypes of operands, and the dtypes of the inputs.
+    """
+    found = [node for node in graph.nodes if node.target in _PRODUCTS and not meta(node).backward]
+    mixed = {node: dtypes for node in found if len(dtypes := _dtypes(node)) > 1}
+    if not mixed:
+        return
+    origin = Origin.here()
+    lines = dict.fromkeys(f"{', '.join(d)} at {origin.of(meta(node).location)}" for node, d in mixed.items())
+    listing = "\n  ".join(lines)
+    raise InputError(
+        f"values of different dtypes are multiplied:\n  {listing}\nThe inputs are {_inputs(graph)}. Expected "
+        "one dtype: convert the inputs, as with x.to(torch.float32), or the model, before it is compiled"
+    )
+
+
+def _dtypes(node: fx.Node) -> tuple[str, ...]:
+    types = (meta(operand).type for operand in node.all_input_nodes)
+    return tuple(dict.fromkeys(dtype_name(t.dtype) for t in types if isinstance(t, TensorType)))
+
+
+def _inputs(graph: fx.Graph) -> str:
+    named = []
+    for spec, node in inputs_of(graph, Input):
+        type_ = meta(node).type
+        if isinstance(type_, TensorType):
+            named.append(f"{spec.path or node.name} {dtype_name(type_.dtype)}")
+    return ", ".join(named)

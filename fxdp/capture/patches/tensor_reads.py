@@ -15,7 +15,7 @@ trace reports strides of contiguous inputs, while inputs of the caller may have 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame
-from fxdp.capture.refusals.unregistered import check_registered
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import FunctionalTensor, Patch, around, known_number
@@ -165,7 +164,7 @@ class TensorReads(TorchFunctionMode):
         if name == "__format__":
             return _formatted(func, *args)
         result = func(*args, **kwargs)
-        check_registered((*args, *kwargs.values()), result, self._held)
+        _check_registered((*args, *kwargs.values()), result, self._held)
         return result
 
     def _layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -218,3 +217,41 @@ def _traced_data(func: Any, self: Tensor, *value: Any) -> Any:
     with torch.no_grad():
         self.detach().copy_(new)
     return None
+
+
+def _check_registered(args: Any, result: Any, known: Collection[int]) -> None:
+    """Raise if a gradient would flow from a result into a parameter whose `id` is not among the known ones.
+
+        self.heads = [nn.Linear(8, 1)]          in a plain list; an nn.ModuleList registers
+        def forward(self, x):
+            return shared(self.heads[0](x))     `shared` is a global or of a closure
+
+    Export makes a constant of such a parameter, and no error. What is read without gradient (under `no_grad`,
+    detached, frozen) is a constant in eager, too.
+
+    Raises
+    ------
+    CaptureError : names the line, and how to register.
+    """
+    for value in _parameters(args):
+        if id(value) not in known and value.requires_grad and torch.is_grad_enabled() and _trains(result):
+            raise CaptureError(
+                f"at {location_of_call()}: a parameter of shape {list(value.shape)} is read that the model "
+                "does not have as an attribute (a module in a plain list or dict, a global, a closure): it "
+                "would get no gradient. Register it (self.name = module, nn.ModuleList, nn.ModuleDict), read "
+                "it under torch.no_grad() if it is not trained, or pass fallback='eager'"
+            )
+
+
+def _parameters(args: Any) -> Iterator[Tensor]:
+    for value in args:
+        kind = type(value)
+        if kind is nn.Parameter:
+            yield value
+        elif kind is list or kind is tuple:
+            yield from (one for one in value if type(one) is nn.Parameter)
+
+
+def _trains(result: Any) -> bool:
+    results = result if isinstance(result, (list, tuple)) else (result,)
+    return any(isinstance(one, Tensor) and one.requires_grad for one in results)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fxdp.eager.autograd.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.autograd.sparse_gradients import is_sparse_lookup, sparse_lookup
-from fxdp.eager.autograd.written_operands import keep_plain_gradient
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.plans.sparse_layouts import is_sparse
 from fxdp.eager.sharded_operands import has_sharded, with_full_values, writes_first
@@ -66,7 +65,7 @@ def _call_above_autograd(
             axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
             if axis is not None:
                 written = args[:1] if writes_first(func) else ()
-                keep_plain_gradient(written, _plain_gradient)
+                _keep_plain_gradient(written, _plain_gradient)
                 args = (*written, *_entered(args[len(written) :], axis))
                 kwargs = {name: _entered(value, axis) for name, value in kwargs.items()}
             return func(*args, **kwargs)
@@ -251,3 +250,33 @@ _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
     **{getattr(torch.Tensor, name): partial(_number, name) for name in ("__index__", "__int__", "__float__")},
 }
 """Functions that are called in another way."""
+
+
+def _keep_plain_gradient(target: Any, full_value: Any) -> None:
+    """Let a plain tensor that is about to be written by a global one send plain gradients to its history.
+
+    `target` may be a list of tensors. `full_value` returns the plain value of a global gradient.
+    """
+    if isinstance(target, (list, tuple)):
+        for one in target:
+            _keep_plain_gradient(one, full_value)
+    elif _is_computed(target) and not in_function_transform() and not of_function_transform(target):
+        _PlainGradient.apply(target, full_value)  # type: ignore[no-untyped-call]
+
+
+def _is_computed(target: Any) -> bool:
+    return isinstance(target, Tensor) and target.requires_grad and not target.is_leaf
+
+
+class _PlainGradient(torch.autograd.Function):
+    """A plain tensor itself; its gradient is made plain."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, full_value: Any) -> Tensor:
+        ctx.full_value = full_value
+        ctx.mark_dirty(target)
+        return target
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.full_value(grad), None

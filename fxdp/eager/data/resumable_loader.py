@@ -17,8 +17,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.data.full_batches import Cutting, part_of_rank
 from fxdp.eager.data.loader_workers import batches_of_workers, options_of_a_stream
 from fxdp.eager.data.own_draws import OwnDraws, SeededCollate, SeededSamples
-from fxdp.eager.data.sample_order import SampleOrder, seed_of
-from fxdp.eager.data.sample_weights import digest_of_weights, sample_weights
+from fxdp.eager.data.sample_order import SampleOrder, digest_of_weights, sample_weights, seed_of
 from fxdp.eager.data_ranks import DataRanks, data_ranks
 from fxdp.eager.loader import global_batch
 from fxdp.errors import InputError

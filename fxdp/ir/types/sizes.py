@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sympy
 
@@ -272,3 +272,14 @@ def local_size(size: Dim) -> Dim:
     if factor is None or found is None:
         raise ValueError(f"{size} is no multiple of the batch")
     return product(factor, found.local)
+
+
+class Meaning(NamedTuple):
+    """What the values of an input say: the fields of `fxdp.Rows` that have a program of their own.
+
+    `into`: they are row numbers of `axis`. `within`: they count the rows of each sample of `axis` from 0.
+    `lengths`: how many rows of `axis` each row has.
+    """
+
+    kind: Literal["into", "within", "lengths"]
+    axis: str

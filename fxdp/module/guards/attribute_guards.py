@@ -8,11 +8,11 @@ made for (`capture/patches/module_state.py`) are guarded like attributes.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import eq, is_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from fxdp.capture.external_places import Fields, ReadState
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.capture.snapshot import ABSENT, Objects, Snapshot, equal, frozen, is_container
-from fxdp.module.guards.comparison import Reading
 from fxdp.module.guards.values import fits
 from fxdp.torch_compat import HOOKS, global_hook_registries, global_hooks
 
@@ -255,3 +254,34 @@ class _Number:
             if now != self._value:
                 self._value = now
         return self._value
+
+
+class Reading(NamedTuple):
+    """How a guard reads its items, and how it compares two readings of one item."""
+
+    read: Callable[[], Iterable[Any]]
+    same: Callable[[Any, Any], Any] = is_
+
+    def now(self) -> Comparison:
+        """Return the guard that all items stay as they are now."""
+        return Comparison(self.read, self.same, [*self.read()])
+
+
+class Comparison(NamedTuple):
+    """A guard: items are read and must equal the expected ones, one by one; their number is fixed.
+
+        Comparison(partial(map, len, registries), eq, [2, 0, 1])      as many parameters, ... as before
+        Comparison(partial(map, type, modules), is_, [Linear, ReLU])  modules of the same classes
+    """
+
+    read: Callable[[], Iterable[Any]]
+    same: Callable[[Any, Any], Any]
+    expected: Sequence[Any]
+
+
+def all_hold(comparisons: Iterable[Comparison]) -> bool:
+    """Return whether all guards hold; stop reading at the first guard that fails."""
+    for read, same, expected in comparisons:  # noqa: SIM110  (a generator is entered once for each)
+        if not all(map(same, read(), expected)):
+            return False
+    return True

@@ -6,11 +6,27 @@ which zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` 
 
 from __future__ import annotations
 
+import enum
 import re
+import sys
 from dataclasses import dataclass
 
 from fxdp.errors import ScheduleError
-from fxdp.pipeline.schedule.text_enum import StrEnum
+
+__all__ = ["StrEnum"]
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum
+else:
+
+    class StrEnum(str, enum.Enum):
+        """Members that are texts."""
+
+        __str__ = str.__str__
+
+        def __format__(self, specification: str) -> str:
+            """Return the text in this format."""
+            return format(self.value, specification)
 
 
 class Kind(StrEnum):

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.action import Action, Kind, StrEnum
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.text_enum import StrEnum
 from fxdp.pipeline.schedule.timeline import Costs
 
 

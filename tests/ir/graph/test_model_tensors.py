@@ -18,7 +18,7 @@ from fxdp.errors import InputError
 from fxdp.ir.graph.model_tensors import is_sharded, local_of, signature_values
 from fxdp.ir.graph.signature import Buffer, Constant, Output, Parameter
 from fxdp.ir.types.placements import R
-from fxdp.module.guards.tensor_guards import TensorGuards
+from fxdp.module.guards.guards import TensorGuards
 from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.oracle.one_device import input_values
 from fxdp.ranks import agreement

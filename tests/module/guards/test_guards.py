@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from fxdp.capture.external_state import external_state
-from fxdp.module.guards.comparison import Comparison, Reading, all_hold
+from fxdp.module.guards.attribute_guards import Comparison, Reading, all_hold
 from fxdp.module.guards.guards import Guards
 
 FACTOR = 2.0
