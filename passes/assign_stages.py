@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.errors import StageError
 from fxdp.ir.graph.draws import number_draws
 from fxdp.ir.graph.level import Level
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.types.mesh import Mesh
 from fxdp.pipeline.cut.cut import assign
-from fxdp.pipeline.cut.phases import Phases, fault_lines, find_phases, own_statistics
+from fxdp.pipeline.cut.phases import find_phases
 from fxdp.pipeline.cut.rounds import without_tangents
 
 
@@ -48,26 +47,12 @@ class AssignStages:
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
         phases = find_phases(gm.graph, self.microbatches, self.block)
-        if phases.rounds.coupled:
-            phases = self._coupled(gm.graph, phases)
+        if phases.rounds.coupled:  # blocks wait for one another, with the backward as a part of the rounds
+            without_tangents(gm.graph)
+            phases = find_phases(gm.graph, self.microbatches, self.block)
         if self.block is not None:
             number_draws(gm.graph)
         assign(gm.graph, phases, self.stages, keeps_sums=self.block is not None)
         for node in phases.epilogue:
             meta(node).once = True
-        for node in phases.rounds.once:
-            stages = (meta(operand).stage for operand in node.all_input_nodes)
-            meta(node).stage = next((stage for stage in stages if stage is not None), None)
         return gm
-
-    def _coupled(self, graph: fx.Graph, phases: Phases) -> Phases:
-        """Let blocks wait for one another in the midst of the model, with the backward as a part of it."""
-        coupled = phases.rounds.coupled
-        if self.stages not in (1, ()):
-            raise StageError(
-                f"fxdp.Bitwise(block={self.block}) with stages: the model needs values of the global batch "
-                f"in the midst of a block:\n  {fault_lines(coupled)}\nUse a mesh without pp for this model, "
-                f"or layers that treat samples alone (GroupNorm, LayerNorm){own_statistics(coupled)}"
-            )
-        without_tangents(graph)
-        return find_phases(graph, self.microbatches, self.block)

@@ -51,6 +51,8 @@ class Way:
     then: tuple[int, ...] = ()
     mode: Mode = field(default_factory=Mode)
     kills: bool = False
+    stages: int = 1
+    """Pipeline ranks; those that resume have none."""
 
 
 ALONE = (7,)
@@ -68,6 +70,10 @@ WAYS: dict[str, Way] = {
     "4 ranks, shard, bfloat16, accumulation, killed, resumed by 3": Way(
         (2, 2, 2, 1), SHARD, (4, 0, 3), Mode(autocast=True, accumulate=2), kills=True
     ),
+    "2 stages": Way(ALONE, stages=2),
+    "3 stages": Way(ALONE, stages=3),
+    "2 stages x 2, shard": Way((2, 5), SHARD, stages=2),
+    "2 stages x 2, shard, killed, resumed by 3": Way((2, 5), SHARD, (4, 2, 1), kills=True, stages=2),
 }
 
 
@@ -107,14 +113,15 @@ def _result(pool: RankPool, name: str, way: Way, alone: list[str], timeout: floa
     if not way.kills:
         return _compared(alone, _curve(pool, name, way, timeout))
     choice = random.SystemRandom()
-    rank, step = choice.randrange(len(way.parts)), choice.randrange(STEPS)
-    first, then = (Training(name, parts, way.mode, way.options) for parts in (way.parts, way.then))
+    first = Training(name, way.parts, way.mode, way.options, way.stages)
+    then = Training(name, way.then, way.mode, way.options)
+    rank, step = choice.randrange(first.ranks), choice.randrange(STEPS)
     with tempfile.TemporaryDirectory() as folder:
         where = f"{folder}/run"
-        ended = pool.spawn(len(way.parts), killed_in, first, rank, step, where, timeout=timeout)
+        ended = pool.spawn(first.ranks, killed_in, first, rank, step, where, timeout=timeout)
         if ended[rank].status != -signal.SIGKILL:
             raise RankError(f"rank {rank} was not killed:\n{ended[rank].output}")
-        (start, found), *others = pool.run(len(way.then), resumed, then, where, timeout=timeout)
+        (start, found), *others = pool.run(then.ranks, resumed, then, where, timeout=timeout)
     assert all(other == (start, found) for other in others), f"{name}: ranks with different gradients"
     told = f"rank {rank} killed in step {step}, resumed from {start}"
     return f"{_compared(alone[start:], found, start)} ({told})"
@@ -125,11 +132,12 @@ def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
     last = RESUMED if way.then else STEPS
     with tempfile.TemporaryDirectory() as folder:
         where = f"{folder}/run"
-        parts = [(way.parts, range(last)), *([(way.then, range(last, STEPS))] if way.then else [])]
+        parts = [(way.parts, way.stages, range(last))]
+        parts += [(way.then, 1, range(last, STEPS))] if way.then else []
         found = []
-        for split, steps in parts:
-            training = Training(name, split, way.mode, way.options)
-            ranks = pool.run(len(split), curve, training, steps, where, timeout=timeout)
+        for split, stages, steps in parts:
+            training = Training(name, split, way.mode, way.options, stages)
+            ranks = pool.run(training.ranks, curve, training, steps, where, timeout=timeout)
             assert all(rank == ranks[0] for rank in ranks), f"{name}: ranks with different gradients"
             found += ranks[0]
     return found

@@ -1,72 +1,69 @@
 """A training step with `fxdp.Bitwise` beside the step without blocks, of one rank.
 
-    python -m benchmarks.speed.bitwise [--backend inductor] [--blocks 1 2 4] [--rounds 15]
+    python -m benchmarks.speed.bitwise [--model resnet] [--backend inductor] [--blocks 1 2 4] [--rounds 15]
 
-Two GPT layers of 256 with 128 tokens and 8 samples, AdamW included, on one thread. Ways run in turn in one
-process; CPU seconds and wall seconds are medians, with their ratios to the step without blocks.
+A GPT of six layers of 256 with 128 tokens and 8 samples, or a ResNet of six residual blocks with 16 images of
+32 x 32; AdamW included, on one thread. Ways run in turn in one process; CPU seconds and wall seconds are
+medians, with their ratios to the step without blocks. `first` is the CPU time of the first step, kernels
+included (caches on disk decide much of it: name an empty folder in TORCHINDUCTOR_CACHE_DIR, and one block,
+for a cold one); `peak` is what a step holds beside what is there before it, as torch's allocator counts it.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
-from collections.abc import Callable
 from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fxdp
+from benchmarks.harness.models import CASES
+from tests.held_memory import peak_of
 
-WIDTH, HEADS, TOKENS, SAMPLES, WORDS = 256, 4, 128, 8, 256
-
-
-class Layer(nn.Module):
-    """Attention and two linear layers, each after a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        joined = self.qkv(self.before(x)).split(WIDTH, 2)
-        heads = [t.unflatten(2, (HEADS, -1)).transpose(1, 2) for t in joined]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.between(x))))
+SAMPLES = {"gpt": 8, "resnet": 16}
 
 
-class GPT(nn.Module):
-    """A small language model that returns its loss."""
+class Way:
+    """A model with blocks of so many samples, or without."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.layers, self.head = nn.Sequential(Layer(), Layer()), nn.Linear(WIDTH, WORDS)
+    def __init__(self, name: str, block: int | None, backend: str) -> None:
+        case = CASES[name]
+        self._batch = case.batch(0, SAMPLES[name] // case.local_batch)
+        model = case.model(torch.device("cpu"))
+        self._compiled = fxdp.compile(model, numerics=fxdp.Bitwise(block=block), backend=backend)
+        self._optimizer = torch.optim.AdamW(self._compiled.parameters(), 1e-3)
+        self.seconds: list[tuple[float, float]] = []
+        began = _processor()
+        self.step()
+        self.first = _processor() - began
+        self.step()
+        self.peak = peak_of(self.step)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.layers(self.words(ids))).flatten(0, 1), ids.flatten())
+    def step(self) -> None:
+        """Make one step."""
+        self._compiled(*self._batch).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def timed(self) -> None:
+        """Make one step, and note its seconds."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        self.step()
+        self.seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
+
+    def figures(self) -> list[float]:
+        """Return the medians of CPU and wall seconds, the first step's CPU seconds, and the peak in MiB."""
+        return [*(median(times) for times in zip(*self.seconds, strict=True)), self.first, self.peak / 2**20]
 
 
-def _stepping(block: int | None, backend: str) -> Callable[[], None]:
-    torch.manual_seed(0)
-    ids = torch.randint(WORDS, (SAMPLES, TOKENS))
-    compiled = fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=block), backend=backend)
-    optimizer = torch.optim.AdamW(compiled.parameters(), 1e-3)
-
-    def step() -> None:
-        compiled(ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(2):
-        step()
-    return step
+def _processor() -> float:
+    """Return the CPU seconds of this process and of the compilers that it has started."""
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
 
 
 def main() -> None:
@@ -74,26 +71,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", choices=SAMPLES, default="gpt")
     parser.add_argument("--backend", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--blocks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=15)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    ways = {block: _stepping(block, asked.backend) for block in (None, *asked.blocks)}
-    seconds: dict[int | None, list[tuple[float, float]]] = {block: [] for block in ways}
+    ways = {block: Way(asked.model, block, asked.backend) for block in (None, *asked.blocks)}
     for _ in range(asked.rounds):
-        for block, step in ways.items():
-            cpu, wall = time.process_time(), time.perf_counter()
-            step()
-            seconds[block].append((time.process_time() - cpu, time.perf_counter() - wall))
-    middle = {block: [median(times) for times in zip(*rows, strict=True)] for block, rows in seconds.items()}
-    table = Table("block", "CPU s", "ratio", "wall s", "ratio", title=f"backend={asked.backend}")
-    for block, times in middle.items():
-        cells = [str(block)]
-        for own, plain in zip(times, middle[None], strict=True):
-            cells += [f"{own:.4f}", f"{own / plain:.2f}"]
-        table.add_row(*cells)
-    Console().print(table)
+        for way in ways.values():
+            way.timed()
+    plain = ways[None].figures()
+    heads = [word for unit in ("CPU s", "wall s", "first CPU s", "peak MiB") for word in (unit, "ratio")]
+    table = Table("block", *heads, title=f"{asked.model}, backend={asked.backend}")
+    for block, way in ways.items():
+        pairs = zip(way.figures(), plain, strict=True)
+        table.add_row(str(block), *(cell for own, of in pairs for cell in (f"{own:.4g}", f"{own / of:.2f}")))
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

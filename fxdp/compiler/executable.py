@@ -246,7 +246,8 @@ class CompiledVariants:
         """Return the function that draws a call's seed; stages that share random numbers share the seed."""
         program, mesh = self.program, self.program.mesh
         partition = program.partition
-        early = [*(one.exchange for one in partition.rounds), *filter(None, (partition.prologue,))]
+        shared = (one.part for one in partition.in_rounds if one.stage is None)
+        early = [*shared, *filter(None, (partition.prologue,))]
         if mesh.pipeline.size > 1 and any(graph_draws(part.gm.graph) for part in early):
             return lambda: Agreement(self._process_mesh).exchange((drawn_seed(),))[0][0]
         return drawn_seed if graph_draws(program.gm.graph) else int

@@ -24,6 +24,7 @@ from fxdp.compiler.emit import FULL, Lowered, WantedPart, lower_part, sizes_used
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, FxdpError, StageError
 from fxdp.ir import redistributions
+from fxdp.ir.types.sizes import axes_of
 from fxdp.lowering.inductor.collective_order import order_lines
 from fxdp.lowering.inductor.start import Start, start_of
 from fxdp.lowering.shapes import SizesFixedError
@@ -166,8 +167,20 @@ class LoweredParts:
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
         """Return the key of a part's code, and whether this code is for any size."""
         exact = exact_key(wanted)
+        generic = generic or self._differs_by_place(wanted)
         for_any = generic and exact not in self._known and wanted.name not in self._fixed
         return ((*exact[:2], _ANY), True) if for_any else (exact, False)
+
+    def _differs_by_place(self, wanted: WantedPart) -> bool:
+        """Return whether each block of a part would have code of its own because it reads its place.
+
+        As eager ops, code for any size is the same ops.
+        """
+        options = self._program.options
+        if options.block is None or options.backend != "eager" or wanted.once:
+            return False
+        places = {one.offset.name for one in axes_of(wanted.sizes)}
+        return any(name in places for name, _ in sizes_used(wanted)[0])
 
     def _lower(self, wanted: WantedPart, generic: bool, start: Start, as_it_is: bool) -> Lowered | _Failed:
         compiled = not (as_it_is or wanted.once or self._program.options.backend == "eager")

@@ -11,6 +11,7 @@ from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
 from fxdp.options import Options
+from fxdp.options.option_values import Pipeline
 from fxdp.pipeline.cut.phases import fault_lines
 from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -95,15 +96,24 @@ def check_schedule(schedule: Schedule, options: Options) -> None:
         )
 
 
-def check_recomputation(coupled: list[fx.Node], options: Options) -> None:
-    """Refuse to recompute forwards of blocks that wait for one another at these collectives.
+def check_coupled(coupled: list[fx.Node], options: Options) -> None:
+    """Refuse what blocks that wait for one another at these collectives cannot do.
 
     Raises
     ------
-    StageError : names the collectives with their lines.
+    ScheduleError, StageError : an order that is not theirs, or forwards that would be recomputed; names the
+        collectives with their lines.
     """
+    if not coupled:
+        return
+    if options.pipeline.schedule not in (Pipeline().schedule, "gpipe"):
+        raise ScheduleError(
+            f"schedule={options.pipeline.schedule!r} with numerics={options.numerics}: blocks wait for one "
+            "another, so each stage runs all of them up to there and then goes on:\n"
+            f"  {fault_lines(coupled)}\nExpected no schedule=, or 'gpipe'"
+        )
     again = options.activation_checkpointing
-    if coupled and (again.mode != "never" or again.memory_budget < 1):
+    if again.mode != "never" or again.memory_budget < 1:
         raise StageError(
             f"activation_checkpointing={again} with numerics={options.numerics}: a forward of a block waits "
             f"for the other blocks, and cannot run a second time alone:\n  {fault_lines(coupled)}\nExpected "

@@ -119,7 +119,7 @@ class Planning:
         reader = Reader(program.causes, self.sizes, program.captured.origin)
         named = [
             ("prologue", cut.prologue),
-            *((f"exchange {i}", one.exchange) for i, one in enumerate(cut.rounds)),
+            *((one.name, one.part) for one in cut.in_rounds),
             *((f"gather {i}", part) for i, part in enumerate(cut.gathers)),
             *((f"stage {i}", part) for i, part in enumerate(cut.parts)),
             *((f"finish {i}", part) for i, part in enumerate(cut.epilogues)),

@@ -12,9 +12,9 @@ from fxdp.capture.refusals.ragged import check_bags
 from fxdp.capture.refusals.sparse_tables import check_sparse_gradients
 from fxdp.compiler.deterministic_kernels import check_kernels
 from fxdp.compiler.option_combinations import (
+    check_coupled,
     check_options,
     check_ragged_blocks,
-    check_recomputation,
     check_reductions,
     check_schedule,
     check_sharding,
@@ -135,10 +135,13 @@ def _cut(
     block = options.block
     # with blocks an example: each rank's call has a schedule for its own blocks
     microbatches = -(-batch // (block * mesh.size)) if block else options.pipeline.microbatches
-    schedule = make(options.pipeline.schedule, count, mesh.pipeline.size, microbatches)
-    check_schedule(schedule, options)
     phases = recall_phases(gm.graph, several=options.has_microbatches, by_block=block is not None)
-    check_recomputation(phases.rounds.coupled, options)
+    coupled = phases.rounds.coupled
+    check_coupled(coupled, options)
+    # of blocks that wait for one another each stage runs all
+    name = "gpipe" if coupled else options.pipeline.schedule
+    schedule = make(name, count, mesh.pipeline.size, microbatches)
+    check_schedule(schedule, options)
     partition = split(gm, phases, count)
     if block is None and microbatches > 1:
         partition = partition.with_sums()

@@ -111,7 +111,8 @@ class Program:
         known = self.scheduled().schedule
         if known.microbatches == microbatches:
             return known
-        made = make(self.options.pipeline.schedule, known.stages, len(known.ranks), microbatches)
+        name = known.name if self.partition.coupled else self.options.pipeline.schedule
+        made = make(name, known.stages, len(known.ranks), microbatches)
         return made if known.trains else made.forward_only()
 
     def run_schedule(self, microbatches: int) -> Schedule:

@@ -49,7 +49,7 @@ def wanted_parts(
     cut, rank = program.partition, program.mesh.rank
     sizes, own = layout.sizes, _own_stages(program)
     found = []
-    for stage in own:
+    for stage in () if cut.coupled else own:
         kinds, first = _kinds(program, stage, layout.count), _first_results(program, stage, layout.count)
         unhalved = first is None or Kind.BACKWARD in kinds
         found += [
@@ -59,15 +59,16 @@ def wanted_parts(
             )
             for index in range(layout.count)
         ]  # fmt: skip
-    for number, one in enumerate(cut.rounds):
-        if (part := one.blocks) is not None:
+    here = [one for one in cut.in_rounds if one.stage is None or one.stage in own]
+    for one in here:
+        if one.name.startswith("round "):
             found += [
-                WantedPart(f"round {number}", part, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
+                WantedPart(one.name, one.part, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
                 for i in range(layout.count)
             ]
     once = {f"finish {stage}": cut.epilogues[stage] for stage in own}
     once |= {f"gather {stage}": cut.gathers[stage] for stage in own if cut.gathers}
-    once |= {f"exchange {number}": one.exchange for number, one in enumerate(cut.rounds)}
+    once |= {one.name: one.part for one in here if one.name.startswith("exchange ")}
     for name, part in {**once, "prologue": cut.prologue}.items():
         if part is not None:
             found.append(WantedPart(name, part, sizes[None], batches, rank, once=True, zero=_NOTHING))
@@ -93,7 +94,7 @@ def step_modules(
     for wanted, lowered in parts:
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
     made: dict[str, nn.Module] = {}
-    for stage in _own_stages(program):
+    for stage in () if cut.coupled else _own_stages(program):
         made |= _stage_modules(_kinds(program, stage, layout.count), stage, codes[f"stage {stage}"])
         if cut.parts[stage].summed:
             made[f"sums_{stage}"] = _sums(program, cut.parts[stage], layout.sizes[None], device)
@@ -194,4 +195,6 @@ def _transport_modules(
 def _number(name: str) -> int:
     """Return a different number for each part that draws random numbers; 0 for the prologue."""
     kind, _, number = name.partition(" ")
-    return int(number) + 1 + _KINDS.index(kind) * _MOST_PARTS // len(_KINDS) if number else 0
+    number, _, turn = number.partition(" turn ")
+    base = int(turn or 0) * _MOST_PARTS + _KINDS.index(kind) * _MOST_PARTS // len(_KINDS) if number else 0
+    return base + int(number or -1) + 1

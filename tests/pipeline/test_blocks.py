@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import fxdp
-from fxdp.compiler.emit import Lowered, lower_part
+from fxdp.compiler.emit import Lowered, WantedPart, lower_part
 from fxdp.ir.types.even_batches import check_borders
 from fxdp.oracle.bit_record import digest
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
@@ -222,6 +222,32 @@ def test_code_is_never_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(found)
 
 
+class Numbered(nn.Module):
+    """Samples by their number in the global batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.layer(x), torch.arange(len(x)))
+
+
+def test_blocks_that_know_their_place_share_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def recorded(wanted: WantedPart, *args: Any, **options: Any) -> Lowered:
+        made.append(wanted.name)
+        return lower_part(wanted, *args, **options)
+
+    monkeypatch.setattr("fxdp.compiler.lowered_parts.lower_part", recorded)
+    model, x = Numbered(), torch.randn(5, 3)
+    loss = fxdp.compile(model, numerics=fxdp.Bitwise(block=1), backend="eager")(x)
+    assert "stage 0" in made
+    assert len(made) == len(set(made))
+    assert torch.allclose(loss, model(x))
+
+
 def test_parts_that_cut_a_block() -> None:
     for batches in ([6, 2], [3, 3, 2], [0, 3, 0, 5], [8], [6, 1, 0]):
         check_borders(batches, 3)
@@ -240,14 +266,15 @@ def test_blocks_of_a_rank() -> None:
     assert empty.is_empty
 
 
-def _seeded_apart() -> str:
-    torch.manual_seed(dist.get_rank())
-    compiled = fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=1), backend="eager")
+def _refused(block: int, seed: int = 0) -> str:
+    torch.manual_seed(seed * dist.get_rank())
+    compiled = fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=block), backend="eager")
     ids = torch.zeros(2, T, dtype=torch.long)
     with pytest.raises(fxdp.InputError) as caught:
         compiled(ids, ids, torch.ones(2, T))
     return str(caught.value)
 
 
-def test_ranks_with_seeds_of_their_own(ranks: RankPool) -> None:
-    assert all("in different states" in text for text in ranks.run(2, _seeded_apart))
+def test_calls_that_are_refused_on_all_ranks(ranks: RankPool) -> None:
+    assert all("in different states" in text for text in ranks.run(2, _refused, 1, 7))
+    assert all("[2, 2] cut" in text and "as [3, 1]" in text for text in ranks.run(2, _refused, 3))

@@ -152,23 +152,27 @@ _NODES = ([2, 5, 1, 3, 4], [1, 2, 6, 2, 1])
 """The nodes of each graph of the global batch, by step."""
 
 
-def _in_blocks(parts: tuple[int, ...], **options: Any) -> list[Any]:
+def _in_blocks(parts: tuple[int, ...], stages: int = 1, **options: Any) -> list[Any]:
     """Losses and gradients of two steps in blocks of two graphs; `parts` are the graphs of each rank."""
-    rank, batches = dist.get_rank(), []
+    shape, axes = (stages, len(parts)), ("pp", "dp")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes) if stages > 1 else None
+    rank, batches = dist.get_rank() % len(parts), []
     own = range(sum(parts[:rank]), sum(parts[: rank + 1]))
     for i, nodes in enumerate(_NODES):
         made = [graphs(10 * i + number, [nodes[number]]) for number in own]
         batches.append(joined(made) if made else graphs(0, []))
     numerics = fxdp.Bitwise(block=2)
     compiled = fxdp.compile(
-        _Graph().double(), batch_dims=DIMS, **{"backend": "eager", "numerics": numerics, **options}
+        _Graph().double(), mesh, batch_dims=DIMS, **{"backend": "eager", "numerics": numerics, **options}
     )
     return _steps(compiled, batches)
 
 
 def test_blocks_of_graphs_have_the_bits_of_one_device(ranks: RankPool) -> None:
     (alone,) = ranks.run(1, _in_blocks, (5,))
-    for found in ranks.run(3, _in_blocks, (2, 0, 3), strategy="shard"):
+    on_ranks = ranks.run(3, _in_blocks, (2, 0, 3), strategy="shard")
+    on_stages = ranks.run(4, _in_blocks, (4, 1), 2, strategy="shard")
+    for found in (*on_ranks, *on_stages):
         assert all(map(torch.equal, found, alone))
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.runtime import p2p
 from tests.captures import KNOWN, captured_once
 from tests.pipeline.cut.cuts import program
 from tests.rank_pool import RankPool
@@ -49,14 +51,18 @@ def _batch(generator: torch.Generator) -> tuple[Tensor, ...]:
     return x, torch.randint(0, 9, (8,), generator=generator), torch.rand(8, generator=generator)
 
 
-def _trained(parts: Sequence[int], strategy: str = "replicate") -> dict[str, Tensor]:
+def _trained(parts: Sequence[int], strategy: str = "replicate", stages: int = 1) -> dict[str, Tensor]:
     """Every number of two steps of this process, or of this rank of a process group."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # of which the order of sums within a block depends
     torch.manual_seed(0)
-    rank, found = dist.get_rank() if len(parts) > 1 else 0, dict[str, Tensor]()
+    shape, axes = (stages, len(parts)), ("pp", "dp")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes) if stages > 1 else None
+    rank, found = dist.get_rank() % len(parts) if stages * len(parts) > 1 else 0, dict[str, Tensor]()
     with captured_once(KNOWN.setdefault(__name__, {})):
-        compiled = fxdp.compile(Pictures(), numerics={"block": 3}, strategy=strategy, backend="eager")
+        compiled = fxdp.compile(
+            Pictures(), mesh, numerics={"block": 3}, strategy=strategy, backend="eager"
+        )
         optimizer = torch.optim.AdamW(compiled.parameters(), 0.01)
         own, data = slice(sum(parts[:rank]), sum(parts[: rank + 1])), torch.Generator().manual_seed(1)
         for step in range(2):
@@ -74,14 +80,23 @@ def _trained(parts: Sequence[int], strategy: str = "replicate") -> dict[str, Ten
 
 def test_the_same_bits_on_any_mesh(ranks: RankPool) -> None:
     alone = _trained((8,))
-    for parts, strategy in (((6, 2), "shard"), ((3, 5), "replicate"), ((3, 0, 5), "replicate")):
-        for found in ranks.run(len(parts), _trained, parts, strategy):
+    for parts, strategy, stages in (
+        ((3, 5), "replicate", 1),
+        ((3, 0, 5), "shard", 1),
+        ((8,), "replicate", 2),
+        ((8,), "replicate", 3),
+        ((3, 5), "shard", 2),
+    ):
+        for found in ranks.run(stages * len(parts), _trained, parts, strategy, stages):
             assert found.keys() == alone.keys()
-            assert [name for name in alone if not torch.equal(found[name], alone[name])] == [], parts
+            differs = [name for name in alone if not torch.equal(found[name], alone[name])]
+            assert differs == [], (parts, strategy, stages)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_one_device_is_exact(training: bool) -> None:
+def test_one_device_is_exact(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = list[Tensor]()
+    monkeypatch.setattr(p2p, "aligned", lambda value: copied.append(value) or value.clone())
     torch.manual_seed(0)
     model = Pictures(dropout=0.0).double().train(training)
     model.get_parameter("norm.bias").requires_grad_(requires_grad=False)
@@ -90,6 +105,9 @@ def test_one_device_is_exact(training: bool) -> None:
     expected, given = plain(*batch), fxdp.compile(model, numerics={"block": 3}, backend="eager")(*batch)
     for output in expected, given:
         output["loss"].backward()
+    shapes = [value.shape for value in copied]
+    assert shapes  # of what blocks go on from; no block reads a gradient
+    assert model.get_parameter("first.weight").shape not in shapes
     for key, value in expected.items():
         assert torch.allclose(given[key], value, rtol=1e-12, atol=1e-14)
     for parameter, own in zip(plain.parameters(), model.parameters(), strict=True):
@@ -102,8 +120,8 @@ def test_one_device_is_exact(training: bool) -> None:
 def test_the_program_is_the_same_on_any_mesh() -> None:
     """The bits depend on its ops and their placements, which know of no ranks."""
     batch = _batch(torch.Generator().manual_seed(0))
-    texts = [program(Pictures(), *batch, dp=dp, numerics={"block": 2}).text for dp in (2, 3, 4)]
-    assert len({text.partition("\n")[2] for text in texts}) == 1
+    made = [program(Pictures(), *batch, dp=dp, numerics={"block": 2}) for dp in (2, 3, 4)]
+    assert len({one.text.partition("\n")[2] for one in made}) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,10 +129,12 @@ def test_the_program_is_the_same_on_any_mesh() -> None:
     [
         ({"activation_checkpointing": "always"}, r"mode='always'\) with .* waits .*\n"),
         ({"activation_checkpointing": 0.5}, r"budget=0.5\) with .* waits .*\n"),
+        ({"pipeline": {"schedule": "zero-bubble"}, "backend": "eager"}, r"='zero-bubble'(.|\n)* goes on:\n"),
     ],
     ids=str,
 )
 def test_what_is_refused(options: dict[str, Any], words: str) -> None:
     batch = _batch(torch.Generator().manual_seed(0))
-    with pytest.raises(fxdp.StageError, match=words + r"  at .*test_rounds.py:\d+ .* in norm: all_red"):
+    where = r"  at .*test_rounds.py:\d+ .* in norm: all_red"
+    with pytest.raises((fxdp.StageError, fxdp.ScheduleError), match=words + where):
         fxdp.plan(Pictures(), batch, **{"mesh": {"dp": 2}, **options}, numerics={"block": 2})

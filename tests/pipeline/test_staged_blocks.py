@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,7 +15,11 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.ir.graph.graph_text import graph_text
+from fxdp.ir.types.placements import Replicate
+from fxdp.ir.types.value_types import TensorType
+from fxdp.pipeline.cut.partition import Total
 from fxdp.pipeline.schedule.action import Kind
+from fxdp.pipeline.write.step_values import StepValues
 from tests.captures import KNOWN, captured_once
 from tests.pipeline.cut.cuts import program
 from tests.rank_pool import RankPool
@@ -97,16 +103,46 @@ def _planned(model: nn.Module, **options: Any) -> fxdp.Plan:
     return fxdp.plan(model, batch, mesh={"pp": 2}, numerics={"block": 2}, **{"backend": "eager", **options})
 
 
+class Fused(nn.Module):
+    """Functions between linear layers, of which a cut anywhere else would fuse others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.dropout(self.first(x)), approximate="tanh").sigmoid()
+        return F.silu(self.last(hidden * hidden)).square().mean()
+
+
+_FUSED: dict[str, Any] = {"numerics": {"block": 2}, "pipeline": {"stages": 2}}
+
+
 def test_stages_that_inductor_compiles_are_those_of_any_mesh() -> None:
     """What is fused depends on the parts and on whether their backwards are divided."""
-    batch = torch.zeros(4, T, dtype=torch.long), torch.ones(4, T)
-    options = {"numerics": {"block": 2}, "pipeline": {"stages": 3}}
-    made = [program(GPT(0.1), *batch, ranks=ranks, dp=2, **options) for ranks in (1, 2, 3)]
+    made = [program(Fused(), torch.ones(4, 6), ranks=ranks, dp=2, **_FUSED) for ranks in (1, 2)]
     parts = [[graph_text(part.gm, {}, exact=True) for part in one.partition.parts] for one in made]
-    assert len(parts[0]) == 3
-    assert parts[0] == parts[1] == parts[2]
+    assert len(parts[0]) == 2
+    assert parts[0] == parts[1]
     kinds = {action.kind for one in made for row in one.run_schedule(4).ranks for action in row}
     assert kinds == {Kind.FORWARD, Kind.BACKWARD}
+
+
+def _fused(stages: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (stages, 1), mesh_dim_names=("pp", "dp")) if stages > 1 else None
+    model = Fused()
+    loss = fxdp.compile(model, mesh, **_FUSED)(torch.randn(4, 6))
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def test_stages_that_inductor_compiles_have_the_bits_of_one_device(ranks: RankPool) -> None:
+    (alone,) = ranks.run(1, _fused, 1)
+    for found in ranks.run(2, _fused, 2):
+        assert len(found) == 5
+        assert all(map(torch.equal, found, alone))
 
 
 def test_cuts_that_would_change_bits_are_refused() -> None:
@@ -114,9 +150,11 @@ def test_cuts_that_would_change_bits_are_refused() -> None:
         _planned(GPT(), backend="inductor")
     with pytest.raises(fxdp.ScheduleError, match=r"schedule='zero-bubble', which .*expected '1f1b'"):
         _planned(GPT(), backend="inductor", pipeline={"stages": 2, "schedule": "zero-bubble"})
-    norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-    with pytest.raises(fxdp.StageError, match=r"with stages: the model needs values .*\n  at .* all_reduce"):
-        fxdp.plan(
-            norm, (torch.ones(4, 3),), {"target": torch.ones(4, 3)}, mesh={"pp": 2}, numerics={"block": 2},
-            backend="eager", loss_fn=F.mse_loss,
-        )  # fmt: skip
+
+
+def test_rows_that_data_chooses_do_not_travel_between_stages() -> None:
+    chosen = TensorType(torch.float32, (sympy.Symbol("u0"), sympy.Integer(3)))
+    values = StepValues(cast(Any, None), cast(Any, SimpleNamespace(everything=())), [0, 1])
+    with pytest.raises(fxdp.StageError, match=r"how many rows there are at .* follows from the data"):
+        values.type(Total("chosen", 0, False, chosen, Replicate()))
+

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
@@ -43,6 +44,13 @@ class Training:
     parts: tuple[int, ...]
     mode: Mode = field(default_factory=Mode)
     options: dict[str, Any] = field(default_factory=dict)
+    stages: int = 1
+    """Pipeline ranks, of which each group trains on the samples of one entry of `parts`."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes."""
+        return self.stages * len(self.parts)
 
 
 def learn(training: Training) -> None:
@@ -88,7 +96,9 @@ class _Run:
     def __init__(self, training: Training) -> None:
         self._training, self._mode = training, training.mode
         self._subject = subject(training.name)
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        axes, shape = ("pp", "dp"), (training.stages, len(training.parts))
+        self._mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes) if training.stages > 1 else None
+        self._rank = dist.get_rank() % len(training.parts) if dist.is_initialized() else 0
         key = training.name, training.mode.autocast
         for other in KNOWN.keys() - {key}:
             del KNOWN[other]  # captures of another model
@@ -99,7 +109,7 @@ class _Run:
         self._once.__enter__()
         self._model = self._subject.model().train()
         self._compiled = fxdp.compile(
-            self._model, numerics=fxdp.Bitwise(block=BLOCK), backend=self._mode.backend,
+            self._model, self._mesh, numerics=fxdp.Bitwise(block=BLOCK), backend=self._mode.backend,
             batch_dims=self._subject.batch_dims, **self._training.options,
         )  # fmt: skip
         self._optimizer = torch.optim.AdamW(self._compiled.parameters(), 1e-3)

@@ -108,6 +108,7 @@ class Metadata:
     decomposition: Decomposition | None = None  # the ops that replace this one
     stage: int | None = None  # pipeline stage; None: unstaged, or on no single stage
     once: bool = False  # runs once per step, after the last micro-batch
+    exchanged: bool = False  # runs once per step, between rounds of blocks
     rewrite: Rewrite | None = None  # how a rule localizes the op's size arguments
     recompute: str = ""  # `computed`: recomputed in the backward, from values that are `saved`
     draws_for: MemoryLayout | None = None  # layout at capture for which a random op draws, if it differs now

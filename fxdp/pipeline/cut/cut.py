@@ -23,6 +23,7 @@ from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.cut.balance import balance
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.phases import Phases
+from fxdp.pipeline.cut.rounds import place_once
 from fxdp.torch_compat import aten
 
 _ADD = aten.add.Tensor
@@ -48,6 +49,7 @@ def assign(
     _keep_views_at_home(graph, phases)
     if not keeps_sums:
         _split_sums(graph, phases)
+    place_once(graph, phases.rounds)
     _place_epilogue(graph, phases)
 
 

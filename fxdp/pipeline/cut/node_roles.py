@@ -18,7 +18,7 @@ from fxdp.ir.graph.metadata import meta, value_bytes
 from fxdp.ir.graph.signature import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types.sizes import LOCAL, OFFSET
-from fxdp.ir.types.value_types import TensorType
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.torch_compat import aten
 
 _HEAVY = frozenset(
@@ -103,6 +103,11 @@ def is_cheap_view(node: fx.Node) -> bool:
         return False
     base = node.all_input_nodes[0]
     return value_bytes(base) <= value_bytes(node) and meta(base).placement is not None
+
+
+def is_number(node: fx.Node) -> bool:
+    """Return whether a node is a size, which each part reads from the tensor itself."""
+    return isinstance(meta(node).type, ScalarType)
 
 
 def _reads_only(node: fx.Node, known: set[fx.Node]) -> bool:

@@ -57,17 +57,33 @@ class Part:
 
 
 @dataclass(frozen=True)
+class StagePart:
+    """A part of a round, with the stage whose rank runs it; None for every rank.
+
+    Attributes
+    ----------
+    name : what the written step calls it, as `round 3` or `exchange 1`.
+    backward : True if gradients leave it, which travel to earlier stages.
+    """
+
+    name: str
+    stage: int | None
+    part: Part
+    backward: bool = False
+
+
+@dataclass(frozen=True)
 class BlockRound:
     """What each block computes before values of all blocks are summed or gathered, and what that gives.
 
     Attributes
     ----------
-    blocks : the part of one block; None if the other part needs no values of blocks.
+    blocks : the parts of one block, in order; none if the other parts need no values of blocks.
     exchange : the collectives, and ops on full values, which run once.
     """
 
-    blocks: Part | None
-    exchange: Part
+    blocks: tuple[StagePart, ...]
+    exchange: tuple[StagePart, ...]
 
 
 @dataclass
@@ -88,14 +104,21 @@ class Partition:
     gathers: tuple[Part | None, ...] = ()
     """The all-gathers of the stage's sharded parameters, before the first micro-batch, per stage."""
     rounds: tuple[BlockRound, ...] = ()
-    """With blocks, the rounds before the last one; the last one runs as `parts` and `epilogues`."""
+    """With blocks, what runs in rounds, before `parts`."""
+    coupled: bool = False
+    """True if rounds run all blocks, because these wait for one another: `parts` are for plans alone."""
 
     @property
     def everything(self) -> tuple[Part, ...]:
         """All parts, in no particular order."""
-        rounds = [part for one in self.rounds for part in (one.blocks, one.exchange)]
+        rounds = [one.part for one in self.in_rounds]
         every = (self.prologue, *rounds, *self.gathers, *self.parts, *self.epilogues)
         return tuple(part for part in every if part is not None)
+
+    @property
+    def in_rounds(self) -> tuple[StagePart, ...]:
+        """The parts of all rounds, in the order in which they run."""
+        return tuple(part for one in self.rounds for part in (*one.blocks, *one.exchange))
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
         """Return the ranks that read each parameter, given the rank of each stage in `placement`."""
@@ -104,6 +127,10 @@ class Partition:
             for part, rank in zip(parts, placement, strict=False):
                 for spec in part.parameters if part is not None else ():
                     found.setdefault(spec, set()).add(rank)
+        for one in self.in_rounds:
+            if one.stage is not None:
+                for spec in one.part.parameters:
+                    found.setdefault(spec, set()).add(placement[one.stage])
         return found
 
     def with_sums(self) -> Partition:

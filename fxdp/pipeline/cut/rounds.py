@@ -8,7 +8,7 @@
 A sum or a gather over samples needs all blocks, and the blocks go on with the result. The ops of a block have
 the same samples and shapes on every mesh, and what runs once reads full values, which are equal on all ranks:
 so neither has bits that depend on the mesh. The ops keep their order, so no value lives longer than without
-blocks.
+blocks. Stages divide a round once more: `round_parts.py` has the order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Rounds:
     blocks : the round of each op that runs in each block.
     once : the round of each op that runs once, after all blocks of the round.
     terms : operands of collectives that are computed from inputs alone, with the round that needs them.
-    last : the last round, which runs as stages, and after which the epilogue runs.
+    known : the number of rounds that need inputs alone; these come first, and run on every stage's rank.
+    last : the last round, after which the epilogue runs; it runs as stages if nothing is coupled.
     coupled : collectives that blocks wait for in the midst of the model: the forward and the backward of a
         block cannot run one after the other.
     """
@@ -46,12 +47,9 @@ class Rounds:
     blocks: dict[fx.Node, int] = field(default_factory=dict)
     once: dict[fx.Node, int] = field(default_factory=dict)
     terms: dict[fx.Node, int] = field(default_factory=dict)
+    known: int = 0
     last: int = 0
     coupled: list[fx.Node] = field(default_factory=list)
-
-    def is_ahead(self, node: fx.Node) -> bool:
-        """Return whether a round before the last computes the node."""
-        return node in self.once or self.blocks.get(node, self.last) < self.last
 
 
 def find_rounds(graph: fx.Graph, known: Collection[fx.Node], elsewhere: Collection[fx.Node]) -> Rounds:
@@ -80,10 +78,10 @@ class _Search:
                 self.free[node] = max(self._ready(node), default=0)
         others = [n for n in self.calls if n not in self.known]
         found.coupled = [n for n in others if n.target in redistributions.COLLECTIVES]
-        found.last = 1 + max(found.once.values(), default=-1)
+        found.last = found.known = 1 + max(found.once.values(), default=-1)
         for node in others if found.coupled else ():
             if not self._take_once(node):
-                ready = max(self._ready(node), default=0)
+                ready = max(found.known, *self._ready(node))
                 found.last = max(found.last, ready)
                 # terms of sums are small, and early ones travel together
                 found.blocks[node] = ready if _is_term(node) else found.last
@@ -93,7 +91,7 @@ class _Search:
         """Record a node that runs once; return False for any other."""
         once = self._runs_once(node)
         if once:
-            self.found.once[node] = at = max(self._made(node), default=0)
+            self.found.once[node] = at = max(self.found.known, *self._made(node), 0)
             for operand in node.all_input_nodes if node.target in redistributions.COLLECTIVES else ():
                 if operand in self.free:
                     self.found.terms[operand] = min(at, self.found.terms.get(operand, at))
@@ -142,5 +140,23 @@ def without_tangents(graph: fx.Graph) -> None:
         copy_meta(node, one, spec=None, operands=(meta(beside).placement,))
         node.replace_all_uses_with(one)
         graph.erase_node(node)
-    for node in graph.nodes:
-        meta(node).backward = False
+
+
+def place_once(graph: fx.Graph, rounds: Rounds) -> None:
+    """Give ops that run once per round the stage that runs them, or none in rounds of inputs alone.
+
+    A collective runs where its operand is, because a rank has several roots of one sum. All else of a round
+    runs in one place, so that no two stages wait for one another: the stage of the round's last collective.
+    """
+    homes: dict[int, int | None] = {}
+    for node, number in rounds.once.items():
+        meta(node).exchanged, meta(node).stage = True, None
+        if number >= rounds.known and node.target in redistributions.COLLECTIVES:
+            stages = (meta(operand).stage for operand in node.all_input_nodes)
+            homes[number] = meta(node).stage = next((stage for stage in stages if stage is not None), 0)
+    for node, number in rounds.once.items():
+        source = node.all_input_nodes[0] if node.all_input_nodes else node
+        if node.target in (redistributions.wait, operator.getitem) and source in rounds.once:
+            meta(node).stage = meta(source).stage
+        elif number >= rounds.known and node.target not in redistributions.COLLECTIVES:
+            meta(node).stage = homes.get(number, 0)

@@ -9,6 +9,8 @@ is not cut: they run only when shards have changed, and not at each call.
 
 from __future__ import annotations
 
+from itertools import filterfalse
+
 from torch import fx
 
 from fxdp.ir.graph.graphs import inputs_of, results_of
@@ -16,7 +18,7 @@ from fxdp.ir.graph.metadata import copy_meta, meta, placed_tensor, tensor_type
 from fxdp.ir.graph.parameter_buckets import gather_starts, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, OutputSpec, StageValue, Tangent
 from fxdp.ir.types.placements import R
-from fxdp.pipeline.cut.node_roles import is_cheap_view, same_in_all
+from fxdp.pipeline.cut.node_roles import is_cheap_view, is_number, same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
@@ -33,7 +35,7 @@ class _Cut:
         self.phases = phases
         self.stages = stages
         self.gathered = set(phases.gathered)
-        self.early = {*phases.prologue, *self.gathered, *phases.rounds.once}
+        self.early = {*phases.prologue, *self.gathered, *filterfalse(is_number, phases.rounds.once)}
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         self.results = results_of(self.graph)
 
@@ -48,10 +50,14 @@ class _Cut:
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
         returned = {n for _, n in self.results}
-        read = [{*b.crossing, *e.crossing, *returned} for b, (e, _) in zip(builders, last, strict=True)]
-        rounds = RoundParts(self.gm, self.phases, {*own}.union(*read))
+        read = [{*e.crossing, *returned} for e, _ in last]
+        coupled = bool(self.phases.rounds.coupled)
+        if not coupled:  # or rounds run what would be stages
+            read = [{*b.crossing, *late} for b, late in zip(builders, read, strict=True)]
+        rounds = RoundParts(self.gm, self.phases, self.stages, {*own}.union(*read))
         built = rounds.build()
-        read[0] |= rounds.crossing  # rounds that read parameters have one stage after them
+        for stage in range(self.stages):
+            read[stage] |= rounds.crossing.get(stage, set())
         gathers = [self._before(r & self.gathered, f"Gather{s}") for s, r in enumerate(read)]
         totals = wanted | {StageValue(n.name): n for n in rounds.exchanged}
         prologue = set().union(*read) & set(self.phases.prologue)
@@ -65,6 +71,7 @@ class _Cut:
             tuple((spec, n.name, self._home(n)) for spec, n in self.results),
             tuple(gathers) if self.gathered else (),
             built,
+            coupled,
         )
 
     def _is_loose(self, node: fx.Node) -> bool:
@@ -79,7 +86,6 @@ class _Cut:
 
     def _stage(self, stage: int) -> PartBuilder:
         roots = [n for n in self.graph.nodes if self.phases.is_own(n) and meta(n).stage == stage]
-        roots = [n for n in roots if not self.phases.rounds.is_ahead(n)]
         members = set(roots)
         builder = PartBuilder(self.gm)
         backward = self.phases.backward
@@ -118,14 +124,14 @@ class _Cut:
 
     def _is_of(self, node: fx.Node, stage: int) -> bool:
         """Return whether a stage, and not something before the stages, computes a value."""
-        return meta(node).stage == stage and node not in self.early and not self.phases.rounds.is_ahead(node)
+        return meta(node).stage == stage and node not in self.early
 
     def _edges(self, builders: list[PartBuilder]) -> list[CutEdge]:
         same = same_in_all(self.graph)
         found = []
         for target, builder in enumerate(builders):
             for node in builder.reads():
-                if node in self.early or self.phases.rounds.is_ahead(node):
+                if node in self.early:
                     continue
                 (type_, placement), source = placed_tensor(node), meta(node).stage
                 assert source is not None

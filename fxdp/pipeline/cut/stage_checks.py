@@ -3,6 +3,7 @@
 stage 0 -> 1 -> 2    values of the forward
 stage 0 <- 1 <- 2    values of the backward
 epilogue             reads the sums of all micro-batches; no micro-batch reads from it
+between rounds       ops that run once read any stage's blocks, and give to any stage
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _Fault = tuple[fx.Node, str]
 def _own_nodes_have_stages(graph: fx.Graph) -> Iterator[_Fault]:
     """Check that every op that reads a stage's value belongs to a stage (STAGED)."""
     for node in graph.nodes:
-        if node.op != "call_function" or meta(node).stage is not None:
+        if node.op != "call_function" or meta(node).stage is not None or meta(node).exchanged:
             continue
         for source in node.all_input_nodes:
             if meta(source).stage is not None:
@@ -55,12 +56,16 @@ def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
     """Yield ops of a micro-batch with an operand, if both have stages, and the stages of both."""
     for node in graph.nodes:
         here = meta(node).stage
-        if node.op != "call_function" or here is None or meta(node).once:
+        if node.op != "call_function" or here is None or _runs_once(node):
             continue
         for source in node.all_input_nodes:
             there = meta(source).stage
-            if there is not None and not meta(source).once:
+            if there is not None and not _runs_once(source):
                 yield node, source, here, there
+
+
+def _runs_once(node: fx.Node) -> bool:
+    return meta(node).once or meta(node).exchanged
 
 
 STAGE_CHECKS = (_own_nodes_have_stages, _forward_goes_on, _backward_comes_back, _steps_end_last)

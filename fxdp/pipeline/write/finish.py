@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
 
 from fxdp.ir import redistributions
-from fxdp.ir.graph.metadata import placed_tensor
 from fxdp.ir.graph.signature import Gradient, OutputSpec, Parameter
 from fxdp.ir.types.value_types import TensorType
-from fxdp.pipeline.cut.partition import Part, Partition, Total
+from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.stage_shards import StageShards
-from fxdp.pipeline.write.step_graph import Message, StepGraph, ValueType
+from fxdp.pipeline.write.step_graph import StepGraph
+from fxdp.pipeline.write.step_values import StepValues
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Finish:
     schedule: Schedule
     full: fx.Node
     sharded: StageShards
+    values: StepValues
     everywhere: bool
     parallel: bool
-    _brought: set[tuple[str, int]] = field(default_factory=set)
 
     def write(self) -> list[Any]:
         """Return the program's results, None for each result that stays on another rank."""
@@ -46,7 +46,7 @@ class Finish:
             if part is None:
                 continue
             for crossing in part.reads:
-                self._bring(crossing.name, stage)
+                self.values.bring(crossing.name, stage)
             if self.schedule.placement[stage] == self.step.rank:
                 args = [self.step.total(c.name) for c in part.reads]
                 call = self.step.reduce if self.parallel and _communicates(part) else self.step.module
@@ -55,7 +55,7 @@ class Finish:
         for rank in range(len(self.schedule.ranks)):
             self._deliver(rank)
             self.sharded.send_to_owners(
-                {n: t for n, t in self._sharded.items() if self._home(n) == rank}, rank
+                {n: t for n, t in self._sharded.items() if self.values.home(n) == rank}, rank
             )
         return [self._result(spec, name) for spec, name, _ in self.partition.results]
 
@@ -65,42 +65,6 @@ class Finish:
         types = self.sharded.types
         specs = {n: spec.of for spec, n, _ in self.partition.results if isinstance(spec, Gradient)}
         return {n: types[of] for n, of in specs.items() if isinstance(of, Parameter) and of in types}
-
-    def _home(self, name: str) -> int | None:
-        """Return the rank on which a value of the step is computed."""
-        source = self._source(name)
-        return None if source is None else self.schedule.placement[source.stage]
-
-    def _source(self, name: str) -> Total | None:
-        """Return where a value of the step is computed; None for a value that each reading rank computes."""
-        exchanges = [one.exchange for one in self.partition.rounds]
-        early = (self.partition.prologue, *exchanges, *self.partition.gathers)
-        if any(part is not None and name in part.gives for part in early):
-            return None
-        if name in self.partition.totals:
-            return self.partition.totals[name]
-        for stage, part in enumerate(self.partition.epilogues):
-            if part is not None and name in part.gives:
-                values: Any = part.gm.graph.output_node().args[0]
-                type_, placement = placed_tensor(values[part.gives.index(name)])
-                return Total(name, stage, False, type_, placement)
-        return None
-
-    def _bring(self, name: str, stage: int) -> None:
-        """Send a value of the step to the rank of the stage that reads the value, once."""
-        source = self._source(name)
-        if source is None or (name, stage) in self._brought:
-            return
-        here, there = self.schedule.placement[source.stage], self.schedule.placement[stage]
-        if here == there:
-            return
-        self._brought.add((name, stage))
-        self.step.tag += 1
-        message = Message(name, *self._type(source), self.step.tag, backward=True)
-        if self.step.rank == here:
-            self.step.send(message, self.step.value(name, None), there)
-        elif self.step.rank == there:
-            self.step.expect(name, None, self.step.receive(message, here))
 
     def _deliver(self, rank: int) -> None:
         """Send one rank's results to all ranks that need one.
@@ -114,21 +78,18 @@ class Finish:
             if peer != rank and names:
                 receivers.setdefault(names, []).append(peer)
         for names, peers in receivers.items():
-            types = {name: self._type(source) for name in names if (source := self._source(name))}
+            types = {name: self.values.type(source) for name in names if (source := self.values.source(name))}
             given = partial(self.step.value, microbatch=None)
             got = self.step.hand_over("results", types, rank, peers, given, backward=False, shared=True)
             for name, value in got.items():
                 self.step.keep(name, None, value)
 
-    def _type(self, source: Total) -> ValueType:
-        return self.step.shape(source.type, source.placement, None), source.type.dtype
-
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
         """Return the names of the results that `rank` sends to `peer`."""
         names = []
         for spec, name, _ in self.partition.results:
-            source = self._source(name)
-            if source is None or self._home(name) != rank or name in self._sharded:
+            source = self.values.source(name)
+            if source is None or self.values.home(name) != rank or name in self._sharded:
                 continue
             if self._is_for(peer, spec):
                 names.append(name)
@@ -146,7 +107,7 @@ class Finish:
     def _result(self, spec: OutputSpec, name: str) -> fx.Node | None:
         if name in self._sharded:
             return self.sharded.rows_of(name)
-        source = self._source(name)
+        source = self.values.source(name)
         here = source is None or self.schedule.placement[source.stage] == self.step.rank
         return self.step.value(name, None) if here or self._is_for(self.step.rank, spec) else None
 

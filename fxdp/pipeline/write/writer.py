@@ -27,14 +27,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.pipeline.cut.partition import (
-    BlockRound,
-    CutEdge,
-    Partition,
-    backward_gives,
-    backward_parts,
-    forward_gives,
-)
+from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, backward_parts, forward_gives
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -43,8 +36,10 @@ from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.microbatches import MicrobatchSizes, Recompute, microbatch_call
+from fxdp.pipeline.write.round_calls import RoundCalls
 from fxdp.pipeline.write.stage_shards import StageShards
 from fxdp.pipeline.write.step_graph import Message, StepGraph, suffix
+from fxdp.pipeline.write.step_values import StepValues
 from fxdp.pipeline.write.totals import Totals
 
 
@@ -96,18 +91,16 @@ class Writer:
         self.full = self.step.input("batch")
         self.step.tag = self._last_tag
         sharded = StageShards(self.step, self.partition, self.schedule)
+        values = StepValues(self.step, self.partition, self.schedule.placement)
         self._prologue(sharded)
-        order = programs(self.schedule, self._edges())
-        check(order)
-        for event in order[self.step.rank]:
-            if isinstance(event, Transfer):
-                self._transfer(event)
-            else:
-                self._act(event)
+        self._rounds(values)
+        if not self.partition.coupled:
+            self._run_schedule()
         self._put_together()
         finish = Finish(
-            self.step, self.partition, self.schedule, self.full, sharded, self.everywhere, self.data_ranks > 1
-        )
+            self.step, self.partition, self.schedule, self.full, sharded, values, self.everywhere,
+            self.data_ranks > 1,
+        )  # fmt: skip
         self.step.end(tuple(finish.write()))
         check_order(self.step.graph)
         return self.step.graph
@@ -151,20 +144,21 @@ class Writer:
             write_gathers(
                 self.step, self.partition, self.schedule, sharded, self.full, aligned=self._by_block
             )
-        for number, one in enumerate(self.partition.rounds):
-            self._round(number, one)
 
-    def _round(self, number: int, one: BlockRound) -> None:
-        """Run the blocks of a round, and then once what needs all of them."""
-        if (part := one.blocks) is not None:
-            for index in range(self.layout.count):
-                args = [self.step.value(c.name, index) for c in part.reads]
-                name = f"round_{number}"
-                made = self.step.module(name, (self._batch(index), *args), f"{name}{suffix(index)}")
-                self._give_all(made, part.gives, 0, index)
-            self._totals.put_together(exchanged=True)
-        name, totals = f"exchange_{number}", [self.step.total(c.name) for c in one.exchange.reads]
-        self.step.keep_items(self.step.module(name, (self.full, *totals), name), one.exchange.gives)
+    def _rounds(self, values: StepValues) -> None:
+        placement = self.schedule.placement
+        RoundCalls(
+            self.step, self.partition, placement, self.layout, self._totals, values, self.full, self._batch
+        ).write()
+
+    def _run_schedule(self) -> None:
+        order = programs(self.schedule, self._edges())
+        check(order)
+        for event in order[self.step.rank]:
+            if isinstance(event, Transfer):
+                self._transfer(event)
+            else:
+                self._act(event)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
@@ -22,32 +23,47 @@ class Norm(nn.Module):
         return (self.b(self.norm(self.a(x))).square().sum(1) * w).sum() / w.sum()
 
 
-def _cut() -> Program:
-    return program(Norm(), torch.randn(8, 4), torch.rand(8), dp=2, numerics={"block": 2})
+def _cut(ranks: int = 1) -> Program:
+    options = {"numerics": {"block": 2}, "backend": "eager"}
+    return program(Norm(), torch.randn(8, 4), torch.rand(8), ranks=ranks, dp=2, **options)
+
+
+def _lines(ranks: int) -> str:
+    return "\n".join(
+        f"{one.name}: {' '.join(spec.name for spec in one.part.reads)} -> {' '.join(one.part.gives)}"
+        for one in _cut(ranks).partition.in_rounds
+    )
 
 
 def test_what_blocks_wait_for_ends_a_round() -> None:
-    lines = []
-    for number, one in enumerate(_cut().partition.rounds):
-        for name, part in (("blocks", one.blocks), ("once", one.exchange)):
-            assert part is not None
-            reads = " ".join(spec.name for spec in part.reads)
-            lines.append(f"{number} {name}: {reads} -> {' '.join(part.gives)}")
-    assert_expected_inline("\n".join(lines), """\
-0 blocks:  -> sum_3
-0 once: sum_3 -> wait_2 div_2
-1 blocks:  -> mm moments
-1 once: moments -> select rsqrt
-2 blocks: mm select rsqrt div_2 -> sum_2 mm_3 t_5 mul_5 div_3 div_4
-2 once: div_3 div_4 -> wait_3 wait_4""")
+    assert_expected_inline(_lines(1), """\
+round 0:  -> sum_3
+exchange 0: sum_3 -> wait_2 div_2
+round 1:  -> mm moments
+exchange 1: moments -> select rsqrt
+round 2: mm select rsqrt div_2 -> sum_2 mm_3 t_5 mul_5 div_3 div_4
+exchange 2: div_3 div_4 -> wait_3 wait_4
+round 3: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""")
 
 
-def test_what_a_part_reads_an_earlier_one_gives() -> None:
-    partition = _cut().partition
+def test_stages_take_turns_in_a_round() -> None:
+    assert_expected_inline(_lines(2), """\
+round 0 turn 0:  -> sum_3
+exchange 0: sum_3 -> wait_2 div_2
+round 1 turn 0:  -> mm moments
+exchange 1: moments -> select rsqrt
+round 2 turn 1: mm select rsqrt div_2 -> sum_2 mm_3 t_5
+round 2 turn 2: mm select rsqrt mm_3 -> mul_5 div_3 div_4
+exchange 2: div_3 div_4 -> wait_3 wait_4
+round 3 turn 2: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_a_part_reads_an_earlier_one_gives(ranks: int) -> None:
+    partition = _cut(ranks).partition
     given: set[str] = set()
-    rounds = [part for one in partition.rounds for part in (one.blocks, one.exchange)]
-    for part in (*rounds, *partition.parts, *partition.epilogues):
-        assert part is not None
+    rounds = [one.part for one in partition.in_rounds]
+    for part in (*rounds, *filter(None, partition.epilogues[::-1])):
         assert {spec.name for spec in part.reads} <= given
         given |= set(part.gives)
     assert {name for _, name, _ in partition.results} <= given
