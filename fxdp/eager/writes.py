@@ -58,6 +58,8 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
     written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if written == ["out"] and isinstance(kwargs.get("out"), Tensor):
         return _write_out(op, args, kwargs)
+    if (with_written := _with_written(op)) is not None:
+        return _write_beside(op, with_written, written, args, kwargs)
     if not isinstance(target, Tensor) or not name.endswith("_") or written != [op._schema.arguments[0].name]:
         raise InputError(
             f"{user_line()}: {op} writes into {', '.join(written)}, which global tensors do not support; "
@@ -86,6 +88,17 @@ def _write_out(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         )
     _write(out, value)
     return out
+
+
+def _write_beside(
+    op: OpOverload, with_written: Any, written: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run an op that writes beside its result, as the noise of `rrelu`; return the result."""
+    results = with_written(*_with_defaults(op, args, kwargs), **kwargs)
+    targets = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | dict(kwargs)
+    for name, value in zip(written, results[-len(written) :], strict=True):
+        _write(targets[name], value)
+    return results[0] if len(results) > len(written) else targets[written[0]]
 
 
 def _become_view(op: OpOverload, target: GlobalTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -129,6 +142,14 @@ def _is_full(value: Any) -> bool:
 
 def _expanded(value: Any, target: Tensor) -> Tensor:
     return value if value.shape == target.shape else value.expand(target.shape)  # type: ignore[no-any-return]
+
+
+@cache
+def _with_written(op: OpOverload) -> Any:
+    """Return the op that returns the result of `op` and all that it writes; None if there is none."""
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), f"{name.removesuffix('_')}_functional", None)
+    return None if packet is None or op in _OTHER_NAMES else packet.default
 
 
 @cache

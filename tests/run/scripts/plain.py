@@ -1,4 +1,4 @@
-"""A plain loop: BatchNorm, dropout, noise, clipping, a schedule, metrics, evaluation by a batch thread."""
+"""A plain loop: BatchNorm, layers that draw, clipping, a schedule, metrics, evaluation by a batch thread."""
 
 import argparse
 import queue
@@ -6,6 +6,7 @@ import threading
 
 import torch
 from torch import nn
+from torch.distributions import VonMises
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +30,7 @@ x = torch.randn(29, 6)
 y = (x.sum(1) > 0).long() + (x[:, 0] > 0).long()
 train = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True, num_workers=args.workers)
 test = DataLoader(TensorDataset(x, y), batch_size=10)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.RReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
 first = next(iter(test))[0]
 model[0].bias.data = 0.1 * first.std(0).mean().expand(16).clone()  # the first batch sets a parameter
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -52,7 +53,7 @@ for epoch in range(args.epochs):
     with torch.no_grad():
         losses = torch.cat([F.cross_entropy(model(a), b, reduction="none") for a, b in ahead(test)])
     print(f"epoch {epoch}: loss {total / len(train.dataset):.9f} right {right} norm {norm:.9f}")
-    print("the last batch", data, loss, losses[-3:])
+    print("the last batch", data, loss, losses[-3:], VonMises(out[:, 0], 4.0).sample((3,)))
     print(f"test {losses.mean():.9f} of {len(losses)}, worst {losses.max().item():.9f}")
 print("parameters", *(f"{p.double().sum().item():.9f}" for p in model.parameters()))
 if args.save:
