@@ -43,35 +43,43 @@ def trained(
 
 
 def _trainer(name: str, folder: str, options: dict[str, Any] | None, pads: bool) -> Any:
-    import transformers as hf
-
     from fxdp.integrations.transformers import compile_trainer
 
-    head, share = HEADS[name], BATCH // dist.get_world_size()
-    arguments: Any = hf.Seq2SeqTrainingArguments if "Seq2Seq" in head.trainer else hf.TrainingArguments
-    args = arguments(
-        folder, use_cpu=True, report_to=[], disable_tqdm=True, per_device_train_batch_size=share,
-        per_device_eval_batch_size=share, max_steps=STEPS, learning_rate=1e-2, logging_steps=1,
-        eval_strategy="steps", eval_steps=STEPS // 2, save_strategy="no", **head.arguments,
-    )  # fmt: skip
-    rows, metrics = head.samples(), head.metrics
-    model = head.make()
-    trainer = getattr(hf, head.trainer)(
-        model, args, head.collate(model), rows, rows[:EVALUATED], compute_metrics=metrics
-    )
+    trainer = plain_trainer(name, folder, BATCH // dist.get_world_size())
     if options is None:
         return trainer
-    return compile_trainer(trainer, pad=head.pad if pads else None, **options)
+    return compile_trainer(trainer, pad=HEADS[name].pad if pads else None, **options)
+
+
+def plain_trainer(name: str, folder: str, batch: int = BATCH) -> Any:
+    """Make a head's Trainer as its user does, with batches of this size on each rank."""
+    import transformers as hf
+
+    head = HEADS[name]
+    arguments: Any = hf.Seq2SeqTrainingArguments if "Seq2Seq" in head.trainer else hf.TrainingArguments
+    args = arguments(
+        folder, use_cpu=True, report_to=[], disable_tqdm=True, per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch, max_steps=STEPS, learning_rate=1e-2, logging_steps=1,
+        eval_strategy="steps", eval_steps=STEPS // 2, save_strategy="no", **head.arguments,
+    )  # fmt: skip
+    rows, model = head.samples(), head.make()
+    return getattr(hf, head.trainer)(
+        model, args, head.collate(model), rows, rows[:EVALUATED], compute_metrics=head.metrics
+    )
 
 
 def _run(trainer: Any) -> Run:
     trainer.train()
-    rows = [
+    parameters = {key: x.detach().clone() for key, x in trainer.model.named_parameters()}
+    return Run(rows_of(trainer), parameters, trainer.model.config.problem_type)
+
+
+def rows_of(trainer: Any) -> list[dict[str, float]]:
+    """Return what a Trainer has logged, without times and counts of steps."""
+    return [
         {key: float(x) for key, x in row.items() if not key.endswith(_TIMES)}
         for row in trainer.state.log_history
     ]
-    parameters = {key: x.detach().clone() for key, x in trainer.model.named_parameters()}
-    return Run(rows, parameters, trainer.model.config.problem_type)
 
 
 @dataclass
