@@ -1,10 +1,13 @@
 """Find the edits of a script: compile the models that it trains, and shard the batches of its loaders.
 
 model = Net()                           model = Net()
-                                        model = fxdp.compile(model)
+                                        model = fxdp.compile(model, rng="single-device")
 for x, y in loader:             ->      for x, y in fxdp.shard(loader_of_parts(loader)):
-model = DDP(model)                      model = fxdp.compile(model)
-trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args))
+model = DDP(model)                      model = fxdp.compile(model, rng="single-device")
+trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args), rng="single-device")
+
+What a model draws is one device's: a model that draws nothing, as far as its own lines tell, may be of
+layers that do.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ _IMPORTS = {
     "accelerate": "from fxdp.integrations.accelerate import compile_accelerator",
     "lightning": "from fxdp.integrations.lightning import FxdpStrategy",
 }
+_RNG = 'rng="single-device"'
 _WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP")
 _LIGHTNING = ("lightning", "pytorch_lightning", "pl", "L")
 
@@ -120,13 +124,13 @@ def _models(tree: ast.Module, lines: list[str]) -> Iterator[Edit]:
         made = [[one for node in block for one in _made(node, name)] for block in blocks]
         wrappers = [call for found in made for _, call in found if called(call) in _WRAPPERS and call.args]
         for call in wrappers:
-            yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])})")
+            yield _instead(call, f"fxdp.compile({ast.unparse(call.args[0])}, {_RNG})")
         for found in [] if wrappers else made:
             if found:
                 last = _last_form(found, name)
                 line = (last.end_lineno or last.lineno) + 1
                 indent = lines[last.lineno - 1][: last.col_offset]
-                yield Edit(line, 0, line, 0, f"{indent}{name} = fxdp.compile({name})\n")
+                yield Edit(line, 0, line, 0, f"{indent}{name} = fxdp.compile({name}, {_RNG})\n")
 
 
 def _last_form(made: list[tuple[ast.Assign, ast.Call]], name: str) -> ast.Assign:
@@ -212,10 +216,11 @@ def _trainers(tree: ast.Module) -> Iterator[Edit]:
         name = called(node)
         owner = imported.get(name) or dotted(node.func).partition(".")[0]
         if name == "Accelerator":
-            yield _instead(node, f"compile_accelerator({ast.unparse(node)})", "accelerate")
+            yield _instead(node, f"compile_accelerator({ast.unparse(node)}, {_RNG})", "accelerate")
         elif owner in _LIGHTNING and name == "Trainer":
-            strategy = ast.keyword("strategy", ast.Call(ast.Name("FxdpStrategy"), [], []))
+            options = [ast.keyword("rng", ast.Constant("single-device"))]
+            strategy = ast.keyword("strategy", ast.Call(ast.Name("FxdpStrategy"), [], options))
             given = [word for word in node.keywords if word.arg != "strategy"]
             yield _instead(node, ast.unparse(ast.Call(node.func, node.args, [strategy, *given])), "lightning")
         elif name.endswith("Trainer") and owner == "transformers":
-            yield _instead(node, f"compile_trainer({ast.unparse(node)})", "transformers")
+            yield _instead(node, f"compile_trainer({ast.unparse(node)}, {_RNG})", "transformers")

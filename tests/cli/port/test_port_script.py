@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 x = torch.randn(23, 4)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 5, shuffle=True)
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
 model = model.double().float()
 optimizer = torch.optim.SGD(model.parameters(), 0.05)
 for epoch in range(2):
@@ -80,7 +80,7 @@ def test_a_plain_script_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[st
 {" "}
 @@ -10,5 +12,6 @@
  model = model.double().float()
-+model = fxdp.compile(model)
++model = fxdp.compile(model, rng="single-device")
  optimizer = torch.optim.SGD(model.parameters(), 0.05)
  for epoch in range(2):
 -    for step, (data, target) in enumerate(loader):
@@ -94,13 +94,13 @@ Run by: torchrun --nproc-per-node 4 {script}
     assert "DistributedDataParallel" not in shown
     assert script.read_text() == _PLAIN
     one = _printed(script)
-    script.write_text(edited(_PLAIN, edits_of(_PLAIN)).replace("(model)", '(model, backend="eager")', 1))
+    script.write_text(edited(_PLAIN, edits_of(_PLAIN)).replace("(model,", '(model, backend="eager",', 1))
     assert ranks.run(2, _printed, script) == [one, one]
 
 
 def test_a_script_for_ddp_has_remarks() -> None:
     text = edited(_DDP, edits_of(_DDP))
-    assert "        self.model = fxdp.compile(net.to(rank))\n" in text
+    assert "        self.model = fxdp.compile(net.to(rank), rng=\"single-device\")\n" in text
     assert "        for x, y in tqdm(fxdp.shard(self.loader), disable=rank):\n" in text
     assert text.startswith(_DDP[: _DDP.index("\nclass")] + "import fxdp\n")
     assert [(remark.line, remark.text.partition(":")[0]) for remark in remarks_of(_DDP)] == [
@@ -116,11 +116,11 @@ def test_a_script_for_ddp_has_remarks() -> None:
     ("source", "line"),
     [
         ("from transformers import Trainer\nTrainer(m, a).train()\n",
-         "compile_trainer(Trainer(m, a)).train()"),
+         'compile_trainer(Trainer(m, a), rng="single-device").train()'),
         ("import accelerate\na = accelerate.Accelerator()\n",
-         "a = compile_accelerator(accelerate.Accelerator())"),
+         'a = compile_accelerator(accelerate.Accelerator(), rng="single-device")'),
         ("import lightning as L\nL.Trainer(strategy='ddp', max_epochs=1)\n",
-         "L.Trainer(strategy=FxdpStrategy(), max_epochs=1)"),
+         "L.Trainer(strategy=FxdpStrategy(rng='single-device'), max_epochs=1)"),
     ],
 )  # fmt: skip
 def test_trainers_get_their_adapter(source: str, line: str) -> None:
@@ -142,7 +142,7 @@ model = torch.load("best.pt").eval()
 """
     text = edited(source, edits_of(source))
     assert text.count("fxdp.compile") == 1
-    assert "\nmodel = model.to(device)\nmodel = fxdp.compile(model)\n" in text
+    assert "\nmodel = model.to(device)\nmodel = fxdp.compile(model, rng=\"single-device\")\n" in text
     assert "for x in fxdp.shard(loader_of_parts(loader)):\n" in text
 
 
