@@ -14,14 +14,11 @@ order: its batches are compared when the script ends.
 
 from __future__ import annotations
 
-import dis
-import random
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,13 +35,11 @@ from fxdp.ranks.liveness.failure import guard
 from fxdp.ranks.same_order import check_order
 from fxdp.run.exact_types import tell_of_exact_types
 from fxdp.run.generators import digests
+from fxdp.run.loading_effects import loading_has_effects
 from fxdp.run.session import Session
 from fxdp.run.trees import can_be_cut, leaves_of, map_tensors
 from fxdp.torch_compat import MapFetcher
 
-_GENERATORS = ("Random", "Generator", "RandomState")
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")
-_DEEP = 3
 _COMPARED_EVERY = 100
 
 
@@ -201,7 +196,7 @@ def _by_samples(fetcher: Any, indices: Any) -> bool:
         return False
     if not hasattr(fetcher, "_all_samples"):
         collates = _collates_by_samples(fetcher.collate_fn)
-        fetcher._all_samples = not collates or _has_state(fetcher.dataset, _DEEP)
+        fetcher._all_samples = not collates or loading_has_effects(fetcher.dataset)
     return not fetcher._all_samples
 
 
@@ -209,28 +204,6 @@ def _collates_by_samples(collate: Any) -> bool:
     transformers = sys.modules.get("transformers.data.data_collator")
     known = (default_collate, getattr(transformers, "default_data_collator", None))
     return any(collate is one for one in known)
-
-
-def _has_state(value: Any, depth: int) -> bool:
-    """Return whether loading from a data set may change it: a generator inside, or a method that assigns."""
-    kind = type(value)
-    if kind.__name__ in _GENERATORS and kind.__module__.partition(".")[0] in ("random", "numpy", "torch"):
-        return True
-    for name in ("__getitem__", "__getitems__", "__call__", "forward", "transform"):
-        method = getattr(kind, name, None)
-        if isinstance(method, FunctionType) and _assigns(method):
-            return True
-    if isinstance(value, FunctionType):
-        return _assigns(value)
-    if not depth or isinstance(value, (Tensor, str, bytes, int, float, random.Random)):
-        return False
-    if isinstance(value, (list, tuple)):
-        return any(_has_state(one, depth - 1) for one in value[:8])
-    return any(_has_state(one, depth - 1) for one in list(getattr(value, "__dict__", {}).values()))
-
-
-def _assigns(function: FunctionType) -> bool:
-    return any(found.opname in _STORES for found in dis.get_instructions(function.__code__))
 
 
 def _checksum(tensors: Sequence[Tensor], number: int) -> int:
