@@ -17,7 +17,7 @@ from fxdp.ir.graph.metadata import is_host_size, meta, tensor_type
 from fxdp.ir.graph.signature import Constant, InputSpec, Size, rows_of
 from fxdp.ir.network.transports import group_of
 from fxdp.ir.network.zero_copy_gathers import is_zero_copy
-from fxdp.ir.ops import collectives
+from fxdp.ir.ops import collectives, exchanged_sizes
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.redistribution_entry import Call, Redistribution
@@ -185,6 +185,9 @@ class _Lowering:
 
     def _skip(self, node: fx.Node) -> None:
         """Replace a redistribution by the operand: a single rank has the result already."""
+        if node.target is redistributions.exchange_sizes:
+            self._replace(node, (exchanged_sizes.of_one, (node.args[0], self.mesh.device_type)))
+            return
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         self.graph.erase_node(node)
 

@@ -6,7 +6,7 @@ CAPTURED
               canonicalize, analyze, expand decompositions, (gather sufficient factors,) (recompute modules,)
               (place parameters,) (cast reductions,) insert collectives
 EXPLICIT
-              localize                         (slice sums,) localize, assign stages  (blocks)
+              localize                         (slice sums,) localize, (count masked rows,) assign stages
 LOCAL                                          STAGED, then cut into parts
               overlap sums,
               (bucket parameters,)             only with sharded parameters
@@ -36,6 +36,7 @@ from fxdp.passes.bucket_sufficient_factors import BucketSufficientFactors
 from fxdp.passes.canonicalize import Canonicalize
 from fxdp.passes.cast_reductions import CastReductions
 from fxdp.passes.coalesce_reductions import CoalesceReductions
+from fxdp.passes.count_masked_rows import CountMaskedRows
 from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_decompositions import ExpandDecompositions
 from fxdp.passes.expose_counts import ExposeCounts
@@ -75,7 +76,10 @@ class Order:
         several = stages is not None and options.has_microbatches
         # values that the model computes from its batch size concern all micro-batches, so they come first
         first: tuple[Pass, ...] = (ExposeCounts(), LiftScalars()) if several else ()
-        localize = LocalizeShapes(tuple(captured.symbols), captured.axes.further, captured.axes.points)
+        localize: tuple[Pass, ...] = (
+            LocalizeShapes(tuple(captured.symbols), captured.axes.further, captured.axes.points),
+            *((CountMaskedRows(),) if several else ()),
+        )
         # a program that is cut gathers before its first micro-batch, once for all of them
         once = stages is not None or options.keeps_unsharded or options.keeps_unsharded_for_backward
         precision = options.precision
@@ -103,8 +107,10 @@ class Order:
                 Canonicalize(),
                 AttendWithinSamples(captured.batch, captured.axes.meanings),
                 BatchDimAnalyzer(
-                    captured.batch, options.single_device_rng, captured.axes.meanings,
-                    bears_axes=stages is None and options.block is None,
+                    captured.batch,
+                    options.single_device_rng,
+                    captured.axes.meanings,
+                    bears_axes=options.block is None,
                 ),
                 ExpandDecompositions(),
                 *factors,
@@ -114,9 +120,9 @@ class Order:
                 InsertCollectives(options.single_device_rng, options.shards and once, kept),
             ),
             local=(
-                (localize,)
+                localize
                 if stages is None
-                else (*slices, localize, AssignStages(stages, options.pipeline.microbatches, options.block))
+                else (*slices, *localize, AssignStages(stages, options.pipeline.microbatches, options.block))
             ),
             reductions=(
                 OverlapSums(),

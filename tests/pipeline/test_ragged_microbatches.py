@@ -37,8 +37,10 @@ class _Layer(nn.Module):
         self.linear, self.norm = nn.Linear(inputs, outputs), nn.LayerNorm(outputs)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        kept = edge_index[:, edge_index[0] != edge_index[1]]
+        source, target = torch.cat([kept, torch.arange(len(x)).expand(2, -1)], 1)
         h = self.norm(self.linear(x))
-        return h.index_add(0, edge_index[1], h[edge_index[0]]).relu()
+        return torch.zeros_like(h).index_add(0, target, h[source]).relu()
 
 
 class _Graph(nn.Module):
@@ -50,7 +52,7 @@ class _Graph(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> Tensor:
         h = self.second(self.first(x, edge_index), edge_index)
         pooled = h.new_zeros(len(y), 8).index_add(0, batch, h)
-        return F.mse_loss(self.out(pooled).squeeze(1), y)
+        return F.mse_loss(self.out(pooled).squeeze(1), y, reduction="none")[y > -0.5].mean()
 
 
 def _full(value: Any) -> Tensor:
@@ -91,6 +93,41 @@ def test_steps_are_those_of_one_device(ranks: RankPool, stages: int, options: di
     for found in ranks.run(4, _on_ranks, options, stages):
         for got, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+class _Selected(nn.Module):
+    """Rows that values select: how many is known of the inputs, or of no micro-batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.how = nn.Linear(3, 4), nn.Linear(4, 2), how
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x)
+        rows = h[(h if self.how == "of activations" else x).sum(1) > 0]
+        out = self.second(rows)
+        if self.how == "their places":
+            return (out.sum(1) * torch.arange(len(out))).sum(), out
+        return out.square().mean(), torch.stack([out, out]).flatten(0, 1) if self.how == "twice" else out
+
+
+def test_selected_rows_whose_number_the_inputs_tell() -> None:
+    batch = [graphs(0, [2, 5, 1, 3])[key] for key in ORDER]
+    expected = _Selected("of inputs").double()(*batch)
+    options: dict[str, Any] = {"pipeline": {"microbatches": 3}, "backend": "eager", "batch_dims": DIMS}
+    found = fxdp.compile(_Selected("of inputs").double(), **options)(*batch)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for how, message in (
+        ("of activations", "exchange_sizes for rows of each rank"),
+        ("their places", "exchange_sizes for rows of each rank"),
+        ("twice", "that data select in each micro-batch"),
+    ):
+        with pytest.raises(fxdp.StageError, match=message):
+            fxdp.compile(_Selected(how).double(), **options)(*batch)
+    options["pipeline"]["stages"] = ["second"]
+    with pytest.raises(fxdp.StageError, match="data decide how many rows"):
+        fxdp.plan(_Selected("of inputs").double(), batch, mesh={"pp": 2, "dp": 1}, **options)
 
 
 class _Loss(nn.Module):

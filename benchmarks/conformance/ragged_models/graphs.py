@@ -37,10 +37,10 @@ class Hypergraph(Data):
 class Network(nn.Module):
     """Two convolutions, a class of each node and a number of each graph."""
 
-    def __init__(self, layer: Any, relations: bool = False) -> None:
+    def __init__(self, layer: Any, norm: Any = gnn.BatchNorm) -> None:
         super().__init__()
-        self.first, self.second, self.relations = layer(WIDTH, WIDTH), layer(WIDTH, WIDTH), relations
-        self.norm, self.node, self.graph = gnn.BatchNorm(WIDTH), nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1)
+        self.first, self.second = layer(WIDTH, WIDTH), layer(WIDTH, WIDTH)
+        self.norm, self.node, self.graph = norm(WIDTH), nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1)
 
     def forward(
         self, x: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor, target: Tensor, **more: Tensor
@@ -139,9 +139,11 @@ def _perceptron(inputs: int, outputs: int) -> nn.Module:
 
 
 _LAYERS: dict[str, Any] = {
-    "GCN": gnn.GCNConv, "GAT": gnn.GATConv, "GATv2": gnn.GATv2Conv, "GIN": _perceptron, "SAGE": gnn.SAGEConv,
-    "TransformerConv": gnn.TransformerConv,
+    "GCN": (gnn.GCNConv, nn.LayerNorm), "GAT": (gnn.GATConv, nn.LayerNorm),
+    "GATv2": (gnn.GATv2Conv, nn.LayerNorm), "GIN": (_perceptron,), "SAGE": (gnn.SAGEConv,),
+    "TransformerConv": (gnn.TransformerConv,),
 }  # fmt: skip
+"""Convolutions with a norm of each node alone, which micro-batches know, or with a BatchNorm."""
 
 
 def _of_edges(build: Any) -> Case:
@@ -160,7 +162,7 @@ def _of_types() -> Case:
 
 
 CASES = {
-    **{name: _of_edges(partial(Network, layer)) for name, layer in _LAYERS.items()},
+    **{name: _of_edges(partial(Network, *layers)) for name, layers in _LAYERS.items()},
     "GPSConv": _of_edges(Transformed),
     "R-GCN": _of_types(),
     "HypergraphConv": Case(

@@ -24,7 +24,7 @@ class Llama(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = built("LlamaForCausalLM", **GROUPED)()
+        self.model = built("LlamaForCausalLM", use_cache=False, **GROUPED)()
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the next token."""

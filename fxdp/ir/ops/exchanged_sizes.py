@@ -22,8 +22,16 @@ _c10d = torch.ops._c10d_functional
 
 def start(sizes: Sequence[int], device: str, world: int, group: str) -> Tensor:
     """Start gathering the numbers of rows of all ranks."""
-    own = torch.cat([torch.full((1,), size, dtype=torch.int64, device=device) for size in sizes])
-    return _c10d.all_gather_into_tensor(own, world, group)  # type: ignore[no-any-return]
+    return _c10d.all_gather_into_tensor(_numbers(sizes, device), world, group)  # type: ignore[no-any-return]
+
+
+def of_one(sizes: Sequence[int], device: str) -> Tensor:
+    """Return the vector of a single rank."""
+    return _vector(_numbers(sizes, device)[None], 0)
+
+
+def _numbers(sizes: Sequence[int], device: str) -> Tensor:
+    return torch.cat([torch.full((1,), size, dtype=torch.int64, device=device) for size in sizes])
 
 
 def finish(pending: Tensor, world: int, index: int) -> Tensor:

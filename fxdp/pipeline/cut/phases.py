@@ -26,7 +26,8 @@ from fxdp.ir.graph.graphs import results_of
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.signature import Input, Mutation
 from fxdp.ir.types.placements import P, ParamShard, Partial, R, Replicate, Shard
-from fxdp.ir.types.value_types import TensorType
+from fxdp.ir.types.sizes import is_axis
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
 from fxdp.pipeline.cut.rounds import Rounds, find_rounds
 
@@ -72,7 +73,7 @@ def find_phases(graph: fx.Graph, microbatches: int, block: int | None = None) ->
     if block is not None:
         return _in_rounds(graph, phases, late)
     if several:
-        _refuse(stuck, microbatches)
+        _refuse(stuck + _part_numbers(graph), microbatches)
     return _with_epilogue(phases, late)
 
 
@@ -156,6 +157,27 @@ def _epilogue(graph: fx.Graph, phases: Phases, several: bool) -> tuple[set[fx.No
     return late, stuck
 
 
+def _part_numbers(graph: fx.Graph) -> list[fx.Node]:
+    """Return exchanges of sizes that tell micro-batches which rows of the rank are theirs.
+
+    The prologue exchanges the sizes of the rank's global batch. Totals are the same in each micro-batch, but
+    where its own rows begin is not known.
+    """
+    known = input_only(graph)
+
+    def is_total(node: fx.Node) -> bool:
+        type_ = meta(node).type
+        return isinstance(type_, ScalarType) and is_axis(type_.expr)
+
+    def is_known_before(node: fx.Node) -> bool:
+        if is_total(node) or (node in known and node.target in redistributions.COLLECTIVES):
+            return True
+        return node in known and bool(node.users) and all(map(is_known_before, node.users))
+
+    starts = graph.find_nodes(op="call_function", target=redistributions.exchange_sizes)
+    return [n for n in starts if not all(map(is_known_before, n.users))]
+
+
 def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
     """Return whether a node that only results read may read the samples of all micro-batches at once.
 
@@ -184,15 +206,20 @@ _OWN_STATISTICS = (
     ', or fxdp.Pipeline(batch_stats="microbatch"): BatchNorm then normalizes each micro-batch by its own '
     "statistics, and only the running statistics follow the global batch"
 )
+_IN_ROUNDS = (
+    "; or numerics=fxdp.Bitwise(block=...): blocks of so many samples, which wait for one "
+    "another where BatchNorm needs all"
+)
 
 
 def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
     if stuck:
+        own = own_statistics(stuck)
         raise StageError(
             f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
             "midst of a micro-batch, so micro-batches cannot run one after the other:\n  "
             f"{fault_lines(stuck)}\nUse fxdp.Pipeline(microbatches=1) for this model, or layers that treat "
-            f"samples alone (GroupNorm, LayerNorm){own_statistics(stuck)}"
+            f"samples alone (GroupNorm, LayerNorm){own}{_IN_ROUNDS if own else ''}"
         )
 
 

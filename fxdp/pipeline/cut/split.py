@@ -13,11 +13,15 @@ from itertools import filterfalse
 
 from torch import fx
 
+from fxdp.errors import StageError
 from fxdp.ir.graph.graphs import inputs_of, results_of
 from fxdp.ir.graph.metadata import copy_meta, meta, placed_tensor, tensor_type
 from fxdp.ir.graph.parameter_buckets import gather_starts, unsharded_parameters
 from fxdp.ir.graph.signature import Gradient, OutputSpec, StageValue, Tangent
-from fxdp.ir.types.placements import R
+from fxdp.ir.types.born_axes import is_born, read_from_rows
+from fxdp.ir.types.placements import R, Shard
+from fxdp.ir.types.sizes import axis_of
+from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.pipeline.cut.node_roles import is_cheap_view, is_number, same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
@@ -61,6 +65,8 @@ class _Cut:
         gathers = [self._before(r & self.gathered, f"Gather{s}") for s, r in enumerate(read)]
         totals = wanted | {StageValue(n.name): n for n in rounds.exchanged}
         prologue = set().union(*read) & set(self.phases.prologue)
+        for node in totals.values():
+            _refuse_rows_out_of_order(node)
         return Partition(
             self.stages,
             self._before(prologue, "Prologue"),
@@ -133,6 +139,7 @@ class _Cut:
             for node in builder.reads():
                 if node in self.early:
                     continue
+                _refuse_size_of_data(node, target)
                 (type_, placement), source = placed_tensor(node), meta(node).stage
                 assert source is not None
                 backward, location = builder.crossing[node].backward, meta(node).location
@@ -192,6 +199,34 @@ class _Cut:
         _make_tangents(gm.graph)
         reads = tuple(builder.crossing[n] for n in builder.reads())
         return Part(gm, reads, tuple(n.name for _, n in given))
+
+
+def _refuse_size_of_data(node: fx.Node, target: int) -> None:
+    """Raise if data decide how many rows a value has: the receiver of a transfer must know its shape."""
+    known = meta(node)
+    sizes = known.type.shape if isinstance(known.type, TensorType) else (getattr(known.type, "expr", 0),)
+    symbols = [symbol for size in sizes if not isinstance(size, int) for symbol in size.free_symbols]
+    if any(map(read_from_rows, symbols)):
+        raise StageError(
+            f"at {known.location}: data decide how many rows a value has that goes from stage {known.stage} "
+            f"to stage {target}, which must know its shape in advance; let a stage begin in front of the op "
+            "that selects the rows, or behind the last op that reads these"
+        )
+
+
+def _refuse_rows_out_of_order(node: fx.Node) -> None:
+    """Raise if the rows of micro-batches are not those of the rank, one micro-batch after the other."""
+    type_, placement, location = meta(node).type, meta(node).placement, meta(node).location
+    along = None
+    if isinstance(type_, TensorType) and isinstance(placement, Shard):
+        along = axis_of(type_.shape[placement.dim])
+        if along is None or not is_born(along) or (along.is_contiguous and placement.outer == 1):
+            return
+    if along is not None or isinstance(type_, ScalarType):
+        raise StageError(
+            f"at {location}: the step reads rows, or their number, that data select in each micro-batch: "
+            f"%{node.name}. Return what is computed from these rows, or use fxdp.Pipeline(microbatches=1)"
+        )
 
 
 def _make_tangents(graph: fx.Graph) -> None:

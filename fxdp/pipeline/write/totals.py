@@ -16,6 +16,7 @@ from torch import fx
 
 from fxdp.ir.ops.parts import join_parts
 from fxdp.ir.ops.sum_tree import SumTree
+from fxdp.ir.types.born_axes import is_born
 from fxdp.ir.types.placements import Partial, Shard
 from fxdp.ir.types.sizes import axis_of, evaluate
 from fxdp.pipeline.cut.partition import Partition
@@ -62,7 +63,9 @@ class Totals:
             if isinstance(placement, Shard) and others:
                 outer = evaluate(placement.outer, self.step.sizes[None])
                 along = axis_of(self.partition.totals[name].type.shape[placement.dim])
-                bounds = self.layout.along("" if along is None else along.name)
+                # of rows that data select, joined one after the other, no size is known
+                is_known = along is None or not is_born(along)
+                bounds = self.layout.along("" if along is None else along.name) if is_known else ()
                 args = ([value, *others], placement.dim, outer, [size for _, size in bounds])
                 value = self.step.function(join_parts, args, f"whole_{name}")
             # a rank without blocks has no roots, but a value of their shape
