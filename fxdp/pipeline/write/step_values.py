@@ -96,4 +96,5 @@ def _given(part: Part, stage: int | None) -> Iterator[Total]:
     assert stage is not None
     values: Any = part.gm.graph.output_node().args[0]
     for name, node in zip(part.gives, values, strict=True):
-        yield Total(name, stage, False, *placed_tensor(node))
+        if not isinstance(meta(node).placement, tuple):  # only its own rank reads an op's several results
+            yield Total(name, stage, False, *placed_tensor(node))
