@@ -40,7 +40,7 @@ from torch.distributed.tensor import DTensor
 
 import fxdp
 from benchmarks.conformance import kept
-from benchmarks.conformance.ragged_models.case import Case
+from benchmarks.conformance.ragged_models.case import SAMPLES, Case
 from benchmarks.conformance.ragged_table import WAYS, Found, is_refused, page
 from fxdp.eager.loader import _entered
 from fxdp.errors import FxdpError, RankFailedError
@@ -130,7 +130,12 @@ def _captured_once(case: int) -> Callable[..., Any]:
 
     def captured(*given: Any) -> Any:
         if not kept:
-            kept.append(capture(*given))
+            try:
+                kept.append(capture(*given))
+            except FxdpError as error:
+                kept.append(error)
+        if isinstance(kept[0], FxdpError):
+            raise kept[0]
         return kept[0]
 
     return captured
@@ -202,9 +207,19 @@ def measured(names: Sequence[str], way: str) -> Iterator[tuple[str, Found]]:
         compare, case = VIRTUAL[way], cases()[name]
         found = {str(n): _tried(functools.partial(compare, case, n)) for n in WORLDS}
         if any(_UNCUT in text for text in found.values()):
-            yield from _on_ranks([name], {"strategy": way})
+            refusal = _refusal(name)
+            yield from [(name, refusal)] if refusal else _on_ranks([name], {"strategy": way})
         else:
             yield name, found
+
+
+@functools.cache
+def _refusal(name: str) -> Found:
+    """Say why capture refuses a model, for which no ranks need be started; empty if it does not."""
+    case = cases()[name]
+    inputs = case.inputs(case.batch(range(SAMPLES)))
+    text = _tried(lambda: len(fxdp.plan(_made(case), (), inputs, batch_dims=case.dims()).collectives()))
+    return {str(WORLDS[0]): text} if text.startswith("refused") else {}
 
 
 def _tried(compare: Callable[[], float]) -> str:

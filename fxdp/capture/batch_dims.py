@@ -199,7 +199,9 @@ def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
     wanted: int | None = given if isinstance(given, int) else given.dim
     if wanted is None:
         raise InputError(
-            f"batch_dims{path} is {given}, but a tensor is there; expected dim=, the dim of its rows"
+            f"batch_dims{path} is {given}, of a list with an element for each row, over which code loops in "
+            "Python. Expected one tensor of all rows and dim=, the dim with these, or "
+            "fxdp.compile(..., fallback='eager'), which runs it op by op"
         )
     if not -leaf.dim() <= wanted < leaf.dim():
         raise InputError(

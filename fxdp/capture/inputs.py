@@ -141,11 +141,10 @@ class Inputs:
                 f"the inputs differ in the size of one axis of batch_dims=:\n  {listed}\n"
                 "Expected one number of rows along an axis; fxdp.Rows of other rows names another axis"
             )
-        if any(isinstance(one, PackedSequence) for one in _packed_leaves(self.given)):
+        if told := _not_tensors(self.given):
             return InputError(
-                "the inputs' batch sizes differ, as one is a PackedSequence: torch's recurrent kernels read "
-                "in Python how many samples each of its steps has. Expected the padded batch and its "
-                f"lengths, or fxdp.compile(..., fallback='eager'), which runs it op by op:\n  {listed}"
+                f"the inputs' batch sizes differ, as one is {told}, or fxdp.compile(..., fallback='eager'), "
+                f"which runs it op by op:\n  {listed}"
             )
         return InputError(
             f"the inputs' batch sizes differ:\n  {listed}\n"
@@ -187,8 +186,25 @@ class Inputs:
         return self.rebuild(tensor.clone() for tensor in given)
 
 
-def _packed_leaves(tree: Any) -> list[Any]:
-    return pytree.tree_leaves(tree, is_leaf=lambda one: isinstance(one, PackedSequence))
+def _not_tensors(given: Any) -> str:
+    """Say which input is none of one row for each sample, and what is expected; empty if none is."""
+    leaves = pytree.tree_leaves(given, lambda one: isinstance(one, PackedSequence) or _is_targets(one))
+    for one in leaves:
+        if isinstance(one, PackedSequence):
+            return (
+                "a PackedSequence: torch's recurrent kernels read in Python how many samples each of its "
+                "steps has. Expected the padded batch and its lengths"
+            )
+        if _is_targets(one):
+            return (
+                "a list with a dict of each sample, over which code loops in Python. Expected tensors of all "
+                "samples' rows, with batch_dims= of fxdp.Rows that say whose these are"
+            )
+    return ""
+
+
+def _is_targets(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(one) is dict for one in value)
 
 
 def samples(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:

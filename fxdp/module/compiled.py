@@ -17,6 +17,7 @@ from fxdp.errors import InputError
 from fxdp.module.branch_specialization import OtherBranch
 from fxdp.module.built_module import BuiltModule
 from fxdp.module.cache_entry import CacheEntry, LastCall
+from fxdp.module.calls.absent_images import with_images
 from fxdp.module.calls.call import Call, ProgramKey
 from fxdp.module.calls.call_exchange import CallExchanged
 from fxdp.module.fallback import RAGGED, Fallback, FallsBackError
@@ -114,7 +115,7 @@ class CompiledModule(BuiltModule):
                 self._watch = None
             if not self._guards.tensors.unchanged():
                 self._renew()
-            if self._fallback.is_ragged(args, kwargs):
+            if self._fallback.is_ragged(args, kwargs, self._process_mesh):
                 return self._run_ragged(args, kwargs)
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
@@ -202,8 +203,8 @@ class CompiledModule(BuiltModule):
         number = self._last_call.number
         due, asks = self._replicas.wants(number)
         ranks = self._exchange.of(call, asks, due)
-        if ranks.news:
-            return self._read_as_ragged(args, kwargs)
+        if ranks.news or ranks.images:
+            return self._read_as_ragged(*with_images(args, kwargs, ranks.images), is_new=ranks.news)
         if not self._shared:
             self._share()
         elif due or ranks.asked:
@@ -213,17 +214,22 @@ class CompiledModule(BuiltModule):
         padded = self._exchange.padded(call)
         return self._read_as_ragged(args, kwargs) if padded is None else (padded, ranks)
 
-    def _read_as_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
+    def _read_as_ragged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_new: bool = True
+    ) -> tuple[Call, CallExchanged]:
         """Return the call read by the keys of its inputs, as all ranks do; a collective call."""
-        with self._exchange.refusing():
-            gather = partial(gather_objects, self._process_mesh)
-            if not self._reader.take_rows(args, kwargs, gather):
-                raise InputError(
-                    "by the keys of their inputs other ranks' batches are ragged, this rank's is not; "
-                    "expected one kind of batch, or batch_dims= that says what dims are"
-                )
+        if is_new or not self._reader.reads_as_ragged(args, kwargs):
+            is_new = True
+            with self._exchange.refusing():
+                gather = partial(gather_objects, self._process_mesh)
+                if not self._reader.take_rows(args, kwargs, gather):
+                    raise InputError(
+                        "by the keys of their inputs other ranks' batches are ragged, this rank's is not; "
+                        "expected one kind of batch, or batch_dims= that says what dims are"
+                    )
         call, ranks = self._read(args, kwargs)
-        if self._process_mesh.index == 0:
+        self._exchange.widen(call)
+        if is_new and self._process_mesh.index == 0:
             named = zip(call.inputs.paths, call.inputs.axes.rows, strict=False)
             _log.warning(
                 "%s is called with a ragged batch, by the keys of its inputs: %s; batch_dims= says otherwise",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from fxdp.runtime.bound import AVERAGED
 
 _T = TypeVar("_T")
 RAGGED = "its batch is ragged"
-_NOT_RAGGED = frozenset({Tensor, dict, list, tuple, int, float, bool, str, type(None)})
+_TENSORS_AND_NUMBERS = frozenset({Tensor, int, float, bool, str, type(None)})
 """Classes of arguments of which no call becomes ragged by itself."""
 _log = logging.getLogger("fxdp")
 
@@ -84,17 +84,27 @@ class Fallback:
         if self._refused and (text := self._refused.get(_kind(key))):
             raise FallsBackError(text)
 
-    def is_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call runs op by op as its batch is ragged, by `Rows` or class; equal on all ranks.
+    def is_ragged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], process_mesh: ProcessMesh | None = None
+    ) -> bool:
+        """Return whether a call runs op by op as its batch is ragged, by `Rows`, class or lists.
 
-        With `fallback=None` it is compiled, as far as its rows can be.
+        With `process_mesh` it is equal on all ranks, also where one has a list of no image. With
+        `fallback=None` the call is compiled, as far as its rows can be.
         """
-        others = [value for value in (*args, *kwargs.values()) if type(value) not in _NOT_RAGGED]
-        if not self._is_asked or not (self._has_rows or others):
+        if not self._is_asked:
             return False
+        values = (*args, *kwargs.values())
+        if self._has_rows or all(type(value) in _TENSORS_AND_NUMBERS for value in values):
+            return self._has_rows
         from fxdp.eager.ragged.kinds import is_recognised
 
-        return self._has_rows or any(map(is_recognised, others))
+        if any(map(is_recognised, values)):
+            return True
+        found = _has_targets(dict(enumerate(args))) or _has_targets(kwargs)
+        if process_mesh is None or not (found or any(map(_has_empty_list, values))):
+            return found
+        return any(gather_objects(process_mesh, found))
 
     def add(self, key: ProgramKey, error: CaptureError) -> None:
         """Run calls of this kind op by op from now on."""
@@ -169,6 +179,21 @@ class _Step(nn.Module):
         asks_output = not self.model.training and "target" not in kwargs
         loss_fn = None if asks_output else self._options.loss_fn
         return run_model(self.model, args, kwargs, loss_fn, self._options.precision)
+
+
+def _has_targets(holder: Mapping[Any, Any]) -> bool:
+    """Return whether there are lists of detection: with a dict of boxes or masks for each image."""
+    from fxdp.eager.ragged.kinds import rows_of_lists
+
+    below = (value for value in holder.values() if type(value) in (list, tuple, dict))
+    nested = (value if isinstance(value, dict) else dict(enumerate(value)) for value in below)
+    return bool(rows_of_lists(holder)) or any(map(_has_targets, nested))
+
+
+def _has_empty_list(value: Any) -> bool:
+    if type(value) is dict:
+        return any(map(_has_empty_list, value.values()))
+    return type(value) in (list, tuple) and (not value or any(map(_has_empty_list, value)))
 
 
 def _kind(key: ProgramKey) -> Any:

@@ -27,17 +27,47 @@ class _Bags(nn.Module):
 
 
 class _Pictures(nn.Module):
-    """Each image is a mean of its patches, and takes the place of a token of 0."""
+    """An image is a sum of patches, and takes the place of a token of 0; without any the tower rests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tower, self.embed, self.head = nn.Linear(3, 4), nn.Embedding(5, 4), nn.Linear(4, 5)
 
-    def forward(self, input_ids: Tensor, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
-        of = torch.repeat_interleave(image_grid_thw.prod(1), output_size=pixel_values.shape[0])
-        images = self.tower(pixel_values.new_zeros(image_grid_thw.shape[0], 3).index_add(0, of, pixel_values))
-        h = self.embed(input_ids).masked_scatter((input_ids == 0)[..., None], images)
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None
+    ) -> Tensor:
+        h = self.embed(input_ids)
+        if pixel_values is not None and image_grid_thw is not None:
+            images = self._see(pixel_values, image_grid_thw)
+            h = h.masked_scatter((input_ids == 0)[..., None], images)
         return F.cross_entropy(self.head(h).flatten(0, 1), input_ids.flatten())
+
+    def _see(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        of = torch.repeat_interleave(image_grid_thw.prod(1), output_size=pixel_values.shape[0])
+        sums = pixel_values.new_zeros(image_grid_thw.shape[0], 3).index_add(0, of, pixel_values)
+        images: Tensor = self.tower(sums)
+        return images
+
+
+class _SplitPictures(_Pictures):
+    """The same by Python's own numbers, which capture refuses."""
+
+    def _see(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        parts = pixel_values.split(image_grid_thw.prod(1).tolist())
+        return torch.stack([self.tower(part.sum(0)) for part in parts])
+
+
+class _Listed(nn.Module):
+    """Image by image, as detection: losses of boxes, by their number in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = nn.Linear(3, 4)
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
+        pairs = zip(images, targets, strict=True)
+        away = [(self.see(image.mean((1, 2))) - target["boxes"]).abs().sum() for image, target in pairs]
+        return torch.stack(away).sum() / max(1, sum(len(target["boxes"]) for target in targets))
 
 
 class _Packed(nn.Module):
@@ -83,11 +113,19 @@ def _bags(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
 
 
 def _pictures(patches: list[int], texts: int = 2) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """As a processor makes them: without any image there are no keys of images."""
     ids = 1 + torch.arange(4 * texts) % 4
     ids[: len(patches)] = 0
+    if not patches:
+        return (), {"input_ids": ids.view(texts, 4)}
     grid = torch.tensor([[1, 1, n] for n in patches], dtype=torch.int64).view(-1, 3)
     pixels = torch.arange(3.0 * sum(patches)).view(-1, 3).sin().double()
     return (), {"input_ids": ids.view(texts, 4), "pixel_values": pixels, "image_grid_thw": grid}
+
+
+def _listed(boxes: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    images = [torch.arange(3.0 * n + 12).view(3, -1, 1).sin().double() for n in boxes]
+    return (images, [{"boxes": torch.arange(4.0 * n).view(n, 4).cos().double()} for n in boxes]), {}
 
 
 def _packed(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
@@ -98,7 +136,10 @@ def _packed(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
 KINDS: dict[str, tuple[type[nn.Module], Any, list[list[list[int]]]]] = {
     # of each call, the samples of each rank
     "bags": (_Bags, _bags, [[[2, 0, 1], [4]], [[1, 1], []]]),
-    "pictures": (_Pictures, _pictures, [[[2], []], [[1, 1], [3]]]),  # the first sizes of rank 1 may be texts'
+    # a rank without any image, one whose sizes may be those of texts, and a call without any image
+    "pictures": (_Pictures, _pictures, [[[2], []], [[1, 1], [3]], [[], [1, 2]], [[], []], [[1], [4]]]),
+    "pictures op by op": (_SplitPictures, _pictures, [[[2, 1], []], [[], [3]]]),
+    "lists op by op": (_Listed, _listed, [[[2, 0], []], [[1], [3, 1]]]),
     # of the first call's rank 1 a graph has a node: only rank 0 tells targets of graphs from those of nodes
     "graphs": (_Graphs, _graphs, [[[3, 2], [1]], [[4], [2, 0, 2]]]),
     "packed": (_Packed, _packed, [[[2, 3], [4, 1]], [[3], [1, 2, 4]], [[6], [6]]]),  # rows of one size, first
@@ -109,15 +150,21 @@ def _losses(kind: str, rank: int | None = None) -> list[Tensor]:
     torch.manual_seed(0)
     make, batch, calls = KINDS[kind]
     model: Any = make().double()
-    called = model if rank is None else fxdp.compile(model, backend="eager")
+    fallback: Any = "eager" if kind.endswith("op by op") else None
+    called = model if rank is None else fxdp.compile(model, backend="eager", fallback=fallback)
     found: list[Tensor] = []
     for samples in calls:
         args, kwargs = _joined(batch, samples) if rank is None else batch(samples[rank])
         model.zero_grad()
         loss = called(*args, **kwargs)
         loss.backward()
-        found += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+        found += [loss.detach(), *(_gradient(parameter) for parameter in model.parameters())]
     return found
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient; nothing at all of a layer that was not called."""
+    return torch.empty(0) if parameter.grad is None else parameter.grad.clone()
 
 
 def _joined(batch: Any, samples: list[list[int]]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
@@ -125,10 +172,14 @@ def _joined(batch: Any, samples: list[list[int]]) -> tuple[tuple[Any, ...], dict
     first, second = (batch(one) for one in samples)
     if batch is _graphs:
         return _graph_call(joined([graphs(len(nodes), nodes) for nodes in samples]))
+    if batch is _listed:
+        return tuple(a + b for a, b in zip(first[0], second[0], strict=True)), {}
     if batch is _bags:
         return _bags_of(first[0], second[0])
     dim = 1 if batch is _packed else 0
-    return (), {key: torch.cat([one, second[1][key]], dim) for key, one in first[1].items()}
+    parts = [one[1] for one in (first, second)]
+    keys = {**parts[0], **parts[1]}
+    return (), {key: torch.cat([part[key] for part in parts if key in part], dim) for key in keys}
 
 
 def _bags_of(first: Any, second: Any) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
@@ -151,6 +202,15 @@ def test_keys_tell_of_a_ragged_batch(ranks: RankPool) -> None:
         for kind, values in found.items():
             for got, expected in zip(values, _losses(kind), strict=True):
                 torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12, msg=kind)
+
+
+def test_lists_are_run_op_by_op() -> None:
+    args, _ = _listed([2, 1])
+    with pytest.raises(fxdp.InputError, match=r"a list with a dict of each sample.*fallback='eager'"):
+        fxdp.compile(_Listed().double())(*args)
+    rows = fxdp.Rows("images", dim=None)
+    with pytest.raises(fxdp.InputError, match=r"of a list with an element for each row.*fallback='eager'"):
+        fxdp.compile(_Listed().double(), batch_dims=((rows, rows), {}))(*args)
 
 
 def test_verify_reads_the_keys() -> None:

@@ -55,6 +55,7 @@ _REMEDY_LIST = (
     "or by torch.tensor([...]), and their values are not known while the model is captured. Keep them one "
     "tensor, or make one of them: x[torch.stack(rows), torch.stack(columns)]"
 )
+_OP_BY_OP = "; fxdp.compile(..., fallback='eager') runs such calls op by op"
 _UNREAD = "but its data is not allocated yet"
 _REMEDY_WRITTEN = (
     "autograd keeps this value for the backward, and the model writes into it (through .data eager lets it, "
@@ -123,7 +124,8 @@ def capture_error(
             location = reads[0].location
         remedy = _data_remedy(error, location, reads)
         return CaptureError(
-            f"{location.where}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
+            f"{location.where}: data-dependent control flow. {remedy}{_OP_BY_OP}.{_listing(reads)}"
+            f"{_torch_says(error)}"
         )
     if _is_packed(error):
         return CaptureError(f"{location.where}: {_REMEDY_PACKED}.{_torch_says(error)}")
@@ -139,7 +141,8 @@ def capture_error(
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
-            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.{_listing(reads)}{_torch_says(error)}"
+            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}{_OP_BY_OP}.{_listing(reads)}"
+            f"{_torch_says(error)}"
         )
     if only_at is not None:
         return CaptureError(
@@ -149,7 +152,7 @@ def capture_error(
     return CaptureError(
         f"{location.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
         "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
-        f"torch.export supports{_listing(reads)}"
+        f"torch.export supports{_OP_BY_OP}{_listing(reads)}"
     )
 
 

@@ -14,6 +14,7 @@ from fxdp.errors import InputError
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.sizes import Cuts, Split, is_even
 from fxdp.module.cache import LRU
+from fxdp.module.calls.absent_images import Described, differ, images_of
 from fxdp.module.calls.call import Call, ProgramKey, call_lines
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.calls.padding import common_lengths, padded, spread_pad
@@ -55,6 +56,8 @@ class CallExchanged(NamedTuple):
     """True if the ranks have exchanged these facts; False if `uneven=False` skips the exchange."""
     news: bool = False
     """True if a rank has found out that the call is ragged: all must read it so, and exchange again."""
+    images: tuple[list[Described], ...] = ()
+    """The images of each rank's call, where some rank has none of which others have the keys."""
 
 
 class _Digests(NamedTuple):
@@ -90,6 +93,8 @@ class CallExchange:
         self._agreement = Agreement(process_mesh)
         self._even: LRU[Any, bool] = LRU(_CALLS)
         self._last: _Digests | None = None
+        self._columns = _FURTHER
+        """How many integers each rank sends at least: a rank without images sends no sizes of theirs."""
         self._told_padding = False
         self._pads_at_start: bool | None = None
         """The side at which texts of this run are padded; None as long as no text was."""
@@ -142,6 +147,7 @@ class CallExchange:
         further = () if call.is_news else _further(call)
         strided = _NEWS if call.is_news else int(call.strided)
         own = (call.batch, last.of_kind, last.of_dims, state, strided, told, order, *flags, *further)
+        own += (0,) * (self._columns - len(own))
         try:
             found = self._agreement.columns(own)
         except ValueError:  # as many integers as of a backward
@@ -151,8 +157,11 @@ class CallExchange:
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._process_mesh)
-        if _NEWS in found[4]:
-            return CallExchanged((), news=True)
+        is_news = _NEWS in found[4]
+        if self._reader.recognises and (is_news or not found.same(1)):
+            images = tuple(gather_objects(self._process_mesh, images_of(*call.inputs.given)))
+            if is_news or differ(images):
+                return CallExchanged((), news=is_news, images=images if differ(images) else ())
         if not (found.same(1) and found.same(5)):
             agree_on_call(self._process_mesh, call_lines(call))
         batches = self._sizes(call, found)
@@ -165,6 +174,10 @@ class CallExchange:
         if found.any(8):
             self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
+
+    def widen(self, call: Call) -> None:
+        """Exchange the sizes of a call that all ranks read as ragged from now on."""
+        self._columns = max(self._columns, _FURTHER + len(_further(call)))
 
     def _sizes(self, call: Call, found: _Columns) -> tuple[int, ...]:
         """Return the size of each data rank along all axes."""

@@ -260,6 +260,10 @@ class CallReader:
         self._known[key] = self._structure_of(args, kwargs, flat_leaves(args, kwargs)[0], told)
         return True
 
+    def reads_as_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether calls of this kind are ragged by the keys of their inputs."""
+        return kind_of(args, kwargs) in self._by_keys
+
     def _structure_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], batch_dims: Any
     ) -> _Structure:
