@@ -1,16 +1,17 @@
 """Train heads of transformers by Trainer, as on one device, and print every number that Trainer logs.
 
-    python -m benchmarks.conformance.heads_script vit "seq2seq t5" [--casts] [--reversed]
+    python -m benchmarks.conformance.heads_script vit "seq2seq t5" [--casts] [--order 1]
 
 A plain script for one device, by `fxdp run --nproc 2 -m benchmarks.conformance.heads_script`, too. Without
-`--casts` the models' own casts to float32 keep float64. `--reversed` gives each batch's samples in the other
-order: what then differs is rounding of one device itself.
+`--casts` the models' own casts to float32 keep float64. `--order` shuffles the samples within each batch, by
+a seed: what then differs is rounding of one device itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import random
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -24,9 +25,9 @@ from tests.integrations.head_runs import plain_trainer, rows_of
 from tests.integrations.heads import HEADS
 
 
-def _reversed(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+def _in_order(collate: Callable[[Any], Any] | None, seed: int) -> Callable[[Any], Any]:
     plain = collate or hf.default_data_collator
-    return lambda samples: plain(samples[::-1])
+    return lambda samples: plain(random.Random(seed).sample(samples, len(samples)))
 
 
 def main() -> None:
@@ -34,15 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("heads", nargs="*", default=list(HEADS))
     parser.add_argument("--casts", action="store_true")
-    parser.add_argument("--reversed", action="store_true")
+    parser.add_argument("--order", type=int, metavar="SEED")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
     for name in asked.heads:
         with tempfile.TemporaryDirectory() as folder:
             trainer = plain_trainer(name, folder)
-            if asked.reversed:
-                trainer.data_collator = _reversed(HEADS[name].collate(trainer.model))
+            if asked.order is not None:
+                trainer.data_collator = _in_order(HEADS[name].collate(trainer.model), asked.order)
             with contextlib.nullcontext() if asked.casts else keep_float64():
                 trainer.train()
         for row in rows_of(trainer):

@@ -1,24 +1,34 @@
 """Heads of transformers through Trainer on two ranks, beside plain Trainer on one device.
 
     python -m benchmarks.conformance.trainer_heads [head ...] [--float32] [--inductor] [--unpadded]
+    python -m benchmarks.conformance.trainer_heads [head ...] --script [--casts]
 
 Each head trains 6 steps of 4 samples, of which the last batch of an epoch has one, and is evaluated after
 three and six steps. All that Trainer logs and all parameters at the end are compared: a line a head, with
 how many numbers there were and the largest difference of each kind. Losses are sums in float32 in Trainer
 itself. `--unpadded`: without `pad=`, where each rank's sentences are as long as its own longest one.
+
+`--script`: `heads_script.py`, which knows of no ranks, by `fxdp run --nproc 2`; beside it on one device with
+the samples of each batch in three other orders, which changes nothing but rounding. Both are the largest
+difference of a number that Trainer logs, relative to it. `--casts`: with the models' own casts to float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 
+from benchmarks.conformance.scripts.__main__ import difference
 from tests.integrations.head_runs import Run, compared, trained
 from tests.integrations.heads import HEADS
 from tests.rank_pool import RankError, RankPool
@@ -49,6 +59,34 @@ def _last_words(text: str) -> str:
     return next((words for words in lines if "Error: " in words and not words.startswith("File")), lines[0])
 
 
+def by_script(heads: Sequence[str], options: Sequence[str]) -> None:
+    """Print a line for each head: how far two ranks are from one device, and one device from itself."""
+    script = ["-m", "benchmarks.conformance.heads_script", *heads, *options]
+    one, two = _printed(script), _printed(["-m", "fxdp", "run", "--nproc", "2", *script])
+    others = [_printed([*script, "--order", str(seed)]) for seed in (1, 2, 3)]
+    print("| head | numbers | 2 ranks | one device, other orders |\n|---|---|---|---|")
+    for name in heads:
+        ours, *rest = (_lines_of(name, printed) for printed in (one, two, *others))
+        by_ranks, *by_order = (difference(ours, printed)[0] for printed in rest)
+        print(f"| {name} | {_count(ours)} | {by_ranks:.1e} | {max(by_order):.1e} |", flush=True)
+
+
+def _printed(command: Sequence[str]) -> str:
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
+
+
+def _lines_of(name: str, printed: str) -> str:
+    return "\n".join(line for line in printed.splitlines() if line.startswith(f"{name}:"))
+
+
+def _count(printed: str) -> int:
+    return sum(len(line.partition(": ")[2].split()) // 2 for line in printed.splitlines())
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -58,9 +96,14 @@ def main() -> None:
     parser.add_argument("--float32", action="store_true", help="not float64")
     parser.add_argument("--inductor", action="store_true", help="compiled")
     parser.add_argument("--unpadded", action="store_true", help="without `pad=`")
+    parser.add_argument("--script", action="store_true", help="by `fxdp run`")
+    parser.add_argument("--casts", action="store_true", help="with --script: casts to float32 stay")
     asked = parser.parse_args()
     if unknown := set(asked.heads) - HEADS.keys():
         parser.error(f"no heads {sorted(unknown)}; there are {', '.join(HEADS)}")
+    if asked.script:
+        by_script(asked.heads or list(HEADS), ["--casts"] if asked.casts else [])
+        return
     dtype = torch.float32 if asked.float32 else torch.float64
     options = {} if asked.inductor else {"backend": "eager"}
     backend = options.get("backend", "inductor")
