@@ -52,7 +52,8 @@ class Way:
     mode: Mode = field(default_factory=Mode)
     kills: bool = False
     stages: int = 1
-    """Pipeline ranks; those that resume have none."""
+    """Pipeline ranks; `then_stages` are those of the ranks that resume."""
+    then_stages: int = 1
 
 
 ALONE = (7,)
@@ -74,6 +75,9 @@ WAYS: dict[str, Way] = {
     "3 stages": Way(ALONE, stages=3),
     "2 stages x 2, shard": Way((2, 5), SHARD, stages=2),
     "2 stages x 2, shard, killed, resumed by 3": Way((2, 5), SHARD, (4, 2, 1), kills=True, stages=2),
+    "3 ranks, shard, killed, resumed by 2 stages x 2": Way(
+        (2, 4, 1), SHARD, (2, 5), kills=True, then_stages=2
+    ),
 }
 
 
@@ -114,7 +118,7 @@ def _result(pool: RankPool, name: str, way: Way, alone: list[str], timeout: floa
         return _compared(alone, _curve(pool, name, way, timeout))
     choice = random.SystemRandom()
     first = Training(name, way.parts, way.mode, way.options, way.stages)
-    then = Training(name, way.then, way.mode, way.options)
+    then = Training(name, way.then, way.mode, way.options, way.then_stages)
     rank, step = choice.randrange(first.ranks), choice.randrange(STEPS)
     with tempfile.TemporaryDirectory() as folder:
         where = f"{folder}/run"
@@ -133,7 +137,7 @@ def _curve(pool: RankPool, name: str, way: Way, timeout: float) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         where = f"{folder}/run"
         parts = [(way.parts, way.stages, range(last))]
-        parts += [(way.then, 1, range(last, STEPS))] if way.then else []
+        parts += [(way.then, way.then_stages, range(last, STEPS))] if way.then else []
         found = []
         for split, stages, steps in parts:
             training = Training(name, split, way.mode, way.options, stages)

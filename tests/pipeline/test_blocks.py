@@ -205,6 +205,18 @@ def test_options_that_know_no_blocks(options: dict[str, Any]) -> None:
         fxdp.compile(GPT(), numerics=fxdp.Bitwise(block=2), **options)
 
 
+def test_a_block_that_inductor_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(wanted: WantedPart, *args: Any, compiled: bool, **options: Any) -> Lowered:
+        if compiled:
+            raise RuntimeError("no kernel")
+        return lower_part(wanted, *args, compiled=compiled, **options)
+
+    monkeypatch.setattr("fxdp.compiler.lowered_parts.lower_part", failing)
+    compiled = fxdp.compile(nn.Linear(3, 2), numerics=fxdp.Bitwise(block=2), loss_fn=F.mse_loss)
+    with pytest.raises(fxdp.StageError, match=r'stage 0: rank 0: .*no kernel\nUse backend="eager"'):
+        compiled(torch.ones(4, 3), target=torch.ones(4, 2))
+
+
 def test_code_is_never_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor fuses code for any size in another way, so that sizes of earlier calls would decide bits."""
     found: list[bool] = []
