@@ -27,20 +27,25 @@ class _Bags(nn.Module):
 
 
 class _Pictures(nn.Module):
-    """An image is a sum of patches, and takes the place of a token of 0; without any the tower rests."""
+    """An image is a sum of patches, and takes the place of a token of 1; without any the tower rests."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tower, self.embed, self.head = nn.Linear(3, 4), nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.tower, self.embed, self.head = nn.Linear(3, 4), nn.Embedding(6, 4), nn.Linear(4, 6)
 
     def forward(
-        self, input_ids: Tensor, pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        pixel_values: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
     ) -> Tensor:
         h = self.embed(input_ids)
         if pixel_values is not None and image_grid_thw is not None:
             images = self._see(pixel_values, image_grid_thw)
-            h = h.masked_scatter((input_ids == 0)[..., None], images)
-        return F.cross_entropy(self.head(h).flatten(0, 1), input_ids.flatten())
+            h = h.masked_scatter((input_ids == 1)[..., None], images)
+        each = F.cross_entropy(self.head(h).flatten(0, 1), input_ids.flatten(), reduction="none")
+        return (each * attention_mask.flatten()).sum() / attention_mask.sum()
 
     def _see(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
         of = torch.repeat_interleave(image_grid_thw.prod(1), output_size=pixel_values.shape[0])
@@ -112,15 +117,17 @@ def _bags(lengths: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     return (batch, counts.double().sin()), {}
 
 
-def _pictures(patches: list[int], texts: int = 2) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """As a processor makes them: without any image there are no keys of images."""
-    ids = 1 + torch.arange(4 * texts) % 4
-    ids[: len(patches)] = 0
+def _pictures(patches: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """As a processor makes them: texts as long as the rank's longest; without any image no keys of images."""
+    ids = (2 + torch.arange(10) % 4).view(2, 5)[:, sum(patches) % 2 :].clone()
+    ids[0, : len(patches)] = 1
+    ids[1, -1] = 0
+    text = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     if not patches:
-        return (), {"input_ids": ids.view(texts, 4)}
-    grid = torch.tensor([[1, 1, n] for n in patches], dtype=torch.int64).view(-1, 3)
+        return (), text
+    grid = torch.tensor([[1, 1, n] for n in patches], dtype=torch.int64)
     pixels = torch.arange(3.0 * sum(patches)).view(-1, 3).sin().double()
-    return (), {"input_ids": ids.view(texts, 4), "pixel_values": pixels, "image_grid_thw": grid}
+    return (), {"pixel_values": pixels, "image_grid_thw": grid, **text}
 
 
 def _listed(boxes: list[int]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
@@ -137,7 +144,7 @@ KINDS: dict[str, tuple[type[nn.Module], Any, list[list[list[int]]]]] = {
     # of each call, the samples of each rank
     "bags": (_Bags, _bags, [[[2, 0, 1], [4]], [[1, 1], []]]),
     # a rank without any image, one whose sizes may be those of texts, and a call without any image
-    "pictures": (_Pictures, _pictures, [[[2], []], [[1, 1], [3]], [[], [1, 2]], [[], []], [[1], [4]]]),
+    "pictures": (_Pictures, _pictures, [[[3], []], [[1, 1], [3]], [[], [1, 2]], [[], []], [[1], [4]]]),
     "pictures op by op": (_SplitPictures, _pictures, [[[2, 1], []], [[], [3]]]),
     "lists op by op": (_Listed, _listed, [[[2, 0], []], [[1], [3, 1]]]),
     # of the first call's rank 1 a graph has a node: only rank 0 tells targets of graphs from those of nodes
@@ -176,8 +183,12 @@ def _joined(batch: Any, samples: list[list[int]]) -> tuple[tuple[Any, ...], dict
         return tuple(a + b for a, b in zip(first[0], second[0], strict=True)), {}
     if batch is _bags:
         return _bags_of(first[0], second[0])
-    dim = 1 if batch is _packed else 0
-    parts = [one[1] for one in (first, second)]
+    dim, parts = 1 if batch is _packed else 0, [one[1] for one in (first, second)]
+    if batch is _pictures:
+        longest = max(part["input_ids"].shape[1] for part in parts)
+        for part in parts:
+            for key in ("input_ids", "attention_mask"):
+                part[key] = F.pad(part[key], (0, longest - part[key].shape[1]))
     keys = {**parts[0], **parts[1]}
     return (), {key: torch.cat([part[key] for part in parts if key in part], dim) for key in keys}
 

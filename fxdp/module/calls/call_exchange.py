@@ -200,7 +200,11 @@ class CallExchange:
         sides = (False, False) if known is None else padded_sides(paths, tensors)
         may_pack = self._reader.recognises and self._pad is None and not call.inputs.axes.names
         packs = may_pack and is_packed(call.inputs.given)
-        told = gather_objects(self._process_mesh, (call.batch, call.dims, sides, packs))
+        counts = tuple(
+            1 if dim is None else tensor.shape[dim]
+            for tensor, dim in zip(tensors, call.batch_dims, strict=True)
+        )
+        told = gather_objects(self._process_mesh, (counts, call.dims, sides, packs))
         if all(row[3] for row in told):
             return None
         rows = [row[:2] for row in told]

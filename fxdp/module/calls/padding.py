@@ -23,8 +23,8 @@ from fxdp.ranks.liveness.failure import everywhere
 _Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
 """For each tensor the sizes of all dims except the batch dim."""
 
-_Row: TypeAlias = "tuple[int, _Dims]"
-"""A rank's batch size, and the remaining sizes of its tensors."""
+_Row: TypeAlias = "tuple[tuple[int, ...], _Dims]"
+"""How many rows each of a rank's tensors has, and their remaining sizes."""
 
 
 def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float | None]:
@@ -51,8 +51,8 @@ def common_lengths(
     """
     wanted, faults = [], []
     for i, batch_dim in enumerate(batch_dims):
-        # a rank without samples has nothing to pad, and takes the sizes of ranks with samples
-        sizes = [dims[i] for batch, dims in rows if batch > 0 or batch_dim is None]
+        # a rank without rows has nothing to pad, and takes the sizes of ranks with rows
+        sizes = [dims[i] for counts, dims in rows if counts[i] > 0 or batch_dim is None]
         sizes = sizes or [dims[i] for _, dims in rows]
         largest = tuple(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) > 1 and (pads[i] is None or batch_dim is None):

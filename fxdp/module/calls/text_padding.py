@@ -23,7 +23,7 @@ _MASK = "attention_mask"
 _TEXTS = ("input_ids", "input_values", "decoder_input_ids")
 _VALUES: Mapping[str, float] = {
     "input_ids": 0, "decoder_input_ids": 0, "input_values": 0.0, _MASK: 0, "decoder_attention_mask": 0,
-    "token_type_ids": 0, "special_tokens_mask": 1, "labels": -100,
+    "token_type_ids": 0, "mm_token_type_ids": 0, "special_tokens_mask": 1, "labels": -100,
 }  # fmt: skip
 _LAST_NAME = re.compile(r"(\w+)\W*$")
 
