@@ -15,6 +15,8 @@ from itertools import accumulate, pairwise
 
 _PARTS = (2, 4, 3, 8, 6, 5, 16, 12, 7, 32, 64)
 """Numbers of parts into which an order cuts evenly; the earlier, the more evenly."""
+_SWAPS = 8
+"""The most swaps of samples between two halves, after which hardly any helps."""
 
 
 def evenly_cut_order(weights: Sequence[float]) -> list[int]:
@@ -53,11 +55,48 @@ def nearest(heights: Sequence[float], height: float) -> int:
 def _split(
     heaviest_first: Sequence[int], weights: Sequence[float], target: float
 ) -> tuple[list[int], list[int]]:
-    """Return samples that weigh nearly `target`, and the rest: each goes where more room is left."""
+    """Return samples that weigh nearly `target`, and the rest: each goes where more room is left.
+
+    Then the two that come nearest change sides, as long as this helps.
+    """
     found: tuple[list[int], list[int]] = [], []
     room = [target, sum(weights[i] for i in heaviest_first) - target]
     for i in heaviest_first:
         side = int(room[1] > room[0])
         found[side].append(i)
         room[side] -= weights[i]
+    missing = room[0]
+    for _ in range(_SWAPS):
+        best = _best_swap(*found, weights, missing)
+        if best is None:
+            break
+        moved = [[i for i in (one,) if i is not None] for one in best]
+        missing += sum(weights[i] for i in moved[0]) - sum(weights[i] for i in moved[1])
+        changed = [
+            (set(side) - set(out)) | set(into)
+            for side, out, into in zip(found, moved, moved[::-1], strict=True)
+        ]
+        found = (
+            [i for i in heaviest_first if i in changed[0]],
+            [i for i in heaviest_first if i in changed[1]],
+        )
+    return found
+
+
+def _best_swap(
+    first: Sequence[int], second: Sequence[int], weights: Sequence[float], missing: float
+) -> tuple[int | None, int | None] | None:
+    """Return a sample of each side whose swap brings the first nearest to its target; None: none helps.
+
+    One of the two may be None. `missing` is what the first side lacks.
+    """
+    gives = [(0.0, None), *((weights[i], i) for i in first)]
+    takes: list[tuple[float, int | None]] = [(0.0, None), *((weights[i], i) for i in reversed(second))]
+    heights = [weight for weight, _ in takes]
+    best, found = abs(missing) * (1 - 1e-9), None
+    for weight, i in gives:
+        at = bisect_left(heights, weight + missing)
+        for other, j in takes[max(at - 1, 0) : at + 1]:
+            if abs(missing + weight - other) < best:
+                best, found = abs(missing + weight - other), (i, j)
     return found

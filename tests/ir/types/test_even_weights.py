@@ -32,6 +32,16 @@ def test_one_order_is_even_within_five_percent_for_many_numbers_of_parts(samples
         assert _heaviest(weights, 4) > _heaviest(ordered, 4)
 
 
+def test_few_samples_of_a_rank_are_even_as_far_as_the_heaviest_one_lets_them() -> None:
+    drawn, within = random.Random(0), 0
+    for _ in range(50):
+        weights = [drawn.lognormvariate(0, 0.7) for _ in range(16)]
+        bound = max(1.0, max(weights) * 4 / sum(weights))
+        ordered = [weights[i] for i in evenly_cut_order(weights)]
+        within += _heaviest(ordered, 4) <= 1.05 * bound
+    assert within >= 45
+
+
 def test_the_picture_of_the_docstring() -> None:
     weights = [9, 1, 1, 1, 4, 4, 4, 8]
     order = evenly_cut_order(weights)
