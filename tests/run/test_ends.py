@@ -59,6 +59,9 @@ WAYS: dict[Callable[[Any], None], tuple[int, tuple[str, ...]]] = {
     _left: (1, ("rank 1 ended its process while this rank still needed it; expected the same number of",)),
 }  # fmt: skip
 
+_HEARS_INTERRUPTS = ("env", "--default-signal=INT")
+"""What a shell runs in the background ignores Ctrl-C, and so do its children."""
+
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[int, str, list[str]]]:
@@ -68,8 +71,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[int, str,
     for way in WAYS:
         folder = tmp_path_factory.mktemp(way.__name__)
         (folder / "train.py").write_text(_SCRIPT)
-        command = [sys.executable, "-m", "fxdp", "run", "--nproc", "2", "--logs", str(folder / "logs")]
-        command += [str(folder / "train.py"), "leaves" if way is _left else ""]
+        command = [*_HEARS_INTERRUPTS, sys.executable, "-m", "fxdp", "run", "--nproc", "2"]
+        command += ["--logs", str(folder / "logs"), str(folder / "train.py"), "leaves" if way is _left else ""]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started[way] = folder, subprocess.Popen(command, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
     for _, run in started.values():  # what begins is most of the work: an end beside it takes longer
