@@ -71,8 +71,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[int, str,
     for way in WAYS:
         folder = tmp_path_factory.mktemp(way.__name__)
         (folder / "train.py").write_text(_SCRIPT)
-        command = [*_HEARS_INTERRUPTS, sys.executable, "-m", "fxdp", "run", "--nproc", "2"]
-        command += ["--logs", str(folder / "logs"), str(folder / "train.py"), "leaves" if way is _left else ""]
+        options = ["--nproc", "2", "--logs", str(folder / "logs")]
+        command = [*_HEARS_INTERRUPTS, sys.executable, "-m", "fxdp", "run", *options]
+        command += [str(folder / "train.py"), "leaves" if way is _left else ""]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started[way] = folder, subprocess.Popen(command, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
     for _, run in started.values():  # what begins is most of the work: an end beside it takes longer
