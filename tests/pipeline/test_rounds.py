@@ -60,9 +60,7 @@ def _trained(parts: Sequence[int], strategy: str = "replicate", stages: int = 1)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes) if stages > 1 else None
     rank, found = dist.get_rank() % len(parts) if stages * len(parts) > 1 else 0, dict[str, Tensor]()
     with captured_once(KNOWN.setdefault(__name__, {})):
-        compiled = fxdp.compile(
-            Pictures(), mesh, numerics={"block": 3}, strategy=strategy, backend="eager"
-        )
+        compiled = fxdp.compile(Pictures(), mesh, numerics={"block": 3}, strategy=strategy, backend="eager")
         optimizer = torch.optim.AdamW(compiled.parameters(), 0.01)
         own, data = slice(sum(parts[:rank]), sum(parts[: rank + 1])), torch.Generator().manual_seed(1)
         for step in range(2):
@@ -78,19 +76,29 @@ def _trained(parts: Sequence[int], strategy: str = "replicate", stages: int = 1)
     return {name: value.detach().clone() for name, value in full.items()}
 
 
-def test_the_same_bits_on_any_mesh(ranks: RankPool) -> None:
-    alone = _trained((8,))
-    for parts, strategy, stages in (
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Tensor]:
+    """The numbers of one device."""
+    return _trained((8,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "strategy", "stages"),
+    [
         ((3, 5), "replicate", 1),
         ((3, 0, 5), "shard", 1),
         ((8,), "replicate", 2),
         ((8,), "replicate", 3),
         ((3, 5), "shard", 2),
-    ):
-        for found in ranks.run(stages * len(parts), _trained, parts, strategy, stages):
-            assert found.keys() == alone.keys()
-            differs = [name for name in alone if not torch.equal(found[name], alone[name])]
-            assert differs == [], (parts, strategy, stages)
+    ],
+    ids=["2 ranks", "3 ranks, shard", "2 stages", "3 stages", "2 stages, 2 ranks, shard"],
+)
+def test_the_same_bits_on_any_mesh(
+    alone: dict[str, Tensor], ranks: RankPool, parts: tuple[int, ...], strategy: str, stages: int
+) -> None:
+    for found in ranks.run(stages * len(parts), _trained, parts, strategy, stages):
+        assert found.keys() == alone.keys()
+        assert [name for name in alone if not torch.equal(found[name], alone[name])] == []
 
 
 @pytest.mark.parametrize("training", [True, False])
