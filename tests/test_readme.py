@@ -69,12 +69,14 @@ def test_figures_against_fxdp_are_measured_ones_too() -> None:
 
 def test_scripts_that_are_counted_are_in_their_table() -> None:
     table = (ROOT / "benchmarks" / "conformance" / "scripts.md").read_text()
-    exact = {ranks: int(count) for ranks, count in re.findall(r"(\d ranks(?:, 3:1)?): (\d+) exact", table)}
+    exact = {ranks: int(count) for ranks, count in re.findall(r"(\d ranks(?:, [\w:]+)?): (\d+) exact", table)}
     told = re.findall(r"\| (\d+) of (\d+) \|", README)
     assert sum(int(right) for right, _ in told) == sum(int(of) for _, of in told) == exact["3 ranks"]
     (uneven,) = re.findall(r"on two and on\nthree ranks, (\d+) of them on two uneven ones", README)
     assert exact["2 ranks"] == exact["3 ranks"]
     assert exact["2 ranks, 3:1"] == int(uneven)
+    (compiled,) = re.findall(r"(\d+) of them compiled from the third call on, on two ranks", README)
+    assert exact["2 ranks, compiled"] == int(compiled)
 
 
 _CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -59,16 +59,17 @@ def wanted_parts(
             )
             for index in range(layout.count)
         ]  # fmt: skip
-    here = [one for one in cut.in_rounds if one.stage is None or one.stage in own]
-    for one in here:
-        if one.name.startswith("round "):
-            found += [
-                WantedPart(one.name, one.part, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
-                for i in range(layout.count)
-            ]
+    here = {None, *own}
+    found += [
+        WantedPart(one.name, one.part, sizes[i], batches, layout.first + i, i, zero=_NOTHING)
+        for each in cut.rounds
+        for one in each.blocks
+        if one.stage in here
+        for i in range(layout.count)
+    ]
     once = {f"finish {stage}": cut.epilogues[stage] for stage in own}
     once |= {f"gather {stage}": cut.gathers[stage] for stage in own if cut.gathers}
-    once |= {one.name: one.part for one in here if one.name.startswith("exchange ")}
+    once |= {one.name: one.part for each in cut.rounds for one in each.exchange if one.stage in here}
     for name, part in {**once, "prologue": cut.prologue}.items():
         if part is not None:
             found.append(WantedPart(name, part, sizes[None], batches, rank, once=True, zero=_NOTHING))

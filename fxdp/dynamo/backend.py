@@ -174,8 +174,8 @@ def frame_in_flight(graph_breaks: bool) -> TracedFrame:
 
     Raises
     ------
-    BrokenFrameError : Dynamo may skip code that cannot be traced.
-    InputError : not called by Dynamo, or Dynamo runs inside of DistributedDataParallel.
+    InputError : Dynamo may skip code that cannot be traced, has not called, or runs inside of
+        DistributedDataParallel.
     """
     frame = traced_frame()
     if frame is None:

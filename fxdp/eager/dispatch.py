@@ -31,7 +31,7 @@ from fxdp.eager.view_origins import gathered, note_view
 from fxdp.eager.writes import write_in_place
 from fxdp.errors import InputError
 from fxdp.ranks.comms.sequence_log import user_frame
-from fxdp.ranks.process_mesh import warn_of_rank_counts
+from fxdp.ranks.rank_counts import warn_of_rank_counts
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import OpOverload, aten
 
@@ -109,7 +109,7 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
     read = _HOST_READS.get(op)
     if read is not None:
         return partial(read, op)
-    if op.namespace == _NAMESPACE:
+    if op.namespace == _COLLECTIVES:
         _check_collective(op, args, kwargs)
     if op in _LAZY:
         return partial(_computed_view, op)
@@ -209,7 +209,8 @@ _HOST_READS: Mapping[Any, Callable[..., Any]] = {
 """Ops whose result, or a part of it, is read by Python or by a kernel as numbers."""
 
 
-_NAMESPACE = "c10d"
+_COLLECTIVES = "c10d"
+"""The namespace of torch.distributed's ops."""
 
 
 def _check_collective(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.liveness.failure import everywhere, guard
 from fxdp.ranks.mesh_init import init_mesh
-from fxdp.ranks.process_mesh import warn_of_rank_counts
+from fxdp.ranks.rank_counts import warn_of_rank_counts
 from fxdp.runtime.unsharded_parameters import UnshardedParameters
 from fxdp.torch_compat import warn_untested
 

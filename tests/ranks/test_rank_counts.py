@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.ranks.process_mesh import warn_of_rank_counts
+from fxdp.ranks.rank_counts import warn_of_rank_counts
 from tests.rank_pool import RankPool
 
 
