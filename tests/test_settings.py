@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from fxdp.errors import MeshError
 from fxdp.settings import Settings, ShortcutSettings
@@ -28,6 +29,12 @@ def test_missing_variable_is_named() -> None:
     incomplete = {key: value for key, value in _TORCHRUN.items() if key != "MASTER_ADDR"}
     with pytest.raises(MeshError, match="WORLD_SIZE=2, but MASTER_ADDR is not set"):
         Settings.from_environment(incomplete)
+
+
+def test_with_a_process_group_of_another_launcher_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert Settings.from_environment({"RANK": "1", "WORLD_SIZE": "2"}).launch is None
+    assert Settings.from_environment(_TORCHRUN).launch is not None
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
