@@ -70,8 +70,9 @@ class Tracer:
 
     @cached_property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes of static traces."""
-        return static_hints(self.request.inputs.fixed_sizes)
+        """The batch sizes of static traces, in order: with that of the call, if a capture asks for it."""
+        sizes, hint = static_hints(self.request.inputs.fixed_sizes), self.request.hint
+        return tuple(sorted({*sizes, hint})) if hint is not None and hint > 1 else sizes
 
     def static_exports(self, batches: Sequence[int]) -> Iterator[Exported]:
         """The forward graphs at these batch sizes, each made when it is asked for."""

@@ -15,14 +15,17 @@ the plan, and in the error where none works.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from fxdp.capture.attempt import CaptureAttempt, Failure, Made, NothingFitsError, traced
+from fxdp.capture.attempt import CaptureAttempt, Failure, Made, NothingFitsError, Tracer, traced
 from fxdp.capture.captured import Captured, LeftStrategy
+from fxdp.capture.export.dead_rng_ops import join_unread_draws
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
+from fxdp.capture.export.needless_writes import drop_needless_writes
+from fxdp.capture.joint.other_sizes import ForwardOps, conditions_of, ops_of
+from fxdp.capture.joint.static import StaticMismatchError, fitted_joint, merge_loops
 from fxdp.capture.joint.symbolic_joint import joint_of_forward
 from fxdp.capture.patches.patch_tables import python_semantics
 from fxdp.capture.refusals.diagnose import reason_of
@@ -144,9 +147,35 @@ def _merged_loops(attempt: CaptureAttempt) -> Made:
 
 def _fitted(attempt: CaptureAttempt, first: Sequence[Exported] = (), *, loops: bool = False) -> Made:
     """Fit one graph to static traces of all sizes, the first of which may be there already."""
-    tracer = attempt.tracer
-    traces = chain(first, tracer.static_exports(tracer.batches[len(first) :]))
-    return Made(fitted_joint(tracer.batches, traces, tracer.request.joint, loops=loops), tracer)
+    tracer, forwards = attempt.tracer, list[ForwardOps]()
+    # first: what the program records of the code is that of the last trace
+    few = [_ops_of_few(tracer, size, loops) for size in range(1, tracer.batches[0])]
+
+    def traces() -> Iterator[Exported]:
+        rest = tracer.static_exports(tracer.batches[len(first) :])
+        for batch, exported in zip(tracer.batches, chain(first, rest), strict=True):
+            forwards.append(_ops(exported, batch, loops))
+            yield exported
+
+    found = fitted_joint(tracer.batches, traces(), tracer.request.joint)
+    return Made(replace(found, conditions=conditions_of(tracer.batches, forwards, few)), tracer)
+
+
+def _ops_of_few(tracer: Tracer, size: int, loops: bool) -> ForwardOps | None:
+    """Return the ops of the forward at so few samples; None where the code cannot be traced there."""
+    try:
+        return _ops(tracer.export(size, symbolic=False), size, loops)
+    except Exception:  # the user's code may raise anything, and capture refuse it
+        return None
+
+
+def _ops(exported: Exported, batch: int, loops: bool) -> ForwardOps:
+    """Return the ops of a forward graph, after its loops over the samples have been merged."""
+    if loops:
+        join_unread_draws(exported.gm.graph)
+        drop_needless_writes(exported.gm)
+        merge_loops(exported.gm, batch)
+    return ops_of(exported.gm)
 
 
 def _numbers(attempt: CaptureAttempt) -> Made:

@@ -28,6 +28,7 @@ _LIBRARIES = tuple(
     for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
 _DEMO = os.path.join(_LIBRARIES[1], "cli", "demo", "")  # user code that is part of this package
+_NUMBERS = inspect.getfile(torch)  # where `SymInt` and `SymBool` are
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = re.compile(r"(site|dist)-packages")
 _PROMPTS = ("<stdin>", "<string>")  # code typed at a prompt or passed by `-c`: user code without a file
@@ -90,6 +91,13 @@ def location_of_call() -> Location:
             return location_of_frame(frame)
         frame = frame.f_back
     return Location()
+
+
+def asking_frame(frame: FrameType) -> FrameType:
+    """Return the nearest frame, from `frame` outwards, that is neither fxdp's nor one of torch's numbers."""
+    while frame.f_code.co_filename.startswith((_NUMBERS, _LIBRARIES[1])) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def outside_python(frame: FrameType) -> FrameType:

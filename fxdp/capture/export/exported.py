@@ -8,10 +8,11 @@ on the code: graphs from a different tracer could enter here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -26,6 +27,7 @@ from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import one_name_each, read_old_values
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.graphs import attribute_of
+from fxdp.ir.graph.metadata import Location
 
 BatchDims: TypeAlias = Sequence["int | None"]
 
@@ -55,6 +57,8 @@ class Exported:
     """The skip connections; in the graph, skipped values have labels (`label_of`)."""
     axes: InputAxes = ONE_AXIS
     """The batch axis of each input."""
+    asked: Mapping[sympy.Basic, Location] = field(default_factory=dict)
+    """The conditions on sizes that the code asks, in torch's symbols, with their lines."""
 
     @property
     def fakes(self) -> tuple[Any, ...]:
@@ -99,6 +103,7 @@ def export(
         checks=record.checks,
         routes=routes,
         axes=inputs.axes,
+        asked=record.sizes,
     )
 
 
@@ -130,6 +135,7 @@ _HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73,
 """Batch sizes to trace with: odd and prime, so that the batch size seldom equals a different size."""
 
 _STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+_EVEN_SIZES = tuple(2 * size for size in _STATIC_SIZES[1:])
 
 
 def batch_hint(sizes: Set[int]) -> int:
@@ -138,8 +144,8 @@ def batch_hint(sizes: Set[int]) -> int:
 
 
 def static_hints(sizes: Set[int]) -> tuple[int, ...]:
-    """Return the four batch sizes of the static fallback, which differ from all other sizes."""
-    return _first_free(_STATIC_SIZES, sizes, 4)
+    """Return the four batch sizes of the static fallback, which differ from all other sizes; one is even."""
+    return tuple(sorted((*_first_free(_STATIC_SIZES, sizes, 3), *_first_free(_EVEN_SIZES, sizes, 1))))
 
 
 def _axis_hints(inputs: Inputs, batch: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -59,6 +60,8 @@ class _OutputRecord:
     """Functions that seed torch's generators, with the locations of the calls."""
     beside: tuple[SideEffect, ...] = ()
     """What the code does beside computing."""
+    sizes: Mapping[sympy.Basic, Location] = field(default_factory=dict)
+    """The conditions on sizes that the code asks, in torch's symbols, with their lines."""
 
 
 @dataclass
@@ -144,6 +147,7 @@ class FlatModule(nn.Module):
             layout_reads=tuple(effects.reads.layouts),
             seeded=tuple(effects.seeded),
             beside=tuple(effects.beside),
+            sizes=effects.sizes.asked,
         )
         return (*results, *effects.asked.tensors)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from fxdp.torch_compat import aten
 _TRAINING = 5  # the position of `training` among the arguments of aten.batch_norm
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 _BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
+_ONE = sympy.Integer(1)
 _OTHERS = (2, 3, 5, 8, 17, 100)
 
 
@@ -72,6 +74,22 @@ def _squeezed(node: fx.Node) -> list[Any]:
     return [shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
 
 
+def sizes_of_one(asked: Mapping[sympy.Basic, Location], sizes: Sizes) -> tuple[Condition, ...]:
+    """Return conditions that sizes are not 1, for questions of the code that have another answer there.
+
+    Torch traces sizes of at least 2, and leaves no guard for what holds for all of these.
+    """
+    found: dict[sympy.Basic, Condition] = {}
+    for raw, location in asked.items():
+        if not sizes.knows(raw):
+            continue
+        expr = sizes.expr(raw)
+        for symbol in sorted(expr.free_symbols, key=str):
+            if _differs_at_one(expr, symbol):
+                found.setdefault(symbol, Condition(sympy.Ne(symbol, 1), location))
+    return tuple(found.values())
+
+
 def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
     """Return conditions that BatchNorms in training see several values per channel: one has no variance.
 
@@ -103,11 +121,24 @@ def _always(expr: sympy.Basic) -> bool:
     symbols = sorted(expr.free_symbols, key=str)
     if not symbols:
         return bool(expr != sympy.false)
+    return len(symbols) <= 2 and _answers(expr, symbols) == {sympy.true}
+
+
+def _differs_at_one(expr: sympy.Basic, symbol: sympy.Basic) -> bool:
+    """Return whether a condition has one answer at all sample sizes, and another one if a size is 1."""
+    symbols = sorted(expr.free_symbols, key=str)
     if len(symbols) > 2:
         return False
+    others = [other for other in symbols if other != symbol]
+    several = _answers(expr, symbols)
+    return len(several) == 1 and _answers(expr.xreplace({symbol: _ONE}), others) != several
+
+
+def _answers(expr: sympy.Basic, symbols: Sequence[sympy.Basic]) -> set[sympy.Basic]:
+    """Return the answers of a condition at all sample sizes."""
     grids = [_BATCHES if is_axis(symbol) else _OTHERS for symbol in symbols]
     places = (dict(zip(symbols, map(sympy.Integer, values), strict=True)) for values in product(*grids))
-    return all(expr.xreplace(place) == sympy.true for place in places)
+    return {expr.xreplace(place) for place in places}
 
 
 def _chooses_kernel(guard: Any) -> bool:

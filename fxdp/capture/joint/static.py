@@ -21,9 +21,7 @@ import torch
 from torch import fx
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.capture.export.dead_rng_ops import join_unread_draws
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.export.needless_writes import drop_needless_writes
 from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.fit import fit_float, fit_int
@@ -65,12 +63,8 @@ def merge_loops(gm: fx.GraphModule, batch: int) -> None:
     """Replace loops over the samples by one op on all samples; without the wing, loops stay."""
 
 
-def fitted_joint(
-    batches: Sequence[int], exports: Iterable[Exported], options: JointOptions, *, loops: bool = False
-) -> Captured:
+def fitted_joint(batches: Sequence[int], exports: Iterable[Exported], options: JointOptions) -> Captured:
     """Fit one graph to forward graphs of these batch sizes; `exports` may export lazily.
-
-    `loops`: loops over the samples are vectorized.
 
     Raises
     ------
@@ -78,11 +72,7 @@ def fitted_joint(
     CaptureError : a graph contains nodes that no program can run.
     """
     raws, graphs = [], []
-    for batch, exported in zip(batches, exports, strict=True):
-        if loops:
-            join_unread_draws(exported.gm.graph)
-            drop_needless_writes(exported.gm)
-            merge_loops(exported.gm, batch)
+    for exported in exports:
         raws.append(trace_joint(exported, options))
         graphs.append(annotate_joint(raws[-1], Sizes()))
         if len({len(made.gm.graph.nodes) for made in graphs}) > 1:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxdp.capture.captured import Captured, SizeLeaf
+from fxdp.capture.captured import Captured, Condition, SizeLeaf
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
+from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values, sizes_of_one
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.capture.locations import Origin
 from fxdp.errors import CaptureError, InputError
@@ -61,18 +62,26 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
 def joint_of_forward(exported: Exported, options: JointOptions) -> Captured:
     """Return `symbolic_joint`, and let go of the tensors that torch remembers for the forward's fakes."""
     try:
-        return symbolic_joint(exported, options)
+        found = symbolic_joint(exported, options)
+        return replace(found, conditions=(*found.conditions, *_of_one(exported)))
     finally:
         forget_tensors(exported.fakes)
+
+
+def _of_one(exported: Exported) -> tuple[Condition, ...]:
+    """Return the conditions that the questions of the user's code set; no part of a cached joint graph."""
+    env = next((fake.fake_mode.shape_env for fake in exported.fakes), None)
+    if env is None or not exported.asked:
+        return ()
+    sizes = Sizes(exported.fakes, exported.batch, [guard for guard, _ in guards_of(env)], exported.axes)
+    return sizes_of_one({env.replace(raw): at for raw, at in exported.asked.items()}, sizes)
 
 
 @seam("startup")
 def annotated_joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, AnnotatedJoint]:
     """Trace the joint graph and annotate its nodes."""
     raw = trace_joint(exported, options)
-    sizes = Sizes(
-        raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)], exported.axes
-    )
+    sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)], exported.axes)
     return raw, sizes, annotate_joint(raw, sizes)
 
 

@@ -20,6 +20,7 @@ from fxdp.capture.patches.plain_semantics import REFUSED, RefusedCollectives
 from fxdp.capture.patches.python_draws import refused_draws
 from fxdp.capture.patches.random_numbers import RefusedGenerators, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
+from fxdp.capture.patches.size_questions import SizeQuestions
 from fxdp.capture.patches.tensor_reads import TEXT, TensorReads
 from fxdp.capture.patches.unbacked_hints import HintedNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
@@ -86,6 +87,7 @@ class RecordedEffects:
 
     asked: AskedChecks
     reads: TensorReads
+    sizes: SizeQuestions = field(default_factory=SizeQuestions)
     seeded: list[tuple[str, Location]] = field(default_factory=list)
     beside: list[SideEffect] = field(default_factory=list)
     at_end: list[Callable[[], None]] = field(default_factory=list)
@@ -124,7 +126,7 @@ def recording_effects(
     asked = AskedChecks(branches, told)
     effects = RecordedEffects(asked, TensorReads(module, tensors, asked.must))
     # only active while the model's code runs: torch's tracing before and after uses unpatched functions
-    patches = (TEXT, *seedings(effects.seeded))
+    patches = (TEXT, effects.sizes.patch(), *seedings(effects.seeded))
     # last, so that a hook on a parameter is refused before the wing makes it a part of the backward
     kept = patched(unchanged_parameters(module))
     with (

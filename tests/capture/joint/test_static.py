@@ -80,6 +80,22 @@ def test_branch_on_the_batch_is_a_condition() -> None:
     assert not other.holds({B: 5})
 
 
+class _Asks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        some = x.var(0).sum() if x.shape[0] > 1 else x.sum()
+        return some + x.square().sum() / max(len(x) - 1, 1)
+
+
+def test_a_question_about_one_sample_is_a_condition() -> None:
+    """Torch traces sizes of at least 2, and leaves no guard for what it knows of these."""
+    conditions = capture(_Asks(), (torch.randn(8, 2),), {}).conditions
+    assert all(condition.holds({B: 2}) for condition in conditions)
+    (one,) = (condition for condition in conditions if not condition.holds({B: 1}))
+    assert one.location.code == "some = x.var(0).sum() if x.shape[0] > 1 else x.sum()"
+    cached = capture(_Asks(), (torch.randn(8, 2),), {}).conditions
+    assert cached == conditions
+
+
 def test_a_squeeze_relies_on_more_than_one_sample() -> None:
     class Squeezes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,6 +108,42 @@ def test_a_squeeze_relies_on_more_than_one_sample() -> None:
     assert condition.location.code == "return x.squeeze() * kept.sum()"
     alone = capture(Squeezes(), (torch.randn(8, 2),), {}, couple=False)
     assert not alone.conditions, "one rank squeezes the global batch itself"
+
+
+class _Sized(nn.Module):
+    """Takes the batch size for a number, and computes another one of it."""
+
+    def __init__(self, number: Callable[[int], float]) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().sum() * self.number(int(x.shape[0]))
+
+
+@pytest.mark.parametrize("number", [lambda n: 1 + n % 2, lambda n: n // 2, lambda n: 2 if n == 5 else 1])
+def test_a_number_without_a_formula_is_refused(number: Callable[[int], float]) -> None:
+    with pytest.raises(CaptureError, match="in a way that has no formula"):
+        capture(_Sized(number), (torch.randn(4, 2),), {})
+
+
+@pytest.mark.parametrize("number", [lambda n: min(n, 16), lambda n: 2 if n > 16 else n])
+def test_a_formula_holds_up_to_the_largest_traced_batch(number: Callable[[int], float]) -> None:
+    x = torch.randn(4, 2)
+    conditions = capture(_Sized(number), (x,), {}).conditions
+    assert all(c.holds({B: 10}) for c in conditions)
+    assert not all(c.holds({B: 11}) for c in conditions)
+    assert all(c.holds({B: 12}) for c in capture(_Sized(number), (x,), {}, hint=12).conditions)
+    with pytest.raises(CaptureError, match=r"in a way that has no formula .* at 20"):
+        capture(_Sized(number), (x,), {}, hint=20)
+
+
+def test_a_formula_is_tried_on_one_and_on_two_samples() -> None:
+    x = torch.randn(4, 2)
+    for number, most in ((lambda n: n - 1, 0), (lambda n: max(n - 1, 1), 1), (lambda n: max(n, 3), 2)):
+        conditions = capture(_Sized(number), (x,), {}).conditions
+        held = [size for size in (1, 2, 3, 4) if all(c.holds({B: size}) for c in conditions)]
+        assert held == [*range(most + 1, 5)]
 
 
 @pytest.mark.parametrize(
