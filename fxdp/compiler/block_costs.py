@@ -1,11 +1,13 @@
-"""Predict what a step in blocks costs beside one block of all samples of a rank, and propose a block.
+"""Predict what a step in blocks costs beside the step without blocks, and propose a block.
 
 A block of few samples reads all weights, writes all their gradients and starts all ops for little work:
 
     seconds of an op      start of the op + the larger of operations and of bytes, over the device's rates
-    seconds of a block    its ops, and the sum of its gradients with those of another block
+    seconds of a block    its ops, the start of each of its parts, and the sum of its gradients with those
+                          of another block
 
-The rates are those of one CPU core, or of one GPU; their ratios decide, and caches do not count.
+A block has one part, or one for each time that it waits for the others. The rates are those of one CPU core,
+or of one GPU; their ratios decide, and caches do not count.
 """
 
 from __future__ import annotations
@@ -28,20 +30,24 @@ _ADDED = 3
 
 @dataclass(frozen=True)
 class _Rates:
-    """Operations and bytes in a second, and the seconds from one op to the next."""
+    """Operations and bytes in a second, and the seconds to start an op, and to start a part of a block."""
 
     flops: float
     bytes: float
     start: float
+    part: float
 
 
-_RATES = {"cpu": _Rates(40e9, 8e9, 3e-6), "cuda": _Rates(40e12, 2e12, 6e-6)}
+_RATES = {"cpu": _Rates(100e9, 24e9, 3e-6, 160e-6), "cuda": _Rates(40e12, 2e12, 6e-6, 160e-6)}
 
 
-def block_times(graph: fx.Graph, device_type: str, samples: int, blocks: Sequence[int]) -> list[float]:
-    """Return the time of a rank's step in blocks of each size, over its time in one block of all samples.
+def block_times(
+    graph: fx.Graph, device_type: str, samples: int, blocks: Sequence[int], parts: int = 1
+) -> list[float]:
+    """Return the time of a rank's step in blocks of each size, over its time without blocks.
 
-    `graph` is the joint graph of the global batch, `samples` are those of the rank.
+    `graph` is the joint graph of the global batch, `samples` are those of the rank, `parts` those in which
+    a block runs.
     """
     rates = _RATES.get(device_type, _RATES["cpu"])
     full = _seconds(graph, rates, samples)
@@ -50,24 +56,29 @@ def block_times(graph: fx.Graph, device_type: str, samples: int, blocks: Sequenc
     found = []
     for block in blocks:
         rounds, rest = divmod(samples, block)
+        count = rounds + bool(rest)
         seconds = rounds * _seconds(graph, rates, block) + (_seconds(graph, rates, rest) if rest else 0.0)
-        found.append((seconds + (rounds + bool(rest) - 1) * added) / full)
+        found.append((seconds + count * parts * rates.part + (count - 1) * added) / full)
     return found
 
 
-def block_lines(graph: fx.Graph, device_type: str, samples: int, chosen: int) -> tuple[str, ...]:
+def block_lines(
+    graph: fx.Graph, device_type: str, samples: int, chosen: int, parts: int = 1
+) -> tuple[str, ...]:
     """Return the predicted times of blocks of 1, 2, 4, ... and `chosen` samples, and a proposal, as text."""
     if samples < 1:
         return ()
     powers = (1 << power for power in range(samples.bit_length()))
     blocks = sorted({*powers, min(chosen, samples), samples})
-    times = block_times(graph, device_type, samples, blocks)
+    times = block_times(graph, device_type, samples, blocks, parts)
     told = ", ".join(f"{block}: {time:.2f}" for block, time in zip(blocks, times, strict=True))
     cheap = [block for block, time in zip(blocks, times, strict=True) if time <= _MOST]
-    proposed = cheap[0]  # one block of all samples takes 1
+    proposed, why = samples, "cheapest"
+    if cheap:
+        proposed, why = cheap[0], f"smallest block that takes at most {_MOST}"
     return (
-        f"predicted time by the samples in a block, over that of one block of {samples} samples: {told}",
-        f"proposed: fxdp.Bitwise(block={proposed}), the smallest block that takes at most {_MOST}",
+        f"predicted time of {samples} samples by those in a block, over that without blocks: {told}",
+        f"proposed: fxdp.Bitwise(block={proposed}), the {why}",
     )
 
 

@@ -115,7 +115,7 @@ def _lowered(
         hides=not mesh.shared_memory,  # no transfers to overlap
         in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
-    shapes = Shapes(dict(wanted.sizes), generic, single)
+    shapes = Shapes(dict(wanted.sizes), generic, single, program.images & {one.name for one in part.reads})
     return lower_inductor(gm, values, shapes, device_of(module, mesh), start, how)
 
 

@@ -172,7 +172,9 @@ class Planning:
         block, device = self.program.options.block, self.program.mesh.device_type
         if block is None:
             return ()
-        return block_lines(self.program.causes.graph, device, self._local["b"], block)
+        cut = self.program.partition
+        parts = sum(len(one.blocks) for one in cut.rounds) if cut.coupled else 1
+        return block_lines(self.program.causes.graph, device, self._local["b"], block, parts)
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
         """Return the stages that read each parameter, by the parameter's name."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -18,7 +20,9 @@ from fxdp.ir.graph.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph.graph_text import graph_text
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.sizes import Split
+from fxdp.lowering.inductor.strides import traces_channels_last
 from fxdp.options import Options
+from fxdp.pipeline.cut.image_formats import images
 from fxdp.pipeline.cut.partition import Part, Partition, backward_parts
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.catalogue import make
@@ -67,6 +71,12 @@ class Program:
     def parts(self) -> tuple[Part, ...]:
         """All parts, in no particular order."""
         return self.partition.everything
+
+    @cached_property
+    def images(self) -> frozenset[str]:
+        """The names of values that parts pass to one another channels-last, where Inductor compiles these."""
+        lays_out = self.options.fuses_blocks and traces_channels_last(torch.device(self.mesh.device_type))
+        return images(self.gm.graph) if lays_out else frozenset()
 
     @property
     def text(self) -> str:

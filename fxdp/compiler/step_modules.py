@@ -143,7 +143,7 @@ def _code(
         # needs shards of other pipeline ranks, which the step receives
         values = {spec: value for spec, value in values.items() if not isinstance(spec, Parameter)}
         ahead = tuple(spec.name for spec in wanted.part.parameters)
-    template = CallFrame.of(lowered.gm, values)
+    template = CallFrame.of(lowered.gm, values, frozenset() if wanted.once else program.images)
     numbers = rows() if template.rows else {}
     seed = None
     if graph_draws(wanted.part.gm.graph):

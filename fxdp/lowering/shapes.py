@@ -22,11 +22,13 @@ class Shapes:
     `sizes`: the value of every size symbol (`B`, `b`, `offset`, ...); hints if `generic`.
     `generic`: sizes stay inputs of the compiled code.
     `single`: one rank, so that the local batch equals the global batch.
+    `images`: the names of values of other parts that lie channels-last; all others are contiguous.
     """
 
     sizes: Mapping[str, int]
     generic: bool
     single: bool
+    images: frozenset[str] = frozenset()
 
     def trace_sizes(self) -> tuple[FakeTensorMode, dict[str, Any]]:
         """Return a fake mode, and per size symbol a fixed number or, if `generic`, a symbolic size."""

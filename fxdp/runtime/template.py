@@ -33,6 +33,7 @@ from fxdp.ir.graph.signature import (
 )
 from fxdp.ir.types.placements import Shard
 from fxdp.lowering.eager import backward_inputs, forward_inputs
+from fxdp.lowering.inductor.strides import channels_last
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -60,11 +61,15 @@ class CallFrame:
     """Pairs of position and axis of the row indices of padded gathers."""
     crossing: tuple[tuple[int, str], ...] = ()
     """Pairs of position and name of a value from another part."""
+    images: frozenset[str] = frozenset()
+    """The names of values from other parts that are taken channels-last; all others are contiguous."""
     tangents: tuple[TangentSpec | str, ...] = ()
     """The backward's arguments after the saved values: tangents, and names of values from other parts."""
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, values: Mapping[InputSpec, Any]) -> CallFrame:
+    def of(
+        cls, gm: fx.GraphModule, values: Mapping[InputSpec, Any], images: frozenset[str] = frozenset()
+    ) -> CallFrame:
         """Return the template of an emitted graph, with the model's tensors from `values`."""
         known: list[Any] = []
         inputs: list[tuple[int, int]] = []
@@ -88,7 +93,7 @@ class CallFrame:
                     crossing.append((position, name))
             known.append(value)
         later = tuple(map(_later, backward_inputs(gm.graph)))
-        return cls(tuple(known), tuple(inputs), tuple(sizes), tuple(rows), tuple(crossing), later)
+        return cls(tuple(known), tuple(inputs), tuple(sizes), tuple(rows), tuple(crossing), images, later)
 
     def with_numbers(self, sizes: Mapping[str, int], rows: Mapping[str, Tensor]) -> CallFrame:
         """Return a template with all values that are fixed for calls of one size filled in."""
@@ -115,12 +120,13 @@ class CallFrame:
         for position, name in self.rows:
             values[position] = rows[name]
         for position, name in self.crossing:
-            # contiguous as if received: a stage of this rank may pass on a channels-last value
+            # as on each rank, on which the part that makes the value may be another's
+            lay = channels_last if name in self.images else Tensor.contiguous
             value = crossing[name]
             if isinstance(value, tuple):  # the roots of a sum over blocks
-                values[position] = tuple(root.contiguous() for root in value)
+                values[position] = tuple(lay(root) for root in value)
             else:  # or the number of rows that a mask selects
-                values[position] = value.contiguous() if isinstance(value, Tensor) else value
+                values[position] = lay(value) if isinstance(value, Tensor) else value
         return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ from torch import Tensor, fx
 from fxdp.ir.graph.draws import node_draws
 from fxdp.ir.graph.graphs import argument, results_of
 from fxdp.ir.graph.metadata import Metadata, meta
-from fxdp.ir.graph.signature import Buffer, Constant, InputSpec, Mutation, Parameter, Size, rows_axis
+from fxdp.ir.graph.signature import (
+    Buffer,
+    Constant,
+    InputSpec,
+    Mutation,
+    Parameter,
+    Size,
+    StageValue,
+    rows_axis,
+)
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.full_batch_draws import is_twin
 from fxdp.ir.types.placements import Shard
@@ -67,8 +77,9 @@ def trace(
     if shapes.single:
         for axis in axes_of(sizes):  # one symbol instead of two equal ones, so that equality stays provable
             env[axis.local] = env[axis.total]
-    given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
-    later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
+    fake = partial(_fake, values=values, sizes=sizes, env=env, fake_mode=fake_mode, device=device)
+    given = [_laid_out(fake(n), n, shapes) for n in inputs]
+    later = [fake(n) for n in tangents]
     joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
     save_results_alone(joint)
     return Traced(joint, fake_mode, given, later, sizes)
@@ -93,6 +104,12 @@ def _fake(
     with fake_mode:
         real = [n if isinstance(n, int) else interpret_sympy(n, env) for n in shape]
         return torch.empty(real, dtype=type_.dtype, device=device)
+
+
+def _laid_out(value: Any, node: fx.Node, shapes: Shapes) -> Any:
+    """Return an input's fake value in the memory format in which another part passes it."""
+    spec = meta(node).spec
+    return channels_last(value) if isinstance(spec, StageValue) and spec.name in shapes.images else value
 
 
 def joint_function(

@@ -80,7 +80,7 @@ def _key(
         return key_of(
             "pair",
             *others,
-            exact_text((hints, shapes.generic, shapes.single)),
+            exact_text((hints, shapes.generic, shapes.single, sorted(shapes.images))),
             "\n".join(_graph_lines(gm)),
             "\n".join(f"{exact_text(spec)} {value_text(value)}" for spec, value in values.items()),
         )
