@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import linecache
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ _CHANGES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELET
 
 
 @dataclass(frozen=True)
-class CodeNames:
+class _CodeNames:
     """Names that occur in a code object.
 
     `read`: attributes and strings that are identifiers; `globals`: global variables; `asked`: attributes that
@@ -31,7 +30,7 @@ class CodeNames:
 
 
 @functools.lru_cache(maxsize=65536)
-def names_of(code: types.CodeType) -> CodeNames:
+def names_of(code: types.CodeType) -> _CodeNames:
     """Return the names in a code object, including the functions nested in the code."""
     read, found, texts = set(code.co_names), dict[str, None](), set[str]()
     asked = set[str]()
@@ -49,7 +48,7 @@ def names_of(code: types.CodeType) -> CodeNames:
     texts = {text for text in texts if text.isidentifier()}
     if not _ASKING.isdisjoint(read):
         asked |= texts
-    return CodeNames(frozenset(read | texts), tuple(found), frozenset(asked))
+    return _CodeNames(frozenset(read | texts), tuple(found), frozenset(asked))
 
 
 def texts_of(code: types.CodeType) -> list[str]:
@@ -64,7 +63,7 @@ def location_of_change(codes: Iterable[types.CodeType], name: str) -> Location:
     if not named:
         return Location()
     _, at = min(named, key=itemgetter(0))
-    return Location(*at, linecache.getline(*at).strip())
+    return Location.at(*at)
 
 
 def _instructions(codes: Iterable[types.CodeType]) -> Iterator[tuple[dis.Instruction, tuple[str, int]]]:

@@ -14,13 +14,12 @@ the plan, and in the error where none works.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from fxdp.capture.attempt import CaptureAttempt, Failure, Made, NothingFitsError, Tracer, traced
-from fxdp.capture.captured import Captured, LeftStrategy
+from fxdp.capture.captured import LeftStrategy
 from fxdp.capture.export.dead_rng_ops import join_unread_draws
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.export.needless_writes import drop_needless_writes
@@ -30,8 +29,6 @@ from fxdp.capture.joint.symbolic_joint import joint_of_forward
 from fxdp.capture.patches.patch_tables import python_semantics
 from fxdp.capture.refusals.diagnose import reason_of
 from fxdp.errors import CaptureError
-
-_log = logging.getLogger("fxdp")
 
 
 class _UnevenTracesError(StaticMismatchError):
@@ -272,9 +269,3 @@ STRATEGIES: tuple[Strategy, ...] = (
     ),
 )
 """All strategies, in the order in which they are tried."""
-
-
-def log_strategy(found: Captured) -> None:
-    """Log why a capture is not by the first strategy."""
-    if found.left:
-        _log.info("%s", "\n".join(found.reasons()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from fxdp.capture.attempt import CaptureAttempt, Made, NothingFitsError, Tracer, traced
-from fxdp.capture.capture_strategies import STRATEGIES, first_that_works, log_strategy
+from fxdp.capture.capture_strategies import STRATEGIES, first_that_works
 from fxdp.capture.captured import Captured, LeftStrategy
 from fxdp.capture.export.exported import batch_hint
 from fxdp.capture.external_state import external_state
@@ -25,13 +26,15 @@ from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.python_values import SpecializationError, deciding
-from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, with_tried
+from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error
 from fxdp.capture.refusals.eager_probe import EagerProbe
 from fxdp.capture.refusals.stateful import check_memory, warn_of_side_effects
 from fxdp.capture.request import Guarded, Request
-from fxdp.errors import CaptureError, InputError
+from fxdp.errors import CaptureError, InputError, TorchMismatchError
 from fxdp.ir.graph.draws import graph_draws
 from fxdp.torch_compat import compile_lock
+
+_log = logging.getLogger("fxdp")
 
 
 def capture_request(request: Request) -> Captured:
@@ -52,7 +55,7 @@ def capture_request(request: Request) -> Captured:
         attempt.failures.clear()  # errors hold frames, and these the attempt
         tracer = made.tracer
         found = replace(made.captured, strategy=", ".join(made.strategies), left=made.left)
-        log_strategy(found)
+        _log_strategy(found)
         record = tracer.program.record
         if record.seeded and graph_draws(found.gm.graph):
             raise seeding_error(*record.seeded[0])
@@ -128,12 +131,12 @@ def _refusal(attempt: CaptureAttempt, left: Sequence[LeftStrategy]) -> CaptureEr
     """The error where no strategy works: line, cause and remedy, then why each strategy was left."""
     error, cause, probe = attempt.error, _cause(attempt), attempt.probe
     if isinstance(error, StaticMismatchError):
-        return with_tried(capture_error(cause, str(error), probe.reads), left)
+        return _with_tried(capture_error(cause, str(error), probe.reads), left)
     if attempt.asks_for_data:
-        return with_tried(capture_error(cause, reads=probe.reads), left)
+        return _with_tried(capture_error(cause, reads=probe.reads), left)
     if probe.error is not None and not probe.reads:
         return eager_error(probe.error)
-    return with_tried(capture_error(cause, reads=probe.reads, only_at=_only_at(attempt.tracer, probe)), left)
+    return _with_tried(capture_error(cause, reads=probe.reads, only_at=_only_at(attempt.tracer, probe)), left)
 
 
 def _only_at(tracer: Tracer, found: EagerProbe) -> OnlyAt | None:
@@ -176,3 +179,17 @@ def _check_module_hooks(module: nn.Module) -> None:
             "them, or hook the tensor itself in the forward (tensor.register_hook with a hook that returns "
             "the gradient)"
         )
+
+
+def _log_strategy(found: Captured) -> None:
+    """Log why a capture is not by the first strategy."""
+    if found.left:
+        _log.info("%s", "\n".join(found.reasons()))
+
+
+def _with_tried(refusal: CaptureError, left: Sequence[LeftStrategy]) -> CaptureError:
+    """Add the reasons why strategies were left, if there are several and the model is at fault."""
+    if len(left) < 2 or isinstance(refusal, TorchMismatchError):
+        return refusal
+    lines = "".join(f"\n  {one}" for one in left)
+    return type(refusal)(f"{refusal}\ntried in this order:{lines}")

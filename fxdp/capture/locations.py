@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import os
 import re
 import sys
@@ -109,8 +108,7 @@ def outside_python(frame: FrameType) -> FrameType:
 
 def location_of_frame(frame: FrameType) -> Location:
     """Return the line that a frame is executing."""
-    file = frame.f_code.co_filename
-    return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+    return Location.at(frame.f_code.co_filename, frame.f_lineno)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,7 @@ def location_of_function(function: Any) -> Location | None:
     code = getattr(getattr(function, "forward", function), "__code__", None)
     if code is None or not is_user_file(code.co_filename):
         return None
-    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return Location(code.co_filename, code.co_firstlineno, line)
+    return Location.at(code.co_filename, code.co_firstlineno)
 
 
 def module_path(name: str) -> str:

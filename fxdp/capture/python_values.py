@@ -10,9 +10,8 @@ is raised if the code reads a value that is replaced by `_Unread`: every access 
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -70,19 +69,6 @@ def stable_text(value: Any) -> str:
     if isinstance(value, frozenset):
         return f"frozenset({sorted(map(stable_text, value))})"
     return _ADDRESS.sub("", repr(value))
-
-
-@contextlib.contextmanager
-def set_attributes(attributes: Sequence[AttributeNumber], numbers: Sequence[Any]) -> Iterator[None]:
-    """Set these numbers as attributes of the modules inside the block."""
-    before = [(a, a.owner[a.key]) for a in attributes]
-    try:
-        for attribute, number in zip(attributes, numbers, strict=True):
-            attribute.owner[attribute.key] = number
-        yield
-    finally:
-        for attribute, value in before:
-            attribute.owner[attribute.key] = value
 
 
 def unread(name: str, kind: type, touched: list[str]) -> Any:

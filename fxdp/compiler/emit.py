@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,15 +12,11 @@ from torch import fx, nn
 from fxdp.compiler.order import emission
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program
-from fxdp.ir import redistributions
 from fxdp.ir.graph.graphs import copy_graph, no_collection
 from fxdp.ir.graph.level import Level
-from fxdp.ir.graph.metadata import meta
 from fxdp.ir.graph.model_tensors import signature_values
-from fxdp.ir.graph.signature import Size
 from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import axes_of, is_even, samples_of
-from fxdp.ir.types.value_types import TensorType, local_shape
+from fxdp.ir.types.sizes import is_even, samples_of
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.forward_backward_pair import ForwardBackward
 from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor
@@ -31,7 +26,6 @@ from fxdp.pipeline.cut.partition import Part, summed
 
 FULL = "this program"
 """Name of the single part of a program that is not cut."""
-
 
 
 @dataclass(frozen=True)
@@ -117,28 +111,6 @@ def _lowered(
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single, program.images & {one.name for one in part.reads})
     return lower_inductor(gm, values, shapes, device_of(module, mesh), start, how)
-
-
-def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
-    """Return the sizes on which the code of a part depends; a change of one requires new code.
-
-    A part with collectives depends on the batch sizes of all ranks. All ranks must run the same code,
-    regardless of the local sizes that each rank has met before.
-    """
-    names = set()
-    graph = wanted.part.gm.graph
-    for node in graph.find_nodes(op="placeholder"):
-        spec, type_, placement = meta(node).spec, meta(node).type, meta(node).placement
-        if isinstance(spec, Size) and node.users:
-            names.add(spec.name)
-        if isinstance(type_, TensorType) and not isinstance(placement, tuple):
-            shape = local_shape(type_, placement)
-            names |= {s.name for n in shape if not isinstance(n, int) for s in n.free_symbols}
-    everyone = any(n.target in redistributions.REDISTRIBUTIONS for n in graph.nodes)
-    if everyone:
-        names |= {name for one in axes_of(wanted.sizes) for name in one.inputs}
-    own = tuple(sorted((key, value) for key, value in wanted.sizes.items() if key in names))
-    return (own, wanted.batches if everyone else ())
 
 
 def device_of(module: nn.Module, mesh: Mesh) -> torch.device:

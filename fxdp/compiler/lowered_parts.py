@@ -20,11 +20,14 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from fxdp.compiler.emit import FULL, Lowered, WantedPart, lower_part, sizes_used
+from fxdp.compiler.emit import FULL, Lowered, WantedPart, lower_part
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, FxdpError, StageError
 from fxdp.ir import redistributions
+from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.signature import Size
 from fxdp.ir.types.sizes import axes_of
+from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.lowering.inductor.collective_order import order_lines
 from fxdp.lowering.inductor.start import Start, start_of
 from fxdp.lowering.shapes import SizesFixedError
@@ -180,7 +183,7 @@ class LoweredParts:
         if options.block is None or options.backend != "eager" or wanted.once:
             return False
         places = {one.offset.name for one in axes_of(wanted.sizes)}
-        return any(name in places for name, _ in sizes_used(wanted)[0])
+        return any(name in places for name, _ in _sizes_used(wanted)[0])
 
     def _lower(self, wanted: WantedPart, generic: bool, start: Start, as_it_is: bool) -> Lowered | _Failed:
         compiled = not (as_it_is or wanted.once or self._program.options.backend == "eager")
@@ -214,7 +217,7 @@ def exact_key(wanted: WantedPart) -> _Key:
     graph = wanted.part.gm.graph
     # a term that all parts have in full is added by the first part alone, so its code differs
     own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=redistributions.partial)
-    return wanted.name, own, *sizes_used(wanted)
+    return wanted.name, own, *_sizes_used(wanted)
 
 
 def _report(wanted: Sequence[WantedPart], found: Sequence[Lowered | _Failed]) -> _Report:
@@ -242,3 +245,25 @@ def _not_compiled(failed: Mapping[str, str], block: int) -> StageError:
 
 def _meet(process_mesh: ProcessMesh) -> None:
     gather_objects(process_mesh, None)
+
+
+def _sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
+    """Return the sizes on which the code of a part depends; a change of one requires new code.
+
+    A part with collectives depends on the batch sizes of all ranks. All ranks must run the same code,
+    regardless of the local sizes that each rank has met before.
+    """
+    names = set()
+    graph = wanted.part.gm.graph
+    for node in graph.find_nodes(op="placeholder"):
+        spec, type_, placement = meta(node).spec, meta(node).type, meta(node).placement
+        if isinstance(spec, Size) and node.users:
+            names.add(spec.name)
+        if isinstance(type_, TensorType) and not isinstance(placement, tuple):
+            shape = local_shape(type_, placement)
+            names |= {s.name for n in shape if not isinstance(n, int) for s in n.free_symbols}
+    everyone = any(n.target in redistributions.REDISTRIBUTIONS for n in graph.nodes)
+    if everyone:
+        names |= {name for one in axes_of(wanted.sizes) for name in one.inputs}
+    own = tuple(sorted((key, value) for key, value in wanted.sizes.items() if key in names))
+    return (own, wanted.batches if everyone else ())

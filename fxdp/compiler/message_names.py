@@ -7,11 +7,26 @@ from torch import fx
 from fxdp.ir import redistributions
 from fxdp.ir.graph.metadata import meta
 from fxdp.ir.ops import exchanged_sizes
-from fxdp.ir.ops.collectives import STARTED_BY
+from fxdp.ir.ops.collectives import (
+    start_all_gather,
+    start_all_reduce,
+    start_broadcast,
+    start_moments,
+    start_reduce_scatter,
+)
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.ir.types.mesh import Mesh
 from fxdp.lowering.eager import forward_nodes
 from fxdp.runtime.ranges import Names
+
+_STARTED_BY: dict[object, str] = {
+    start_all_reduce: "all_reduce",
+    start_moments: "all_gather_into_tensor",
+    start_broadcast: "broadcast",
+    start_all_gather: "all_gather_into_tensor",
+    start_reduce_scatter: "reduce_scatter_tensor",
+}
+"""The torch op by which each function starts its communication."""
 
 
 def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Names, Names]:
@@ -23,7 +38,7 @@ def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Nam
     first = forward_nodes(emitted)
     forward: list[tuple[str, str]] = []
     backward: list[tuple[str, str]] = []
-    started_by = {**STARTED_BY, exchanged_sizes.start: "all_gather_into_tensor"}
+    started_by = {**_STARTED_BY, exchanged_sizes.start: "all_gather_into_tensor"}
     starts = [node for node in emitted.nodes if node.target in started_by or node.target in STARTS]
     for plan, run in zip(_travelling(planned, mesh), starts, strict=False):
         cause = meta(plan).cause

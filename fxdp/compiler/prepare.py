@@ -25,7 +25,7 @@ from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import log_captured
 from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
-from fxdp.ir.graph.factors import has_sufficient_factors
+from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
 from fxdp.ir.graph.graph_text import target_text, type_text
 from fxdp.ir.graph.graphs import copy_graph, inputs_of, results_of
 from fxdp.ir.graph.level import Level
@@ -110,7 +110,7 @@ def prepare(
     else:
         gm = manager.run(gm, order.reductions)
         partition, step = _uncut(gm, options), None
-    most = _GROWTH * batch if has_sufficient_factors(causes.graph) else None
+    most = _GROWTH * batch if _has_sufficient_factors(causes.graph) else None
     seconds = manager.seconds
     return Program(captured, gm, mesh, options, causes, partition, step, seconds, nodes, most_samples=most)
 
@@ -127,7 +127,12 @@ def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
 
 
 def _cut(
-    gm: fx.GraphModule, captured: Captured, mesh: Mesh, options: Options, order: Order, loss: int | None,
+    gm: fx.GraphModule,
+    captured: Captured,
+    mesh: Mesh,
+    options: Options,
+    order: Order,
+    loss: int | None,
     batch: int,
 ) -> tuple[Partition, ScheduledStep]:
     stages = _stage_count(options, mesh)
@@ -244,3 +249,8 @@ def _fallback_text(node: fx.Node) -> str:
     sources = map(unconverted, tensor_operands(node))
     operands = ", ".join(f"%{s.name}: {type_text(meta(s).type)} {{{meta(s).placement}}}" for s in sources)
     return f"{target_text(node.target)} at {meta(node).location}\n    operands: {operands or 'none'}"
+
+
+def _has_sufficient_factors(graph: fx.Graph) -> bool:
+    """Return whether some gradients are computed from sufficient factors."""
+    return any(meta(node).reason == SUFFICIENT_FACTORS for node in graph.nodes)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
 from typing_extensions import Self
 
 from fxdp.errors import StateError
@@ -15,7 +16,7 @@ from fxdp.module.cache_entry import LastCall
 from fxdp.module.calls.call_exchange import CallExchange
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.fallback import Fallback
-from fxdp.module.function_module import FunctionModule, names_in
+from fxdp.module.function_module import FunctionModule
 from fxdp.module.guards.guards import Guards
 from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import OptimizerWatch, check_home, check_put
@@ -137,7 +138,7 @@ class BuiltModule(Inspected):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load values into the model, which may come from the meta device without values."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
-        self._unset -= set(names_in(self._model, state_dict))
+        self._unset -= set(_names_in(self._model, state_dict))
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -173,3 +174,10 @@ class BuiltModule(Inspected):
             twin._step_shards()
         twin._build()
         return twin
+
+
+def _names_in(model: nn.Module, names: Iterable[str]) -> Iterator[str]:
+    """Return the names of tensors of `model.own` as they are in a model that may be a function."""
+    own = model.own if isinstance(model, FunctionModule) else model
+    prefix = next((f"{name}." for name, child in model._modules.items() if child is own), "")
+    return (prefix + name for name in names)

@@ -1,9 +1,9 @@
 """`FunctionModule`: a function as a module, whose children are the modules that the function's code reaches.
 
-    def loss(x, y): return F.cross_entropy(net(x), y)
+def loss(x, y): return F.cross_entropy(net(x), y)
 
-    FunctionModule(loss)         net is a child; forward is the function itself
-    its deep copy                net is a copy; while its forward runs, the function's net acts as the copy
+FunctionModule(loss)         net is a child; forward is the function itself
+its deep copy                net is a copy; while its forward runs, the function's net acts as the copy
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType
 from typing import Any
@@ -124,9 +124,7 @@ class _Around:
         self.originals: list[nn.Module] = []
 
 
-def _with_given(
-    function: Callable[..., Any], children: Mapping[str, nn.Module | None]
-) -> Callable[..., Any]:
+def _with_given(function: Callable[..., Any], children: Mapping[str, nn.Module | None]) -> Callable[..., Any]:
     """Return the function with modules in the places of `_ModuleInput`s."""
 
     @functools.wraps(function)
@@ -153,13 +151,6 @@ def _acting_as(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Iterator[None]:
 
 def _has_state(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
-def names_in(model: nn.Module, names: Iterable[str]) -> Iterator[str]:
-    """Return the names of tensors of `model.own` as they are in a model that may be a function."""
-    own = model.own if isinstance(model, FunctionModule) else model
-    prefix = next((f"{name}." for name, child in model._modules.items() if child is own), "")
-    return (prefix + name for name in names)
 
 
 def as_module(model: Any) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from fxdp.capture.captured import Captured
 from fxdp.capture.joint.one_order import in_one_order
 from fxdp.capture.python_values import SpecializationError
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError
 from fxdp.module.strategies import Strategies
-from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
+from fxdp.ranks.agreement import agree, content_digest, gather_objects
 from fxdp.ranks.process_mesh import ProcessMesh
 
 _log = logging.getLogger("fxdp")
@@ -65,7 +67,7 @@ class SamePrograms:
         if lines := program.schedule_lines():
             # ranks with different schedule files would wait for one another forever
             agree(self._process_mesh, lines, "schedules")
-        constants = tensor_lines(program.captured.constants) if self._process_mesh.mesh.world > 1 else []
+        constants = _tensor_lines(program.captured.constants) if self._process_mesh.mesh.world > 1 else []
         digests = gather_objects(self._process_mesh, (program.digest, *constants))
         if len(set(digests)) > 1:
             agree(self._process_mesh, program.text.splitlines(), "models")
@@ -73,3 +75,11 @@ class SamePrograms:
             raise AgreementError(
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )
+
+
+def _tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return name, type and a hash of the content of each tensor, for `agree`."""
+    return [
+        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {content_digest(t)}"
+        for name, t in sorted(tensors.items())
+    ]

@@ -8,21 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.capture.ragged_rows import Rows
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.network.link_cost import LinkCost
-from fxdp.options.option_checks import (
-    ANY_COUNT,
-    SWITCH,
-    Expected,
-    faults_of,
-    is_count,
-    leaf_faults,
-    one_of,
-)
+from fxdp.options.option_checks import ANY_COUNT, SWITCH, Expected, faults_of, is_count, one_of, shown
 from fxdp.options.option_names import refuse_unknown
 from fxdp.options.option_values import (
     GROUPS,
@@ -71,8 +64,8 @@ class Options:
             object.__setattr__(self, name, value)  # frozen for everybody else
             faults += found
         faults += self._budget_faults() + self._block_faults()
-        faults += leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample, Rows), _DIMS)
-        faults += leaf_faults("pad", self.pad, (int, float, bool), "a number")
+        faults += _leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample, Rows), _DIMS)
+        faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += policy_faults(self.mp_policy)
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
@@ -233,3 +226,13 @@ _EXPECTED: dict[str, Expected] = {
     ),
 }
 """Of the options that one can judge by themselves."""
+
+
+def _leaf_faults(name: str, value: Any, kinds: tuple[type, ...], words: str) -> list[str]:
+    """Return the fault of a pytree prefix with a leaf of another type; the first call checks the rest."""
+    leaves = [leaf for leaf in tree_leaves(value) if leaf is not None]
+    # a bool is an int to Python, and True the dim 1, which nobody means
+    wrong = [x for x in leaves if not isinstance(x, kinds) or (isinstance(x, bool) and bool not in kinds)]
+    if not wrong:
+        return []
+    return [f"{name} has {shown(wrong[0])}, expected {words}, None, or a container of these"]

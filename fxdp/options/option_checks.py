@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch.utils._pytree import tree_leaves
-
 _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
 
@@ -55,16 +53,6 @@ def one_of(*choices: str) -> Expected:
 SWITCH: Expected = lambda value: isinstance(value, bool), "True or False"
 COUNT: Expected = is_count, f"an integer of at least 1 and at most {_MOST:,}"
 ANY_COUNT = sys.maxsize
-
-
-def leaf_faults(name: str, value: Any, kinds: tuple[type, ...], words: str) -> list[str]:
-    """Return the fault of a pytree prefix with a leaf of another type; the first call checks the rest."""
-    leaves = [leaf for leaf in tree_leaves(value) if leaf is not None]
-    # a bool is an int to Python, and True the dim 1, which nobody means
-    wrong = [x for x in leaves if not isinstance(x, kinds) or (isinstance(x, bool) and bool not in kinds)]
-    if not wrong:
-        return []
-    return [f"{name} has {shown(wrong[0])}, expected {words}, None, or a container of these"]
 
 
 def folder_faults(name: str, value: Any) -> list[str]:

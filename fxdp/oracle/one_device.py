@@ -32,7 +32,7 @@ from fxdp.torch_compat import one_device, patched, without_autocast
 
 
 @dataclass(frozen=True)
-class EagerRun:
+class _EagerRun:
     """The effects of one step.
 
     Attributes
@@ -68,7 +68,7 @@ def run_eager(
     captured: Captured,
     loss_fn: Callable[..., Any] | None,
     precision: MixedPrecision | None = None,
-) -> EagerRun:
+) -> _EagerRun:
     """Run one forward and backward on copies of the module and of the inputs."""
     given = _tensors((args, kwargs))
     args, inputs = first_samples((args, dict(kwargs)), (None,) * len(given), 0)
@@ -93,7 +93,7 @@ def run_eager(
     before = _written_into(module)
     before |= {Mutation(Input(i)): t.detach() for i, t in enumerate(given)}
     changed = frozenset(s for s, value in before.items() if s in values and _is_written(values[s], value))
-    return EagerRun(values, tangents, changed)
+    return _EagerRun(values, tangents, changed)
 
 
 def input_values(
@@ -117,11 +117,6 @@ def input_values(
             case Tangent(index) as spec:
                 values[spec] = tangents[index]
     return values
-
-
-def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, int]:
-    """Return the values of the dynamic sizes of the captured program except the batch size."""
-    return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
 
 
 def _written_into(module: nn.Module) -> dict[OutputSpec, Tensor]:

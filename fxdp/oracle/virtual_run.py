@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from fxdp.ir.types.sizes import Split
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep
-from fxdp.oracle.one_device import first_samples, input_values, run_eager, symbol_values
+from fxdp.oracle.one_device import first_samples, input_values, run_eager
 from fxdp.oracle.reference import Reference
 from fxdp.oracle.results import ResultError, compare_results
 from fxdp.torch_compat import without_autocast
@@ -88,7 +88,7 @@ class Subject:
             asked = self.options
             eager = run_eager(self.module, args, kwargs, reference, asked.loss_fn, asked.precision)
             specs = input_values(self.module, reference, tensors, eager.tangents)
-            runner = self._runner(split, symbol_values(reference, tensors))
+            runner = self._runner(split, _symbol_values(reference, tensors))
             reseed(seed)
             with without_autocast():
                 found = runner.run(specs)
@@ -149,3 +149,8 @@ def _by_sample(results: Mapping[OutputSpec, Tensor], inputs: Inputs) -> dict[Out
             if spec in found:
                 found[spec] = by_sample(found[spec], dim, rows, path)
     return found
+
+
+def _symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, int]:
+    """Return the values of the dynamic sizes of the captured program except the batch size."""
+    return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}

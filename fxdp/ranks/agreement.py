@@ -208,14 +208,6 @@ def broadcast_tensors(
                 tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
 
 
-def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return name, type and a hash of the content of each tensor, for `agree`."""
-    return [
-        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {content_digest(t)}"
-        for name, t in sorted(tensors.items())
-    ]
-
-
 def model_lines(module: nn.Module) -> list[str]:
     """Return class, parameters and buffers of a model with their types, for `agree`."""
     lines = [f"model {type(module).__qualname__}"]

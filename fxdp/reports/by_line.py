@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fxdp.ir.graph.metadata import Location
 from fxdp.reports.plan_data.collective import Collective
-from fxdp.reports.rows import format_bytes
 
 _NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")
 """The number of a layer in a dotted name."""
@@ -34,7 +32,7 @@ _OF_MANY_LINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LineExchange:
+class _LineExchange:
     """The values of one kind that are communicated for one line, merged over all layers that run the line."""
 
     phase: str
@@ -52,7 +50,7 @@ class CommunicatingLine:
     """A line of the user's code with all values that are communicated for this line."""
 
     location: Location
-    exchanges: tuple[LineExchange, ...]
+    exchanges: tuple[_LineExchange, ...]
 
     @property
     def title(self) -> str:
@@ -113,11 +111,11 @@ def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Communic
     )
 
 
-def _exchange(values: list[_Value]) -> LineExchange:
+def _exchange(values: list[_Value]) -> _LineExchange:
     first = values[0]
     many = len({(value.text, value.location.module) for value in values}) > 1
     text, module = first.text, first.location.module
-    return LineExchange(
+    return _LineExchange(
         first.phase,
         first.kind,
         _starred([value.text for value in values]) if many else text,
@@ -151,18 +149,3 @@ def shortened(code: str, room: int) -> str:
     if len(code) <= room:
         return code
     return "" if room < 12 else code[: room - 1] + "…"
-
-
-def line_texts(lines: Iterable[CommunicatingLine], width: int = 80) -> list[str]:
-    """Format lines for a text of `width` columns; file names and line numbers are never cut."""
-    shown = []
-    for line in lines:
-        code = shortened(line.location.code, width - len(line.title) - 2) if line.location.file else ""
-        shown.append(f"{line.title}  {code}".rstrip())
-        for one in line.exchanges:
-            times = f"x{one.count}" if one.count > 1 else ""
-            head = f"  {one.phase:8}  {one.kind:14} {times:>5} {format_bytes(one.bytes):>10}  "
-            module = f" in {one.modules}" if one.modules and one.modules not in one.text else ""
-            rest = textwrap.wrap(one.text + module, max(width - len(head), 24), break_on_hyphens=False)
-            shown += [(head if i == 0 else " " * len(head)) + part for i, part in enumerate(rest or [""])]
-    return shown

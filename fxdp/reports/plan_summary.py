@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from fxdp.ir.axis_rows import balance_lines
-from fxdp.reports.by_line import line_texts, lines_of, place
+from fxdp.reports.by_line import CommunicatingLine, lines_of, place, shortened
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.schedule_text import timetable
 from fxdp.reports.sheet import Sheet
@@ -63,7 +63,7 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
         shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]
     if plan.communication:
         shown += ["", "communication of one step, by line", ""]
-        shown += line_texts(lines_of(plan.collectives(), fold=fold), width)
+        shown += _line_texts(lines_of(plan.collectives(), fold=fold), width)
         shown += ["", *textwrap.wrap(f"total: {totals(plan)}", width)]
         shown.append(f"gradients: {format_bytes(plan.gradient_bytes)} per step")
     shown += ["", *_coverage_lines(plan, width), ""]
@@ -135,3 +135,18 @@ def plan_sheets(plan: Plan) -> list[Sheet]:
     found = [Sheet(headline(plan), columns, exchanges, totals(plan) if exchanges else "")]
     found += [Sheet("stages", held, stages)] if stages else []
     return [*found, *plan.coverage().sheets()]
+
+
+def _line_texts(lines: Iterable[CommunicatingLine], width: int = 80) -> list[str]:
+    """Format lines for a text of `width` columns; file names and line numbers are never cut."""
+    shown = []
+    for line in lines:
+        code = shortened(line.location.code, width - len(line.title) - 2) if line.location.file else ""
+        shown.append(f"{line.title}  {code}".rstrip())
+        for one in line.exchanges:
+            times = f"x{one.count}" if one.count > 1 else ""
+            head = f"  {one.phase:8}  {one.kind:14} {times:>5} {format_bytes(one.bytes):>10}  "
+            module = f" in {one.modules}" if one.modules and one.modules not in one.text else ""
+            rest = textwrap.wrap(one.text + module, max(width - len(head), 24), break_on_hyphens=False)
+            shown += [(head if i == 0 else " " * len(head)) + part for i, part in enumerate(rest or [""])]
+    return shown

@@ -17,7 +17,7 @@ _MEANINGS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class RuleRow:
+class _RuleRow:
     """An op overload (without `aten.` and `.default`), with family and kind of the rule."""
 
     op: str
@@ -25,7 +25,7 @@ class RuleRow:
     kind: Kind
 
 
-def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
+def rule_rows(word: str = "") -> tuple[_RuleRow, ...]:
     """Return all ops with a rule, sorted by family and name.
 
     With `word`, return only ops with this word in the name (`mm`, or `aten.mm` as graphs say) or family.
@@ -35,7 +35,7 @@ def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
         name = str(target).removeprefix("aten.").removesuffix(".default")
         rule = registry[target]
         if word in name or word in rule.family:
-            rows.append(RuleRow(name, rule.family, rule.kind))
+            rows.append(_RuleRow(name, rule.family, rule.kind))
     return tuple(sorted(rows, key=lambda row: (row.family, row.op)))
 
 
@@ -45,13 +45,13 @@ def without_rule(word: str = "") -> tuple[str, ...]:
     return tuple(name for name in functional_ops() if name not in known and word in name)
 
 
-def counts(rows: tuple[RuleRow, ...]) -> dict[Kind, int]:
+def counts(rows: tuple[_RuleRow, ...]) -> dict[Kind, int]:
     """Return the number of ops of each kind."""
     found = Counter(row.kind for row in rows)
     return {kind: found[kind] for kind in _MEANINGS}
 
 
-def markdown(rows: tuple[RuleRow, ...]) -> str:
+def markdown(rows: tuple[_RuleRow, ...]) -> str:
     """Return the table as Markdown: `fxdp rules --markdown > fxdp/rules/TABLE.md`."""
     lines = [
         "# What fxdp does with each op",

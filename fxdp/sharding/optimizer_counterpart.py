@@ -10,7 +10,6 @@ optimizer unchanged, and nothing needs to be restored.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,12 +53,3 @@ def as_dtensor(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
     made = sharded_tensor(local, full, parameter.device_mesh, shard_axes(parameter)).detach()
     assert isinstance(made, DTensor)
     return made
-
-
-def sharded_states(parameter: DTensor, states: Mapping[str, Any]) -> dict[str, Any]:
-    """Shard the states that have the parameter's full shape like the parameter."""
-    found = dict(states)
-    for name, value in states.items():
-        if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
-            found[name] = as_dtensor(parameter, rows_of(parameter, value), len(parameter))
-    return found

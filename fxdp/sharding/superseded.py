@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
-from fxdp.sharding.optimizer_counterpart import sharded_states
+from fxdp.sharding.optimizer_counterpart import as_dtensor, rows_of
 
 
 class _SupersededParameter(nn.Parameter):
@@ -103,4 +104,13 @@ def adopt_successors(optimizer: Optimizer) -> None:
         for i, parameter in enumerate(params):
             params[i] = new = _current(parameter)
             if new is not parameter and parameter in optimizer.state:
-                optimizer.state[new] = sharded_states(new, optimizer.state.pop(parameter))
+                optimizer.state[new] = _sharded_states(new, optimizer.state.pop(parameter))
+
+
+def _sharded_states(parameter: DTensor, states: Mapping[str, Any]) -> dict[str, Any]:
+    """Shard the states that have the parameter's full shape like the parameter."""
+    found = dict(states)
+    for name, value in states.items():
+        if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+            found[name] = as_dtensor(parameter, rows_of(parameter, value), len(parameter))
+    return found

@@ -24,7 +24,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class DeclarationFault:
+class _DeclarationFault:
     """A fault in the declaration of one name."""
 
     name: str
@@ -57,9 +57,9 @@ def _groups(module: nn.Module, path: str, seen: set[int] | None) -> Iterator[lis
         yield found
 
 
-def find_faults(module: nn.Module) -> list[DeclarationFault]:
+def find_faults(module: nn.Module) -> list[_DeclarationFault]:
     """Return all mismatches between stashes and pops in a model."""
-    faults: list[DeclarationFault] = []
+    faults: list[_DeclarationFault] = []
     stashed: dict[tuple[Namespace | None, str], None] = {}  # a dict, because a set has no order
     popped: set[tuple[Namespace | None, str]] = set()
     for group in skippables_in_order(module):
@@ -84,11 +84,11 @@ def find_faults(module: nn.Module) -> list[DeclarationFault]:
     for key in stashed:
         if key not in popped:
             text = f"no module declared '{key[1]}' as poppable but stashed"
-            faults.append(DeclarationFault(key[1], text))
+            faults.append(_DeclarationFault(key[1], text))
     return faults
 
 
-def _both(group: Sequence[Declaration]) -> Iterator[DeclarationFault]:
+def _both(group: Sequence[Declaration]) -> Iterator[_DeclarationFault]:
     for one in group:
         for name in sorted(one.skippable.stashable_names & one.skippable.poppable_names):
             yield _fault(one, name, "declared", "both as stashable and as poppable")
@@ -102,5 +102,5 @@ def _only(
     return (key for key in keys if key[1] not in both)
 
 
-def _fault(one: Declaration, name: str, verb: str, what: str) -> DeclarationFault:
-    return DeclarationFault(name, f"'{one.path}' {verb} '{name}' {what}")
+def _fault(one: Declaration, name: str, verb: str, what: str) -> _DeclarationFault:
+    return _DeclarationFault(name, f"'{one.path}' {verb} '{name}' {what}")

@@ -6,12 +6,12 @@ mean is large compared with the deviation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fxdp.capture.cross_sample.table import OpCall, count, decomposes, normal_dims, sum_type
+from fxdp.capture.cross_sample.table import OpCall, count, decomposes, sum_type
 from fxdp.torch_compat import OpOverload, aten
 
 _OF_VARIANCE_AND_MEAN: dict[OpOverload, Callable[[Any, Any], Any]] = {
@@ -24,7 +24,7 @@ _OF_VARIANCE_AND_MEAN: dict[OpOverload, Callable[[Any, Any], Any]] = {
 
 @decomposes(aten.mean.default, aten.mean.dim)
 def _mean(call: OpCall) -> Any:
-    x, dims = call["self"], normal_dims(call["self"], call.get("dim"))
+    x, dims = call["self"], _normal_dims(call["self"], call.get("dim"))
     if not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
     return _sum_mean(x.to(call["dtype"] or x.dtype), dims, call.get("keepdim", default=False))
@@ -32,7 +32,7 @@ def _mean(call: OpCall) -> Any:
 
 @decomposes(*_OF_VARIANCE_AND_MEAN)
 def _var_mean(call: OpCall) -> Any:
-    x, dims, keepdim = call["self"], normal_dims(call["self"], call["dim"]), call["keepdim"]
+    x, dims, keepdim = call["self"], _normal_dims(call["self"], call["dim"]), call["keepdim"]
     if x.is_complex() or not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
     wide = x.to(sum_type(x.dtype))
@@ -46,7 +46,7 @@ def _var_mean(call: OpCall) -> Any:
 
 @decomposes(aten.linalg_vector_norm.default)
 def _vector_norm(call: OpCall) -> Any:
-    x, dims = call["self"], normal_dims(call["self"], call["dim"])
+    x, dims = call["self"], _normal_dims(call["self"], call["dim"])
     if call["ord"] != 2 or x.is_complex() or not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
     wide = x.to(sum_type(call["dtype"] or x.dtype))
@@ -66,3 +66,10 @@ def _sum_mean(x: torch.Tensor, dims: list[int], keepdim: bool) -> Any:
 def _full(value: Any) -> Any:
     """Return the correction as an int if possible, so that the degrees of freedom stay an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _normal_dims(x: torch.Tensor, dims: int | Sequence[int] | None) -> list[int]:
+    """Return the dims of a reduction, counted from the front; None and [] mean all dims."""
+    if isinstance(dims, int):
+        dims = [dims]
+    return [dim % x.dim() for dim in dims] if dims and x.dim() else list(range(x.dim()))

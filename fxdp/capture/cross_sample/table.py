@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -95,13 +95,6 @@ def _decomposition(op: OpOverload, function: CrossSampleRule, batch: BatchSymbol
         return function(OpCall(op, batch, {name: argument_of(op, name, args, kwargs) for name in names}))
 
     return decompose
-
-
-def normal_dims(x: torch.Tensor, dims: int | Sequence[int] | None) -> list[int]:
-    """Return the dims of a reduction, counted from the front; None and [] mean all dims."""
-    if isinstance(dims, int):
-        dims = [dims]
-    return [dim % x.dim() for dim in dims] if dims and x.dim() else list(range(x.dim()))
 
 
 def count(x: torch.Tensor, dims: Iterable[int]) -> Any:

@@ -24,10 +24,10 @@ from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.input_axes import ONE_AXIS, InputAxes
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.patches.deferred import deferring
-from fxdp.capture.patches.module_state import one_name_each, read_old_values
 from fxdp.errors import CaptureError
-from fxdp.ir.graph.graphs import attribute_of
+from fxdp.ir.graph.graphs import attribute_of, written_operands
 from fxdp.ir.graph.metadata import Location
+from fxdp.torch_compat import aten
 
 BatchDims: TypeAlias = Sequence["int | None"]
 
@@ -86,8 +86,8 @@ def export(
     gm = torch_compat.exported_module(exported)
     record = program.record
     _hold_written_constants(gm)
-    read_old_values(gm, record.assigned)
-    one_name_each(gm)
+    _read_old_values(gm, record.assigned)
+    _one_name_each(gm)
     deferred.bind(gm)
     routes = route_skips(gm, record.skips)
     assert record.spec is not None
@@ -191,7 +191,7 @@ def _hold_written_constants(gm: fx.GraphModule) -> None:
             roots[node] = frozenset({node})
         elif node.op == "call_function" and node.all_input_nodes:
             sources = node.all_input_nodes
-            if _writes(node) and sources[0] is node.args[0]:
+            if node.args and node.args[0] in written_operands(node):
                 written |= dict.fromkeys(roots.get(sources[0], ()))
             if all(source in roots for source in sources):
                 roots[node] = frozenset[fx.Node]().union(*(roots[source] for source in sources))
@@ -206,12 +206,6 @@ def _is_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
     return isinstance(value, Tensor) and name not in held._parameters and name not in held._buffers
 
 
-def _writes(node: fx.Node) -> bool:
-    """Return whether an op writes into its first argument."""
-    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
-    return bool(arguments and arguments[0].is_write)
-
-
 def _register(gm: fx.GraphModule, target: str) -> None:
     owner, _, name = target.rpartition(".")
     held = gm.get_submodule(owner)
@@ -219,3 +213,43 @@ def _register(gm: fx.GraphModule, target: str) -> None:
     if name not in held._buffers:
         delattr(held, name)
         held.register_buffer(name, value, persistent=False)
+
+
+def _read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
+    """Let reads before the last write of these buffers use a copy, as an assignment keeps the old tensor.
+
+    before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     modifies a tensor that the backward of div saved
+    after:  `%old = clone(%v)`, `%div = div(%x, %old)`, ..., `copy_(%v, %new)`
+    """
+    known = {id(gm.get_buffer(name)) for name in names}
+    first: dict[int, fx.Node] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = attribute_of(gm, node)
+        if id(value) in known:  # a shared module's buffer has several names
+            node.replace_all_uses_with(first.setdefault(id(value), node))
+    for node in first.values():
+        _let_copy_be_read(node)
+    gm.recompile()
+
+
+def _let_copy_be_read(node: fx.Node) -> None:
+    last = next(n for n in reversed(node.graph.nodes) if n in node.users)
+    with node.graph.inserting_after(node):
+        old = node.graph.call_function(aten.clone.default, (node,))
+    old.meta = dict(node.meta)
+    node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
+
+
+def _one_name_each(gm: fx.GraphModule) -> None:
+    """Reduce the names of a shared module's buffers in the graph to the first name.
+
+    Each name would be an input of the trace, and torch cannot trace writes into one of two aliased inputs.
+    """
+    names: dict[int, str] = {}
+    named = list(gm.named_buffers(remove_duplicate=False))
+    first = {name: names.setdefault(id(buffer), name) for name, buffer in named}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        node.target = first.get(str(node.target), node.target)
+    for name in first.keys() - names.values():
+        owner, _, key = name.rpartition(".")
+        del gm.get_submodule(owner)._buffers[key]

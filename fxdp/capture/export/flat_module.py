@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import recording_effects
 from fxdp.capture.patches.unbacked_hints import HintedNumber
-from fxdp.capture.python_values import is_unread, set_attributes
+from fxdp.capture.python_values import AttributeNumber, is_unread
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
 from fxdp.capture.row_lengths import global_starts
 from fxdp.errors import CaptureError
@@ -115,7 +115,7 @@ class FlatModule(nn.Module):
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
             stack.enter_context(global_starts(self.inputs.starts_in(args, kwargs)))
-            stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
+            stack.enter_context(_set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             effects = stack.enter_context(
                 recording_effects(
@@ -211,3 +211,16 @@ def _check_loss(loss: Any, loss_fn: Callable[..., Any]) -> None:
         f"loss_fn{'' if location is None else f' at {location}'} must return a scalar floating-point tensor, "
         f"but it returned {got}. Reduce it, for instance with .mean() or .sum()"
     )
+
+
+@contextlib.contextmanager
+def _set_attributes(attributes: Sequence[AttributeNumber], numbers: Sequence[Any]) -> Iterator[None]:
+    """Set these numbers as attributes of the modules inside the block."""
+    before = [(a, a.owner[a.key]) for a in attributes]
+    try:
+        for attribute, number in zip(attributes, numbers, strict=True):
+            attribute.owner[attribute.key] = number
+        yield
+    finally:
+        for attribute, value in before:
+            attribute.owner[attribute.key] = value

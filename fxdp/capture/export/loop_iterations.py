@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fxdp.ir.graph.graphs import written_operands
 from fxdp.torch_compat import OpOverload, aten
 
 SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
@@ -147,11 +148,6 @@ def is_sum(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.target in _SIGNS and len(node.args) == 2 and not node.kwargs
 
 
-def is_of_numbers(node: fx.Node) -> bool:
-    """Return whether a sum is of Python numbers, not of tensors."""
-    return node.target in (operator.add, operator.sub)
-
-
 def are_alike(first: fx.Node, other: fx.Node) -> bool:
     """Return whether two nodes are the same op with values of equal dtypes and shapes."""
     return first.target is other.target and _kinds(first) == _kinds(other)
@@ -204,14 +200,12 @@ def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, li
         if not own_sums and _is_own_sum(node):
             continue
         if isinstance(node.target, OpOverload):
-            given = zip(node.target._schema.arguments, node.args, strict=False)
-            written = [operand for argument, operand in given if argument.is_write]
+            written = written_operands(node)
         else:  # a subgraph, which may write into its operands
             regions = [getattr(gm, n.target) for n in node.all_input_nodes if _is_graph(gm, n)]
             written = node.all_input_nodes if any(map(writes_of, regions)) else []
         for operand in written:
-            if isinstance(operand, fx.Node):
-                found.setdefault(memory_of(operand), []).append(node)
+            found.setdefault(memory_of(operand), []).append(node)
     return found
 
 

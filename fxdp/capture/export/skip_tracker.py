@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import linecache
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -26,14 +25,14 @@ class _NothingToPopError(Exception):
 
 
 @contextlib.contextmanager
-def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
+def captured_skips(model: nn.Module) -> Iterator[_CaptureTracker]:
     """Mark the skips of one forward of `model` inside the block, which starts with empty stashes.
 
     Raises
     ------
     CaptureError : skips that do not match, all of them.
     """
-    tracker = CaptureTracker(model)
+    tracker = _CaptureTracker(model)
     try:
         with use_skip_tracker(tracker):
             yield tracker
@@ -44,7 +43,7 @@ def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
     tracker.finish()
 
 
-class CaptureTracker(SkipTracker):
+class _CaptureTracker(SkipTracker):
     """Tracker of marked tensors, and of the points at which they were stashed and popped."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -126,9 +125,9 @@ class CaptureTracker(SkipTracker):
 class _CapturedExchange(Exchange):
     """An exchange that continues after a fault, as long as there is a value to continue with."""
 
-    tracker: CaptureTracker
+    tracker: _CaptureTracker
 
-    def __init__(self, tracker: CaptureTracker, skippable: Skippable) -> None:
+    def __init__(self, tracker: _CaptureTracker, skippable: Skippable) -> None:
         super().__init__(tracker, skippable)
         self._module = tracker.path(skippable)
         self._location = _forward_location(skippable.module, self._module)
@@ -173,8 +172,7 @@ def _forward_location(module: nn.Module, path: str) -> Location:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None:
         return Location(module=path)
-    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
-    return Location(code.co_filename, code.co_firstlineno, line, path)
+    return Location.at(code.co_filename, code.co_firstlineno, path)
 
 
 def _yield_location(generator: Any, path: str) -> Location:
@@ -184,5 +182,4 @@ def _yield_location(generator: Any, path: str) -> Location:
     frame = getattr(generator, "gi_frame", None)
     if frame is None:
         return Location(module=path)
-    file = frame.f_code.co_filename
-    return Location(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip(), path)
+    return Location.at(frame.f_code.co_filename, frame.f_lineno, path)

@@ -150,7 +150,7 @@ class _Fit:
         return MemoryLayout(tuple(fitted[:dims]), tuple(fitted[dims:-1]), fitted[-1])
 
     def _fit_number(self, values: Sequence[Any], where: str) -> Any:
-        return values[0] if len(set(values)) == 1 else fit_number(self.batches, values, where)
+        return values[0] if len(set(values)) == 1 else _fit_number(self.batches, values, where)
 
     def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
         """Merge corresponding arguments, with a `size` node for each number that differs."""
@@ -168,7 +168,7 @@ class _Fit:
         # compare types, too: for Python, 1, 1.0 and True are equal
         if all(type(value) is type(first) and value == first for value in values):
             return first
-        return self._size_node(fit_number(self.batches, values, where), user)
+        return self._size_node(_fit_number(self.batches, values, where), user)
 
     def _size_node(self, expr: sympy.Expr, user: fx.Node) -> fx.Node:
         """Return the node of a number, inserted before the number's first user."""
@@ -246,7 +246,7 @@ def _read_at(node: fx.Node) -> Location:
     return location if location.file or not node.users else meta(next(iter(node.users))).location
 
 
-def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:
+def _fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:
     """Return the expression of a number that differs between the traces."""
     fits: dict[type, Callable[..., sympy.Expr | None]] = {int: fit_int, float: fit_float}
     fit = fits.get(type(values[0])) if len({type(value) for value in values}) == 1 else None
@@ -266,7 +266,7 @@ def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, 
     fitted: list[Any] = []
     for column in zip(*(raw.exported.leaves for raw in raws), strict=True):
         same = isinstance(column[0], OutputLeaf) or all(value == column[0] for value in column)
-        fitted.append(column[0] if same else SizeLeaf(fit_number(batches, column, "the model's output")))
+        fitted.append(column[0] if same else SizeLeaf(_fit_number(batches, column, "the model's output")))
     return tuple(fitted)
 
 

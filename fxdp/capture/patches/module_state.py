@@ -14,22 +14,20 @@ A buffer is only treated as a number if no forward writes the buffer, and if cap
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from fxdp import torch_compat
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
-from fxdp.ir.graph.graphs import attribute_of
-from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True)
-class AssignedBuffers:
+class _AssignedBuffers:
     """Names of the buffers to which a forward assigned a new tensor; complete after the forward."""
 
     written: list[str] = field(default_factory=list)
@@ -39,7 +37,7 @@ class AssignedBuffers:
 
 
 @contextlib.contextmanager
-def assigned_buffers(module: nn.Module) -> Iterator[AssignedBuffers]:
+def assigned_buffers(module: nn.Module) -> Iterator[_AssignedBuffers]:
     """Trace a forward inside the block; at the end, write assigned values into the buffers in place.
 
     Tracing records writes, but would lose assignments.
@@ -54,7 +52,7 @@ def assigned_buffers(module: nn.Module) -> Iterator[AssignedBuffers]:
         for name, value in owner._buffers.items()
         if value is not None
     ]
-    found = AssignedBuffers()
+    found = _AssignedBuffers()
     yield found
     for path, owner, name, value in before:
         assigned = owner._buffers.get(name)
@@ -74,46 +72,6 @@ def assigned_buffers(module: nn.Module) -> Iterator[AssignedBuffers]:
         owner._buffers[name] = value
         value.copy_(assigned.detach())
         found.written.append(path)
-
-
-def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
-    """Let reads before the last write of these buffers use a copy, as an assignment keeps the old tensor.
-
-    before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     modifies a tensor that the backward of div saved
-    after:  `%old = clone(%v)`, `%div = div(%x, %old)`, ..., `copy_(%v, %new)`
-    """
-    known = {id(gm.get_buffer(name)) for name in names}
-    first: dict[int, fx.Node] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value = attribute_of(gm, node)
-        if id(value) in known:  # a shared module's buffer has several names
-            node.replace_all_uses_with(first.setdefault(id(value), node))
-    for node in first.values():
-        _let_copy_be_read(node)
-    gm.recompile()
-
-
-def _let_copy_be_read(node: fx.Node) -> None:
-    last = next(n for n in reversed(node.graph.nodes) if n in node.users)
-    with node.graph.inserting_after(node):
-        old = node.graph.call_function(aten.clone.default, (node,))
-    old.meta = dict(node.meta)
-    node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
-
-
-def one_name_each(gm: fx.GraphModule) -> None:
-    """Reduce the names of a shared module's buffers in the graph to the first name.
-
-    Each name would be an input of the trace, and torch cannot trace writes into one of two aliased inputs.
-    """
-    names: dict[int, str] = {}
-    named = list(gm.named_buffers(remove_duplicate=False))
-    first = {name: names.setdefault(id(buffer), name) for name, buffer in named}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        node.target = first.get(str(node.target), node.target)
-    for name in first.keys() - names.values():
-        owner, _, key = name.rpartition(".")
-        del gm.get_submodule(owner)._buffers[key]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ from fxdp.capture.export.loop_iterations import (
     OtherError,
     SamplePart,
     dim_at,
-    is_of_numbers,
     is_sum,
     memory_of,
     ways_of,
@@ -129,7 +128,7 @@ class _Loops:
                 continue
             added = [self._sum(node, one, sign) for one, (_, sign) in zip(rows, groups, strict=True)]
             added += [] if start is None else [start]
-            plus = operator.add if is_of_numbers(node) else aten.add.Tensor
+            plus = operator.add if _is_of_numbers(node) else aten.add.Tensor
             self._replace(node, reduce(partial(self._call, node, plus), added))
             self.unread |= dict.fromkeys(sums)
             return True
@@ -141,10 +140,10 @@ class _Loops:
         If the loop adds Python numbers, the sum is a number, too.
         """
         made = self._call(node, aten.sum.dim_IntList, rows, [0])
-        if not is_of_numbers(node):
+        if not _is_of_numbers(node):
             made.kwargs = {"dtype": node.meta["val"].dtype}
         made = made if sign > 0 else self._call(node, aten.neg.default, made)
-        return self._call(node, aten.item.default, made) if is_of_numbers(node) else made
+        return self._call(node, aten.item.default, made) if _is_of_numbers(node) else made
 
     def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
         """Return a value with a row per sample for each group.
@@ -253,3 +252,8 @@ class _Loops:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Return whether a sum is of Python numbers, not of tensors."""
+    return node.target in (operator.add, operator.sub)

@@ -9,13 +9,10 @@ number. At one of these lines the first decision can be inverted.
 
 from __future__ import annotations
 
-import linecache
 import operator
 import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
-
-from fxdp.ir.graph.metadata import Location
 
 _Line: TypeAlias = "tuple[str, int]"
 
@@ -48,11 +45,6 @@ class Decisions:
         is_first = line not in self.lines
         self.lines[line] = None
         return not answer if is_first and line == self._turned else answer
-
-
-def location_of(line: _Line) -> Location:
-    """Return the location of a line, with the source text."""
-    return Location(*line, linecache.getline(*line).strip())
 
 
 class _Int(int):

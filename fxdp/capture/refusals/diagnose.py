@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
-from fxdp.capture.captured import LeftStrategy
 from fxdp.capture.locations import chain, location_of_exception
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.eager_probe import Read
-from fxdp.errors import CaptureError, FxdpError, TorchMismatchError
+from fxdp.errors import CaptureError, FxdpError
 from fxdp.ir.graph.metadata import Location
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
@@ -176,14 +175,6 @@ def reason_of(error: BaseException) -> str:
     elif _OF_TORCH.search(said):  # names its own parts
         said = type(error).__name__
     return f"{location.where}: {said}" if location.file else said
-
-
-def with_tried(refusal: CaptureError, left: Sequence[LeftStrategy]) -> CaptureError:
-    """Add the reasons why strategies were left, if there are several and the model is at fault."""
-    if len(left) < 2 or isinstance(refusal, TorchMismatchError):
-        return refusal
-    lines = "".join(f"\n  {one}" for one in left)
-    return type(refusal)(f"{refusal}\ntried in this order:{lines}")
 
 
 def _listing(reads: Sequence[Read]) -> str:

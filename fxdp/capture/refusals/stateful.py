@@ -23,10 +23,11 @@ from fxdp.capture.locations import is_own_file
 from fxdp.capture.patches.module_state import keep_all, unchanged
 from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.side_effects import words_of
-from fxdp.capture.refusals.changed_decisions import Decisions, location_of
+from fxdp.capture.refusals.changed_decisions import Decisions
 from fxdp.capture.snapshot import ABSENT, ValueSnapshot
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.draws import kept_random_state, reseed
+from fxdp.ir.graph.metadata import Location
 from fxdp.ir.graph.model_tensors import is_placeholder_parameter
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
@@ -119,7 +120,7 @@ class _Twin:
         for line in list(found.lines)[:_MOST_LINES]:
             other = self._results_with(Decisions(line))
             if other is not None and not _all_same(before, other):  # None: the inverted branch fails
-                return f"it gives other results the other way at {location_of(line)}"
+                return f"it gives other results the other way at {Location.at(*line)}"
         return ""
 
     @contextlib.contextmanager
@@ -191,11 +192,9 @@ def _drawn_like(parameter: nn.Parameter) -> nn.Parameter:
 def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.Module:
     """Return a deep copy of a module, with computed tensors in attributes copied as values.
 
-    `replaced` maps the `id` of objects to the objects that take their place in the copy.
-
     `copy.deepcopy` refuses tensors computed from parameters, as the `weight` that
     `torch.nn.utils.weight_norm` computes before each forward, or values that a forward kept, also in lists
-    and dicts.
+    and dicts. `replaced` maps the `id` of objects to the objects that take their place in the copy.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from fxdp.ir.graph.metadata import copy_meta, meta
-from fxdp.torch_compat import graph_module
+from fxdp.torch_compat import OpOverload, graph_module
 
 _T = TypeVar("_T")
 
@@ -104,6 +104,16 @@ def given_arguments(node: fx.Node) -> dict[str, Any]:
     """Return the explicit arguments of an op's node, by their names in the op's schema."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def written_operands(node: fx.Node) -> list[fx.Node]:
+    """Return the operands into which an op writes, by its schema."""
+    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+        return []
+    given = given_arguments(node)
+    values = [given.get(a.name) for a in node.target._schema.arguments if a.is_write]
+    listed = (one for value in values for one in (value if isinstance(value, (list, tuple)) else [value]))
+    return [one for one in listed if isinstance(one, fx.Node)]
 
 
 def argument(node: fx.Node, name: str) -> Any:

@@ -7,6 +7,7 @@ operands must have, and the reason.
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -36,6 +37,11 @@ class Location:
     """The text of the line."""
     module: str = ""
     """The path of the module whose `forward` the line belongs to."""
+
+    @classmethod
+    def at(cls, file: str, line: int, module: str = "") -> Location:
+        """Return the location of a line of a file, with its text."""
+        return cls(file, line, linecache.getline(file, line).strip(), module)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "<unknown>"

@@ -116,16 +116,6 @@ def finish_reduce_scatter(pending: Tensor, dim: int, size: int) -> Tensor:
     return _back(part.narrow(0, 0, size), dim)
 
 
-STARTED_BY: dict[object, str] = {
-    start_all_reduce: "all_reduce",
-    start_moments: "all_gather_into_tensor",
-    start_broadcast: "broadcast",
-    start_all_gather: "all_gather_into_tensor",
-    start_reduce_scatter: "reduce_scatter_tensor",
-}
-"""The torch op by which each function starts its communication."""
-
-
 def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
     """Return this rank's part of a replicated value."""
     return take_part(value, dim, outer, batch, start, size)

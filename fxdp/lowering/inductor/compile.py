@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fxdp.errors import StateError
 from fxdp.ir.graph.signature import InputSpec
@@ -25,7 +25,7 @@ from fxdp.lowering.inductor.collective_order import must_stay
 from fxdp.lowering.inductor.donated import donated, donated_inputs
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
 from fxdp.lowering.inductor.start import Start
-from fxdp.lowering.inductor.strides import copied, moved, restride, results
+from fxdp.lowering.inductor.strides import copied, moved, results
 from fxdp.lowering.op_by_op import pack_sums, reads_again
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes
@@ -143,7 +143,7 @@ class _Compiler:
         def compile_forward() -> None:
             pair.forward, strides = self._compile(forward, backward=False, inference=False)
             if not self.keeps_strides:
-                restride(backward, strides[self.signature.outputs :], saved_order)
+                _restride(backward, strides[self.signature.outputs :], saved_order)
 
         def compile_backward() -> None:
             if self.options.first is None:
@@ -212,3 +212,13 @@ class _Compiler:
 
 def _not_compiled(_: list[Any]) -> Any:
     raise StateError("the forward is not compiled yet; this is a bug in fxdp")
+
+
+def _restride(backward: fx.GraphModule, strides: Sequence[Any], saved_order: Sequence[int]) -> None:
+    """Update the backward's saved inputs to the strides that Inductor chose in the forward."""
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    for node, position in zip(placeholders, saved_order, strict=False):
+        value = node.meta["val"]
+        stride = strides[position] if position < len(strides) else None
+        if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
+            node.meta["val"] = value.as_strided(value.shape, stride)

@@ -167,13 +167,3 @@ def _number(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> Any:
 
 def _value(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
-
-
-def restride(backward: fx.GraphModule, strides: Sequence[Any], saved_order: Sequence[int]) -> None:
-    """Update the backward's saved inputs to the strides that Inductor chose in the forward."""
-    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    for node, position in zip(placeholders, saved_order, strict=False):
-        value = node.meta["val"]
-        stride = strides[position] if position < len(strides) else None
-        if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
-            node.meta["val"] = value.as_strided(value.shape, stride)

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fxdp.ranks.comms.frames import NO_SIGNAL, FrameKind, NoFrameError, take_frame
-from fxdp.ranks.liveness.departure import UNHEARD, Departure, DepartureKind, sent_nonsense
+from fxdp.ranks.liveness.departure import Departure, DepartureKind, sent_nonsense
 
 _CHUNK = 1 << 16
-_UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+_UNHEARD = "does not answer any more: its machine, or the network to it, is lost"
 
 
 @dataclass(eq=False)
@@ -181,7 +182,7 @@ class Wires:
         peer.closed = True
         self._parse(peer)
         peer.departure = peer.departure or Departure(
-            peer.rank, DepartureKind.KILLED, UNHEARD if peer.unheard else ""
+            peer.rank, DepartureKind.KILLED, _UNHEARD if peer.unheard else ""
         )
         with contextlib.suppress(KeyError, ValueError):
             self._poll.unregister(peer.connection)
@@ -203,4 +204,4 @@ class Wires:
 
 def _note_loss(peer: Peer, error: OSError) -> None:
     """Record a connection's error, which the system reports once to the first reader."""
-    peer.unheard = peer.unheard or error.errno in _UNHEARD
+    peer.unheard = peer.unheard or error.errno in _NO_ANSWER

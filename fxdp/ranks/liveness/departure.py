@@ -31,7 +31,6 @@ class DepartureKind(enum.IntEnum):
 
 
 _KILLED = "ended without an error message (killed? out of memory? machine lost?)"
-UNHEARD = "does not answer any more: its machine, or the network to it, is lost"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from fxdp.ranks.comms import (
     broadcast_everywhere,
     speaking_comms,
 )
+from fxdp.ranks.liveness.departure import TEXT_LIMIT
 from fxdp.ranks.liveness.mixed_operands import explain_mixed_operands
 from fxdp.ranks.process_mesh import ProcessMesh
 
@@ -57,7 +58,6 @@ _REFUSED = "__fxdp_refused__"  # set on an error that all ranks know, or have ra
 _TOLD = "__fxdp_told__"  # set on an error that has been written to the store
 _WHO = "(at fault:"
 _OF_TORCH = re.compile(r"gloo/|nccl|c10d", re.IGNORECASE)
-_TEXT_LIMIT = 6000
 _FRAMES = 6
 
 
@@ -238,7 +238,7 @@ def _describe(error: BaseException) -> str:
     message = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     lines = [f'  File "{item.filename}", line {item.lineno}, in {item.name}' for item in frames]
-    return "\n".join([message, *lines])[:_TEXT_LIMIT]
+    return "\n".join([message, *lines])[:TEXT_LIMIT]
 
 
 def broadcast_all(error: BaseException) -> None:

@@ -9,7 +9,7 @@ from math import prod
 from torch import Tensor, fx
 
 from fxdp.capture.locations import Origin
-from fxdp.ir.graph.factors import product_of_factors
+from fxdp.ir.graph.factors import SUFFICIENT_FACTORS
 from fxdp.ir.graph.graphs import inputs_of, results_of
 from fxdp.ir.graph.metadata import Location, meta, tensor_type
 from fxdp.ir.graph.redistribution_cause import unconverted
@@ -132,7 +132,18 @@ def first_read(node: fx.Node) -> Location:
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
     """Map each parameter to the node of its gradient before reduction, or to the product of its factors."""
     return {
-        spec.of.name: product_of_factors(unconverted(value)).name
+        spec.of.name: _product_of_factors(unconverted(value)).name
         for spec, value in results_of(causes.graph)
         if isinstance(spec, Gradient) and isinstance(spec.of, Parameter)
     }
+
+
+def _product_of_factors(gradient: fx.Node) -> fx.Node:
+    """Return the node that multiplies a gradient's sufficient factors, or the gradient itself."""
+    node = gradient
+    while meta(node).reason == SUFFICIENT_FACTORS and len(node.all_input_nodes) == 1:
+        (source,) = node.all_input_nodes
+        if meta(source).reason != SUFFICIENT_FACTORS:
+            break
+        node = source
+    return node

@@ -23,11 +23,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import RuleError
+from fxdp.ir.ops.parts import combine
+from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.types.sizes import OFFSET, batch_factor, rank_sizes
 from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
-from fxdp.rules.proof import decomposition_run, samples
+from fxdp.rules.proof import samples
 from fxdp.rules.proof.samples import Sample, expression
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.torch_compat import OpOverload
@@ -151,7 +153,7 @@ class Case:
         operands, expected = self.full(batch)
         parts = [samples.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
         if alternative.decomposition is not None:
-            decomposed = decomposition_run.run(alternative.decomposition, parts, split)
+            decomposed = _run_steps(alternative.decomposition, parts, split)
             self._compare_values(alternative, decomposed, expected, split)
             return
         target, leaves, spec = self._localized(alternative)
@@ -234,3 +236,42 @@ def spelled(alternative: Alternative) -> str:
     inputs = ", ".join("*" if p is None else str(p) for p in alternative.inputs)
     outputs = ", ".join("-" if p is None else str(p) for p in alternative.outputs)
     return f"{inputs} -> {outputs}"
+
+
+_Terms = dict[int, tuple[list[torch.Tensor], Any]]
+
+
+def _run_steps(
+    decomposition: Decomposition, parts: Sequence[list[torch.Tensor]], split: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Run a decomposition step by step; return each rank's results, from each operand's local values.
+
+    Partial terms are combined when read.
+    """
+    terms: _Terms = {i: (part, None) for i, part in enumerate(parts)}
+    for number, step in enumerate(decomposition.steps, 1):
+        terms[-number] = [_step(step, terms, rank, split) for rank in range(len(split))], step.at
+    return [tuple(None if t is None else terms[t.index][0][rank] for t in decomposition.results)
+            for rank in range(len(split))]  # fmt: skip
+
+
+def _step(step: DecompositionStep, terms: _Terms, rank: int, split: Sequence[int]) -> torch.Tensor:
+    sizes = rank_sizes(split, rank)
+
+    def concrete(leaf: Any) -> Any:
+        if not isinstance(leaf, Term):
+            return samples.on_rank(leaf, sizes)
+        own, at = terms[leaf.index]
+        if isinstance(at, Partial):
+            assert leaf.at == R, "a step reads a partial term as it is"
+            return combine(own, at, split)
+        assert at in (leaf.at, None), f"a step reads {at} as {leaf.at}"
+        return own[rank]
+
+    is_leaf = lambda leaf: isinstance(leaf, Term)  # noqa: E731
+    args, kwargs = pytree.tree_map(concrete, (step.args, dict(step.kwargs)), is_leaf=is_leaf)
+    result: torch.Tensor = step.target(*args, **kwargs)
+    shape = tuple(samples.on_rank(n, sizes) for n in local_shape(step.type, step.at))
+    assert tuple(result.shape) == shape, f"{step.target}: {tuple(result.shape)}, wanted {shape}"
+    assert result.dtype == step.type.dtype, f"{step.target}: {result.dtype}, wanted {step.type.dtype}"
+    return result

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.graph.graphs import written_operands
 from fxdp.ir.ops.parameter_shards import STARTS
 from fxdp.lowering.inductor.collective_order import starts_collective
 from fxdp.startup.regions.region_code import RegionPlan
@@ -101,7 +102,7 @@ class _Run:
             known[node] = number = self._numbers.of(made)
             if (effect := _effect(node)) is not None:
                 self.effects.setdefault(effect, []).append(number)
-            for written in _written(node):
+            for written in written_operands(node):
                 known[written] = self._numbers.of(("written", known[written], number))
         given.update({node: known[node] for node in given})
         (found,) = graph.output_node().args
@@ -123,17 +124,6 @@ def _effect(node: fx.Node) -> str | None:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return "random draws"
     return "writes" if target._schema.is_mutable else None
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Return the operands that a call writes to."""
-    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = node.target._schema.arguments
-    by_name = {**dict(zip((a.name for a in arguments), node.args, strict=False)), **node.kwargs}
-    writes = [by_name.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [one for value in writes for one in (value if isinstance(value, (list, tuple)) else [value])
-            if isinstance(one, fx.Node)]  # fmt: skip
 
 
 def _key(value: Any, known: Mapping[fx.Node, int]) -> Hashable:
