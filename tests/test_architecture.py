@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import fxdp
 import fxdp.passes
 import fxdp.rules
-from tests.rooms import LAYERS, WINGS, contributing, floor
+from tests.rooms import LAYERS, SIZES, WINGS, contributing, floor
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker reads all files
 
@@ -100,6 +101,31 @@ def test_there_are_few_floors() -> None:
 def test_a_folder_is_seen_at_a_glance() -> None:
     counts = Counter(file.parent for file in FILES)
     assert {str(folder): count for folder, count in counts.items() if count > 25} == {}
+
+
+def test_a_room_keeps_its_size() -> None:
+    lines, names = Counter[str](), Counter[str]()
+    for file in FILES:
+        inside = room(module_name(file))
+        lines[inside] += file.read_bytes().count(b"\n")
+        names[inside] += len(set(_public(parsed(file).body)))
+    found = {name: (lines[name], names[name]) for name in lines if (ROOT / name).is_dir()}
+    wide = {name: size for name, size in found.items() if any(map(operator.gt, size, SIZES[name]))}
+    assert wide == {}, f"lines and public names; at most { {name: SIZES[name] for name in wide} }"
+    assert found.keys() == SIZES.keys()
+
+
+def _public(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that a module's statements bind, without imports and private ones."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            bound = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        else:
+            bound = []
+        yield from (name for name in bound if not name.startswith("_"))
 
 
 def test_no_room_of_the_core_imports_a_wing() -> None:
