@@ -7,7 +7,7 @@
                       process_groups.py, parallel_wrappers.py    a script's own ranks: one, or refused
         batches       loaders.py      DataLoaders give global tensors, each rank has loaded its rows
         draws         generators.py   all generators have rank 0's states
-        files         scratch_files.py  ranks above 0 write into a folder of their own, and read from it
+        files         files/          ranks above 0 write into a folder of their own, and read from it
         modules       calls/          outermost calls run compiled from some call on, or op by op
         processes     started_programs.py, children.py    programs run on rank 0, for all; children write once
         input         standard_input.py  rank 0 reads, all get the text

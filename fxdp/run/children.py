@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fxdp.run.file_calls import Files, file_patches
-from fxdp.run.scratch_files import NotedFiles, ScratchFiles
+from fxdp.run.files.databases import database_patches
+from fxdp.run.files.file_calls import FileCalls, Files, file_patches
+from fxdp.run.files.scratch_files import NotedFiles, ScratchFiles
 from fxdp.torch_compat import Patch, around, patched_everywhere
 
 _INSTALLED = contextlib.ExitStack()
@@ -45,4 +46,6 @@ class _Child:
 
 def _be_child(root: str | None, journal: str, own: str) -> None:
     files = NotedFiles(Path(journal)) if root is None else ScratchFiles(Path(root), Path(journal))
-    _INSTALLED.enter_context(patched_everywhere([*file_patches(files, own), *child_patches(files, own)]))
+    calls = FileCalls(files, own)
+    made = [*file_patches(calls), *database_patches(calls, lambda _: None), *child_patches(files, own)]
+    _INSTALLED.enter_context(patched_everywhere(made))

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from fxdp.errors import FxdpError, RankFailedError
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
+from fxdp.run.files.open_files import write_open_files
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
 from fxdp.run.loaders import compare_apart
@@ -66,6 +67,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+        write_open_files()
     end_at_once(code)
 
 

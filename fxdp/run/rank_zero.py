@@ -68,6 +68,11 @@ class RankZero:
             told = self._told(what, outcome)
         return _value(told)
 
+    def meet(self, what: str) -> None:
+        """Wait until all ranks are in the same call, if all come there; a collective call then."""
+        if self.can_share():
+            self.call(what, lambda: None)
+
     def _done(self, act: Callable[[], Any]) -> tuple[Any, ...]:
         self.inside = True
         try:

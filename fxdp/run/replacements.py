@@ -10,14 +10,15 @@ from torch.utils.data import DataLoader
 from fxdp.run.assigned_data import data_patches
 from fxdp.run.calls.module_calls import module_patches
 from fxdp.run.children import child_patches
-from fxdp.run.file_calls import file_patches
+from fxdp.run.files.databases import database_patches
+from fxdp.run.files.file_calls import FileCalls, file_patches
+from fxdp.run.files.scratch_files import NotedFiles, ScratchFiles
 from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
 from fxdp.run.parallel_wrappers import wrapper_patches
 from fxdp.run.printed_tensors import text_patches
 from fxdp.run.process_groups import group_patches
 from fxdp.run.rank_zero import RankZero
-from fxdp.run.scratch_files import NotedFiles, ScratchFiles
 from fxdp.run.session import Session
 from fxdp.run.standard_input import input_patches, share_input
 from fxdp.run.started_programs import program_patches
@@ -44,7 +45,9 @@ def replacements(session: Session) -> Iterator[Patch]:
         else NotedFiles(journal)
     )
     rank_zero = RankZero(session)
-    yield from file_patches(files, str(own))
+    calls = FileCalls(files, str(own))
+    yield from file_patches(calls)
+    yield from database_patches(calls, rank_zero.meet)
     yield from child_patches(files, str(own))
     yield from seed_patches(session.seeded)
     yield from group_patches()

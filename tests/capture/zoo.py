@@ -25,6 +25,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
     log_softmax, as_type = nn.functional.log_softmax, torch.Tensor.type
     norm, meshgrid, arange = torch.linalg.vector_norm, torch.meshgrid, torch.arange
+    total = torch.Tensor.sum
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         asked = (*args, kwargs.get("dtype"))
@@ -61,7 +62,12 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
             return self
         return as_type(self, *args, **kwargs)
 
-    torch.Tensor.to, torch.Tensor.type = patched_to, patched_type
+    def patched_sum(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.dtype == torch.float64:  # Trainer's label smoothing asks for float32
+            kwargs.pop("dtype", None)
+        return total(self, *args, **kwargs)
+
+    torch.Tensor.to, torch.Tensor.type, torch.Tensor.sum = patched_to, patched_type, patched_sum
     torch.linalg.vector_norm, torch.meshgrid, torch.arange = patched_norm, patched_meshgrid, patched_arange
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
@@ -70,6 +76,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.to, torch.Tensor.float, torch.Tensor.type = to, as_float, as_type
+        torch.Tensor.sum = total
         nn.functional.softmax, nn.functional.log_softmax = softmax, log_softmax
         torch.linalg.vector_norm, torch.meshgrid, torch.arange = norm, meshgrid, arange
 

@@ -1,7 +1,12 @@
-"""Input, programs, processes and ranks of its own; loaders without a length, a module of two batches."""
+"""Input, programs, processes, data bases, files, ranks of its own; loaders without a length, two batches."""
 
+import bz2
+import csv
+import gzip
 import multiprocessing
 import os
+import shelve
+import sqlite3
 import subprocess
 import sys
 
@@ -58,6 +63,22 @@ def processes():
     for how in ("fork", "spawn"):
         with multiprocessing.get_context(how).Pool(1) as pool:
             print(pool.map(write_square, range(3)))
+
+
+def data_bases():
+    for name in ("old.db", "new.db"):
+        with sqlite3.connect(name) as base:
+            base.execute("create table if not exists runs (loss real)")
+            base.execute("insert into runs values (0.5)")
+        print(name, sqlite3.connect(name).execute("select count(*) from runs").fetchone())
+    with shelve.open("shelf") as shelf:
+        shelf["runs"] = shelf.get("runs", 0) + 1
+        print(shelf["runs"], sorted(name for name in os.listdir() if "shelf" in name))
+    with bz2.open("log.bz2", "at") as file:
+        file.write("once\n")
+    with bz2.open("log.bz2", "rt") as file:
+        print(file.read())
+    return csv.writer(open("left_open.txt", "w")), gzip.open("left_open.gz", "wt")
 
 
 def batches():
@@ -117,6 +138,9 @@ def refused():
 if __name__ == "__main__":
     text_and_programs()
     processes()
+    rows, text = data_bases()
+    rows.writerow(["never closed"])
+    text.write("never closed")
     batches()
     own_ranks(0, 1)
     if sys.argv[1:] == ["refused"]:

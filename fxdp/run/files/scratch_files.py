@@ -61,7 +61,8 @@ class ScratchFiles:
             raise FileNotFoundError(2, "No such file or directory", name)
         os.makedirs(os.path.dirname(here), exist_ok=True)
         if keep and not os.path.lexists(here) and self.exists(name):
-            shutil.copy2(name, here)
+            shutil.copy2(name, f"{here}.{os.getpid()}")
+            os.replace(f"{here}.{os.getpid()}", here)  # at once, as workers may copy, too
         self._removed.discard(name)
         return here
 

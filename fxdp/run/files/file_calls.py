@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import bz2
 import importlib.util
 import io
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fxdp.run.scratch_files import NotedFiles, ScratchFiles
+from fxdp.run.files.scratch_files import NotedFiles, ScratchFiles
 from fxdp.settings import inductor_cache_asked
 from fxdp.torch_compat import Patch, around
 
@@ -48,11 +50,11 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 Files = NotedFiles | ScratchFiles
 
 
-class _Calls:
-    """The replacements, for one rank's files."""
+class FileCalls:
+    """The replacements, for one rank's files, in a run with its own files in the folder `own`."""
 
     def __init__(self, files: Files, own: str) -> None:
-        self._files, self._busy = files, threading.local()
+        self.files, self._busy = files, threading.local()
         cache = inductor_cache_asked() or os.path.join(tempfile.gettempdir(), "torchinductor")
         self._shared = (*_SYSTEM, own, cache)
         self._made: set[str] = set()
@@ -85,6 +87,7 @@ class _Calls:
             self._busy.on = False
 
     def open(self, plain: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        """Open a file."""
         writes = isinstance(mode, str) and any(one in mode for one in "wax+")
         if not self.is_plain(file, makes=writes):
             if not writes:
@@ -94,10 +97,11 @@ class _Calls:
                     raise FileExistsError(17, "File exists", os.fsdecode(file))
                 if "r" in mode:
                     self._read(file)
-                file = self.of_files(self._files.written, file, keep="w" not in mode)
+                file = self.of_files(self.files.written, file, keep="w" not in mode)
         return plain(file, mode, *args, **kwargs)
 
     def os_open(self, plain: Any, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        """Open a file by its descriptor."""
         writes = bool(flags & _WRITING)
         if kwargs.get("dir_fd") is None and not self.is_plain(path, makes=writes):
             if not writes:
@@ -105,19 +109,19 @@ class _Calls:
             else:
                 if flags & os.O_EXCL and self._exists(path):
                     raise FileExistsError(17, "File exists", os.fsdecode(path))
-                path = self.of_files(self._files.written, path, keep=not flags & os.O_TRUNC)
+                path = self.of_files(self.files.written, path, keep=not flags & os.O_TRUNC)
         return plain(path, flags, *args, **kwargs)
 
     def writes(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function that writes the file that its first argument names."""
         if not self.is_plain(path):
-            path = self.of_files(self._files.written, path)
+            path = self.of_files(self.files.written, path)
         return plain(path, *args, **kwargs)
 
     def writes_second(self, plain: Any, value: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function that writes the file that its second argument names."""
         if isinstance(path, (str, os.PathLike)) and not self.is_plain(path):
-            path = self.of_files(self._files.written, path)
+            path = self.of_files(self.files.written, path)
         return plain(value, path, *args, **kwargs)
 
     def reads(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,31 +147,35 @@ class _Calls:
         """Call a function that changes a file in place."""
         if kwargs.get("dir_fd") is None and not self.is_plain(path):
             self._read(path)
-            path = self.of_files(self._files.written, path, keep=True)
+            path = self.of_files(self.files.written, path, keep=True)
         return plain(path, *args, **kwargs)
 
     def mkdir(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a folder."""
         if kwargs.get("dir_fd") is not None or self.is_plain(path, makes=True):
             return plain(path, *args, **kwargs)
-        if isinstance(self._files, NotedFiles):
-            self.of_files(self._files.written, path)
+        if isinstance(self.files, NotedFiles):
+            self.of_files(self.files.written, path)
             return plain(path, *args, **kwargs)
-        return self.of_files(self._files.mkdir, path)
+        return self.of_files(self.files.mkdir, path)
 
     def rename(self, plain: Any, old: Any, new: Any, **kwargs: Any) -> Any:
+        """Move a file or folder."""
         if self.is_plain(new):
             return plain(old, new, **kwargs)
-        if isinstance(self._files, NotedFiles):
-            self.of_files(self._files.written, new)
+        if isinstance(self.files, NotedFiles):
+            self.of_files(self.files.written, new)
             return plain(old, new, **kwargs)
-        return self.of_files(self._files.rename, old, new)
+        return self.of_files(self.files.rename, old, new)
 
     def remove(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remove a file or an empty folder."""
         if kwargs.get("dir_fd") is not None or self.is_plain(path):
             return plain(path, *args, **kwargs)
         return self.of_files(self._scratch.remove, path)
 
     def rmtree(self, plain: Any, path: Any, ignore_errors: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """Remove a folder with all that is in it."""
         if self.is_plain(path):
             return plain(path, ignore_errors, *args, **kwargs)
         try:
@@ -177,33 +185,45 @@ class _Calls:
                 raise
 
     def listdir(self, plain: Any, path: Any = ".") -> Any:
+        """Return the names in a folder."""
         return plain(path) if self.is_plain(path) else self.of_files(self._scratch.names, path)
 
     def scandir(self, plain: Any, path: Any = ".") -> Any:
+        """Return the entries of a folder."""
         return plain(path) if self.is_plain(path) else self.of_files(self._scratch.scan, path)
+
+    def own_copy(self, path: Any, limit: int | None = None) -> Any:
+        """Return where C code that is given a name writes a file, copied from what was there before.
+
+        None above rank 0 for one of more than `limit` bytes.
+        """
+        if isinstance(self.files, NotedFiles):
+            return self.of_files(self.files.written, path)
+        if limit is not None and self._exists(path) and os.stat(path).st_size > limit:
+            return None
+        return self.of_files(self.files.written, path, keep=True)
 
     @property
     def _scratch(self) -> ScratchFiles:
-        assert isinstance(self._files, ScratchFiles)
-        return self._files
+        assert isinstance(self.files, ScratchFiles)
+        return self.files
 
     def _read(self, path: Any) -> Any:
-        return path if isinstance(self._files, NotedFiles) else self.of_files(self._files.read, path)
+        return path if isinstance(self.files, NotedFiles) else self.of_files(self.files.read, path)
 
     def _exists(self, path: Any) -> bool:
-        if isinstance(self._files, NotedFiles):
+        if isinstance(self.files, NotedFiles):
             return os.path.lexists(path)
-        return bool(self.of_files(self._files.exists, path))
+        return bool(self.of_files(self.files.exists, path))
 
 
-def file_patches(files: Files, own: str) -> Iterator[Patch]:
-    """Yield the replacements of calls that write; above rank 0, also of those that read.
-
-    `own` is the folder of the run's own files.
-    """
-    calls = _Calls(files, own)
+def file_patches(calls: FileCalls) -> Iterator[Patch]:
+    """Yield the replacements of calls that write; above rank 0, also of those that read."""
+    files = calls.files
     yield Patch(builtins, "open", around(calls.open))
     yield Patch(io, "open", around(calls.open))
+    for module, name in ((bz2, "_builtin_open"), (tarfile, "bltn_open")):
+        yield Patch(module, name, around(calls.open))
     yield Patch(os, "open", around(calls.os_open))
     yield Patch(os, "mkdir", around(calls.mkdir))
     for name in ("rename", "replace"):
