@@ -45,7 +45,7 @@ class Sizes:
         if found is None:
             # the order of a set differs between processes, and all ranks must number symbols equally
             for symbol in sorted(raw.free_symbols, key=str):
-                self._bind_unbacked(symbol)
+                self._bind_unbacked(symbol, None if raw is value else value.node.shape_env)
             found = self._cache[raw] = raw.xreplace(self._mapping)
         return found
 
@@ -109,16 +109,16 @@ class Sizes:
             self._mapping = {raw: value.xreplace({dropped: kept}) for raw, value in self._mapping.items()}
             del self.symbols[str(dropped)]
 
-    def _bind_unbacked(self, symbol: sympy.Basic) -> None:
-        """Name a symbol that is no size of an input (a data-dependent size)."""
+    def _bind_unbacked(self, symbol: sympy.Basic, env: Any) -> None:
+        """Name a symbol that is no size of an input: a data-dependent size, or a number, maybe negative."""
         if symbol in self._mapping:
             return
         name = f"u{self._unbacked}"
         self._unbacked += 1
-        integer = bool(symbol.is_integer)
-        self._mapping[symbol] = (
-            sympy.Symbol(name, integer=True, nonnegative=True) if integer else sympy.Symbol(name)
-        )
+        known = {"integer": True} if symbol.is_integer else {}
+        if known and (env is None or env.bound_sympy(symbol).lower >= 0):
+            known["nonnegative"] = True  # or `abs` of a number would be the number
+        self._mapping[symbol] = sympy.Symbol(name, **known)
 
 
 def _symbol(name: str) -> sympy.Symbol:

@@ -210,6 +210,13 @@ def test_unusual_numbers(value: float) -> None:
     programs(Net(lambda y, b: (y.double() * b).abs().clamp(max=1e300).sum()), [(first,), (value,), (first,)])
 
 
+def test_whole_numbers_may_be_negative() -> None:
+    def body(y: Tensor, k: int) -> Tensor:
+        return (y * abs(k)).sum() + y.mean() * max(k, 0) + y.std() * min(k, 0) + y.min() * (k // 2 + k % 3)
+
+    assert programs(Net(body), [(2,), (3,), (-3,), (0,)]) <= 3
+
+
 def test_modes_have_inputs_of_their_own() -> None:
     def body(y: Tensor, b: float) -> Tensor:
         return y.sum() * b if torch.is_grad_enabled() else y.sum() * (b if b > 0.5 else 1)
