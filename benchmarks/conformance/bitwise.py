@@ -71,9 +71,12 @@ WAYS: dict[str, Way] = {
     "4 ranks, shard, bfloat16, accumulation, killed, resumed by 3": Way(
         (2, 2, 2, 1), SHARD, (4, 0, 3), Mode(autocast=True, accumulate=2), kills=True
     ),
+    "2 ranks, Inductor, bfloat16": Way((4, 3), mode=Mode("inductor", autocast=True)),
     "2 stages": Way(ALONE, stages=2),
     "3 stages": Way(ALONE, stages=3),
     "2 stages x 2, shard": Way((2, 5), SHARD, stages=2),
+    "2 stages, Inductor": Way(ALONE, mode=Mode("inductor", cut=2), stages=2),
+    "2 stages x 2, Inductor": Way((2, 5), mode=Mode("inductor", cut=2), stages=2),
     "2 stages x 2, shard, killed, resumed by 3": Way((2, 5), SHARD, (4, 2, 1), kills=True, stages=2),
     "3 ranks, shard, killed, resumed by 2 stages x 2": Way(
         (2, 4, 1), SHARD, (2, 5), kills=True, then_stages=2

@@ -16,6 +16,7 @@ from fxdp.compiler.emit import FULL, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
+from fxdp.compiler.repeated_step import RepeatedStep
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.graph.draws import drawn_seed, graph_draws
 from fxdp.ir.graph.gradient_rows import sparse_gradients
@@ -36,7 +37,6 @@ from fxdp.ranks.same_order import exchange_in_backward
 from fxdp.runtime.bound import BoundProgram
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names
-from fxdp.runtime.repeated_step import RepeatedStep
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import CallFrame
@@ -235,7 +235,7 @@ class CompiledVariants:
         )
         block, unknown = program.options.block, unknown_kernels(program.gm.graph)
         if block is not None and unknown:
-            bound.repeated = RepeatedStep(block, unknown)
+            bound.repeated = RepeatedStep(block, unknown, self._process_mesh).check
         comms = self._process_mesh.comms
         if comms is not None:
             bound.settled = comms.transport.settle

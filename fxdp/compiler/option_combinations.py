@@ -11,7 +11,6 @@ from fxdp.ir.graph.metadata import tensor_type
 from fxdp.ir.graph.signature import Parameter
 from fxdp.ir.types.mesh import REPLICATE, SHARD, Mesh
 from fxdp.options import Options
-from fxdp.options.option_values import Pipeline
 from fxdp.pipeline.cut.phases import fault_lines
 from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -106,11 +105,11 @@ def check_coupled(coupled: list[fx.Node], options: Options) -> None:
     """
     if not coupled:
         return
-    if options.pipeline.schedule not in (Pipeline().schedule, "gpipe"):
+    if options.pipeline.schedule is not None:
         raise ScheduleError(
             f"schedule={options.pipeline.schedule!r} with numerics={options.numerics}: blocks wait for one "
             "another, so each stage runs all of them up to there and then goes on:\n"
-            f"  {fault_lines(coupled)}\nExpected no schedule=, or 'gpipe'"
+            f"  {fault_lines(coupled)}\nExpected no schedule="
         )
     again = options.activation_checkpointing
     if again.mode != "never" or again.memory_budget < 1:

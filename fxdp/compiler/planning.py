@@ -68,7 +68,7 @@ class Planning:
             dict(program.seconds),
             program.nodes,
             coverage(program.causes, sizes, origin),
-            None if scheduled is None else DrawnSchedule.of(scheduled.schedule, edges),
+            None if scheduled is None else DrawnSchedule.of(program.drawn_schedule, edges),
             edges,
             () if scheduled is None else stage_rows(program.gm, partition, scheduled.schedule, sent),
             annotated=lambda: program.graph(sizes, device_mesh),

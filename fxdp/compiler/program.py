@@ -125,6 +125,13 @@ class Program:
         made = make(name, known.stages, len(known.ranks), microbatches)
         return made if known.trains else made.forward_only()
 
+    @property
+    def drawn_schedule(self) -> Schedule:
+        """The schedule for plans: where blocks wait for one another, their rounds."""
+        known = self.scheduled().schedule
+        coupled = self.partition.coupled
+        return self.partition.rounds_schedule(known.placement, known.microbatches) if coupled else known
+
     def run_schedule(self, microbatches: int) -> Schedule:
         """Return the schedule as ranks run it: gradients that a rank waits for come before those of weights.
 

@@ -87,8 +87,8 @@ class Pipeline(OptionGroup):
     Parameters
     ----------
     microbatches : the number of parts into which a step splits each rank's batch, one after the other.
-    schedule : the order of stages and micro-batches: `"gpipe"`, `"1f1b"`, `"interleaved"`,
-        `"zero-bubble"`, or the path of a CSV file in torch's action words.
+    schedule : the order of stages and micro-batches: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zero-bubble"`,
+        or the path of a CSV file in torch's action words. None: `"1f1b"`; rounds where blocks need others.
     stages : the number of pipeline stages, balanced by cost, or the names of the modules at which stages 1,
         2, ... begin. None: one per pipeline rank (two with `"interleaved"`).
     batch_stats : the statistics by which a BatchNorm in training normalizes. `"global"`: mean and variance of
@@ -107,14 +107,14 @@ class Pipeline(OptionGroup):
     """
 
     microbatches: int = 1
-    schedule: str = "1f1b"
+    schedule: str | None = None
     stages: int | Sequence[str] | None = None
     batch_stats: str = "global"
     gradients: str = "everywhere"
 
     _expected: ClassVar = {
         "microbatches": COUNT,
-        "schedule": (lambda value: isinstance(value, str), "a name, or the path of a file *.csv"),
+        "schedule": (lambda x: x is None or isinstance(x, str), "a name, or the path of a file *.csv"),
         "stages": (
             lambda value: value is None or are_names(value) or is_count(value),
             "an integer of at least 1, or a list of module names",

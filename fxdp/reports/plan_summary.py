@@ -17,7 +17,7 @@ from rich.text import Text
 from fxdp.ir.axis_rows import balance_lines
 from fxdp.reports.by_line import CommunicatingLine, lines_of, place, shortened
 from fxdp.reports.rows import format_bytes
-from fxdp.reports.schedule_text import timetable
+from fxdp.reports.schedule_text import schedule_lines
 from fxdp.reports.sheet import Sheet
 from fxdp.reports.tables import timings_line
 
@@ -59,8 +59,8 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
     for line in balance_lines(plan.axes):
         shown += textwrap.wrap(line, width, subsequent_indent="    ")
     if plan.schedule is not None:
-        times = timetable(plan.schedule, columns=width).splitlines()
-        shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]
+        shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}"]
+        shown += schedule_lines(plan.schedule, width)
     if plan.communication:
         shown += ["", "communication of one step, by line", ""]
         shown += _line_texts(lines_of(plan.collectives(), fold=fold), width)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs
@@ -33,6 +35,31 @@ def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | Non
             words += [word] * (round(spec.finish) - len(words))
         rows.append(words)
     return "\n\n".join("\n".join(block) for block in _blocks(rows, columns))
+
+
+def schedule_lines(schedule: Schedule, columns: int) -> list[str]:
+    """Return the schedule for a summary: on a time axis, or what each round computes."""
+    if not schedule.in_rounds:
+        return timetable(schedule, columns=columns).splitlines()
+    rows = (textwrap.wrap(line, columns, subsequent_indent="  ") for line in _round_lines(schedule))
+    return [line for row in rows for line in row]
+
+
+def _round_lines(schedule: Schedule) -> Iterator[str]:
+    """Yield a line for each run of rounds in which the same stages compute.
+
+    rounds 1 to 4: stage 0 forward
+    round 5: stage 0 forward, stage 1 forward and backward
+    """
+    rounds: dict[int, dict[int, set[str]]] = {}
+    for action in sorted(action for row in schedule.ranks for action in row):
+        kinds = rounds.setdefault(action.round or 0, {}).setdefault(action.stage, set())
+        kinds.add("backward" if action.gives_gradient else "forward")
+    for stages, run in groupby(sorted(rounds), rounds.__getitem__):
+        first, *_, last = [*run] * 2
+        which = f"round {first}" if first == last else f"rounds {first} to {last}"
+        computed = (f"stage {stage} {' and '.join(sorted(kinds)[::-1])}" for stage, kinds in stages.items())
+        yield f"{which}: {', '.join(computed)}"
 
 
 def _blocks(rows: Sequence[Sequence[str]], columns: int | None) -> Iterator[list[str]]:

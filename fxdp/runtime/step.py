@@ -17,7 +17,6 @@ from fxdp.ir.ops.sparse_rows import sparse_gradient
 from fxdp.runtime.once_differentiable import once_differentiable
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names, RangedStep
-from fxdp.runtime.repeated_step import RepeatedStep
 from fxdp.torch_compat import profiling
 
 
@@ -41,7 +40,7 @@ class Step:
     settled : waits until all ranks have read this rank's published shards.
     messages : the collectives that each module of the program starts, for a profiler.
     tables : the parameters with a sparse gradient, which the program returns as rows, with their sizes.
-    repeated : checks that the first call, run twice, has the same bits; None afterwards, and without need.
+    repeated : compares the results of the first call, run twice; None afterwards, and without need.
     """
 
     program: fx.GraphModule
@@ -57,7 +56,7 @@ class Step:
     settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
     tables: Mapping[Parameter, torch.Size] = field(default_factory=dict)
-    repeated: RepeatedStep | None = None
+    repeated: Callable[[Sequence[OutputSpec], Sequence[Any], Sequence[Any]], None] | None = None
     _order: list[Parameter | Input] = field(init=False)
     _sharded: dict[int, DTensor] = field(init=False)
     """Sharded leaves by position in `_order`, cached as checking takes longer than distributing gradients."""
@@ -99,7 +98,7 @@ class Step:
             else:
                 values = self.program(*given)
             if self.repeated is not None:
-                self.repeated.check(self.results, values, self.program(*given))
+                self.repeated(self.results, values, self.program(*given))
                 self.repeated = None
             self.settled()
             outputs: list[Tensor] = []

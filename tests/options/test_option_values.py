@@ -21,7 +21,7 @@ _OF = {name: option for option, kind in GROUPS.items() for name in kind.names()}
     ("name", "value"),
     [
         *(("microbatches", value) for value in (0, True, 1.5, 10**12, None)),
-        *(("schedule", value) for value in (1, None)),
+        *(("schedule", value) for value in (1, ["gpipe"])),
         *(("stages", value) for value in (0, 10**12, [1], {"a": 1})),
         *(("batch_stats", value) for value in ("own", None)),
         *(("gradients", value) for value in ("nowhere", 1)),

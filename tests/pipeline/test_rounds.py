@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.pipeline.schedule.action import Kind
 from fxdp.runtime import p2p
 from tests.captures import KNOWN, captured_once
 from tests.pipeline.cut.cuts import program
@@ -137,7 +140,7 @@ def test_the_program_is_the_same_on_any_mesh() -> None:
     [
         ({"activation_checkpointing": "always"}, r"mode='always'\) with .* waits .*\n"),
         ({"activation_checkpointing": 0.5}, r"budget=0.5\) with .* waits .*\n"),
-        ({"pipeline": {"schedule": "zero-bubble"}, "backend": "eager"}, r"='zero-bubble'(.|\n)* goes on:\n"),
+        ({"pipeline": {"schedule": "1f1b"}, "backend": "eager"}, r"='1f1b'(.|\n)* goes on:\n"),
     ],
     ids=str,
 )
@@ -146,3 +149,18 @@ def test_what_is_refused(options: dict[str, Any], words: str) -> None:
     where = r"  at .*test_rounds.py:\d+ .* in norm: all_red"
     with pytest.raises((fxdp.StageError, fxdp.ScheduleError), match=words + where):
         fxdp.plan(Pictures(), batch, **{"mesh": {"dp": 2}, **options}, numerics={"block": 2})
+
+
+def test_the_plan_draws_what_ranks_run() -> None:
+    batch, options = _batch(torch.Generator().manual_seed(0)), {"numerics": {"block": 2}, "backend": "eager"}
+    made = program(Pictures(), *batch, ranks=2, dp=2, **options)
+    drawn = made.drawn_schedule
+    assert {action.kind for action in drawn.ranks[1]} == {Kind.FORWARD, Kind.BACKWARD}
+    layout = made.layout({"B": 64, "b": 32, "offset": 0, "b_max": 32})
+    for rank, row in enumerate(drawn.ranks):
+        names = [node.name for node in made.writer(layout, rank).write().nodes]
+        calls = filter(None, (re.fullmatch(r"round_(\d+)_turn_(\d+)_mb(\d+)", name) for name in names))
+        ran = [(int(call[1]), int(call[3])) for call in calls]
+        planned = [share for share, _ in itertools.groupby((a.round, a.microbatch) for a in row)]
+        assert ran[-len(planned) :] == planned  # after the rounds of inputs alone
+        assert all(share[0] < planned[0][0] for share in ran[: -len(planned)])

@@ -34,6 +34,8 @@ class Mode:
     """Compute in bfloat16."""
     accumulate: int = 1
     """Calls of backward before each step."""
+    cut: int | None = None
+    """The stages that Inductor compiles on any mesh."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class _Run:
         self._model = self._subject.model().train()
         self._compiled = fxdp.compile(
             self._model, self._mesh, numerics=fxdp.Bitwise(block=BLOCK), backend=self._mode.backend,
-            batch_dims=self._subject.batch_dims, **self._training.options,
+            batch_dims=self._subject.batch_dims, pipeline={"stages": self._mode.cut},
+            **self._training.options,
         )  # fmt: skip
         self._optimizer = torch.optim.AdamW(self._compiled.parameters(), 1e-3)
         return self

@@ -13,6 +13,9 @@ from fxdp.ir.graph.metadata import Location, meta, tensor_type
 from fxdp.ir.graph.signature import OutputSpec, Parameter, StageValue
 from fxdp.ir.types.placements import Partial, Placement
 from fxdp.ir.types.value_types import TensorType
+from fxdp.pipeline.schedule.action import Kind
+from fxdp.pipeline.schedule.rounds import in_rounds
+from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 
 
@@ -64,12 +67,14 @@ class StagePart:
     ----------
     name : what the written step calls it, as `round 3` or `exchange 1`.
     backward : True if gradients leave it, which travel to earlier stages.
+    kinds : what a block computes in it, forward or backward or both.
     """
 
     name: str
     stage: int | None
     part: Part
     backward: bool = False
+    kinds: tuple[Kind, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,11 @@ class Partition:
     def in_rounds(self) -> tuple[StagePart, ...]:
         """The parts of all rounds, in the order in which they run."""
         return tuple(part for one in self.rounds for part in (*one.blocks, *one.exchange))
+
+    def rounds_schedule(self, placement: Sequence[int], blocks: int) -> Schedule:
+        """Return the order of blocks that wait for one another."""
+        turns = ([(s.stage, s.kinds) for s in one.blocks if s.stage is not None] for one in self.rounds)
+        return in_rounds([*turns], placement, blocks)
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
         """Return the ranks that read each parameter, given the rank of each stage in `placement`."""

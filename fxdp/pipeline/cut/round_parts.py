@@ -20,6 +20,7 @@ from fxdp.pipeline.cut.node_roles import is_cheap_view, is_number
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import BlockRound, Part, StagePart
 from fxdp.pipeline.cut.phases import Phases
+from fxdp.pipeline.schedule.action import Kind
 
 
 class RoundParts:
@@ -97,7 +98,9 @@ class RoundParts:
         ahead, stage = number < self._rounds.known, min(turn, 2 * self._last_stage - turn)
         part, _ = self._part(made, crosses, f"Blocks{number}", None if ahead else stage)
         name = f"round {number}" if not self._last_stage else f"round {number} turn {turn}"
-        yield StagePart(name, None if ahead else stage, part, turn > self._last_stage)
+        halves = {node in self._phases.backward for node in made}
+        kinds = tuple(Kind.BACKWARD if half else Kind.FORWARD for half in sorted(halves))
+        yield StagePart(name, None if ahead else stage, part, turn > self._last_stage, kinds)
 
     def _place(self, node: fx.Node) -> tuple[int, int] | None:
         """Return round and turn of an op; None if it does not run in blocks."""

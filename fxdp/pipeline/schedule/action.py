@@ -2,6 +2,7 @@
 
 Actions are written as in torch: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` a full backward,
 which zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` (gradient of the weights).
+`0F2r5` is the share of round 5 in it, where micro-batches wait for one another between rounds.
 """
 
 from __future__ import annotations
@@ -38,20 +39,22 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
 
 
-_WORD = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")  # digits as torch writes them
+_WORD = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})(?:r([0-9]{1,9}))?")  # digits as torch writes them
 _SHOWN = 40
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Action:
-    """Run the computation `kind` of `stage` on `microbatch`; both numbers count from 0."""
+    """Run the computation `kind` of `stage` on `microbatch`, or its share of a round; all count from 0."""
 
     stage: int
     kind: Kind
     microbatch: int
+    round: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        share = "" if self.round is None else f"r{self.round}"
+        return f"{self.stage}{self.kind}{self.microbatch}{share}"
 
     @staticmethod
     def parse(word: str) -> Action:
@@ -62,7 +65,7 @@ class Action:
                 f"`{word[:_SHOWN]}` is no action: expected stage, one of F, B, I, W, and micro-batch, such "
                 "as `0F2`"
             )
-        return Action(int(found[1]), Kind(found[2]), int(found[3]))
+        return Action(int(found[1]), Kind(found[2]), int(found[3]), int(found[4]) if found[4] else None)
 
     @property
     def gives_gradient(self) -> bool:

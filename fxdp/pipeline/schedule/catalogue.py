@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fxdp.errors import ScheduleError
-from fxdp.pipeline.schedule import csv
+from fxdp.pipeline.schedule import csv, one_f_one_b
 from fxdp.pipeline.schedule.schedule import Schedule
 
 
@@ -27,8 +27,8 @@ _SCHEDULES = _in_this_folder()
 """Schedule functions by name; arguments: stages, ranks, micro-batches. Stage `s` is on rank `s % ranks`."""
 
 
-def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
-    """Return the schedule with this name, or from a file `*.csv` in torch's format.
+def make(name: str | None, stages: int, ranks: int, microbatches: int) -> Schedule:
+    """Return the schedule with this name (None: 1F1B), or from a file `*.csv` in torch's format.
 
     Raises
     ------
@@ -37,19 +37,20 @@ def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
     DeadlockError : a file whose order deadlocks.
     """
     check_name(name)
+    name = name or one_f_one_b.NAME
     if name.endswith(".csv"):
         return _from_file(name, stages, ranks, microbatches)
     return _SCHEDULES[name](stages, ranks, microbatches)
 
 
-def check_name(name: str) -> None:
-    """Refuse anything except a schedule's name or the name of a file `*.csv`.
+def check_name(name: str | None) -> None:
+    """Refuse anything except a schedule's name, the name of a file `*.csv`, or None.
 
     Raises
     ------
     ScheduleError : names the nearest schedule, or all.
     """
-    if name.endswith(".csv") or name in _SCHEDULES:
+    if name is None or name.endswith(".csv") or name in _SCHEDULES:
         return
     near = difflib.get_close_matches(name.lower(), _SCHEDULES, n=1)
     meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(_SCHEDULES)}, or a file *.csv"
@@ -67,5 +68,7 @@ def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedul
         raise ScheduleError(f"schedule {name} is made for {', '.join(wrong)}: expected equal numbers")
     if not schedule.trains:
         raise ScheduleError(f"schedule {name} has forwards only: expected a B, or I and W, for each F")
+    if schedule.in_rounds:
+        raise ScheduleError(f"schedule {name} has rounds, which follow from a model: expected words as `0F2`")
     schedule.order()
     return schedule

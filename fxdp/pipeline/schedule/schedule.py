@@ -20,7 +20,8 @@ class Schedule:
 
     `placement[stage]` is the pp rank of a stage; `ranks[rank]` are a rank's actions in order. Each stage
     runs each micro-batch forward once, then backward once: as one B, or as I and later W. A schedule without
-    any backward is for evaluation. Anything else raises `ScheduleError` with all faults.
+    any backward is for evaluation. Anything else raises `ScheduleError` with all faults. In rounds
+    (`rounds.py`) an action is a share of that, and a round has those that it needs.
 
     `timeline` and `order` also check that ranks do not wait for one another in a cycle, and raise
     `DeadlockError` otherwise.
@@ -40,6 +41,11 @@ class Schedule:
                 f"{len(self.ranks)} ranks is not complete:\n{shown}\n"
                 "expected each stage on one rank, with one F and then one B (or I, then W) per micro-batch"
             )
+
+    @property
+    def in_rounds(self) -> bool:
+        """True if micro-batches wait for one another between rounds."""
+        return any(action.round is not None for row in self.ranks for action in row)
 
     @property
     def trains(self) -> bool:
@@ -134,6 +140,8 @@ def _faults_of_counts(schedule: Schedule) -> Iterator[str]:
     for action, times in count.items():
         if times > 1:
             yield f"{action} occurs {times} times"
+    if schedule.in_rounds:
+        return
     trains = schedule.trains  # which looks at all actions
     for stage in range(schedule.stages):
         for microbatch in range(schedule.microbatches):
@@ -158,9 +166,10 @@ def _faults_of_one(count: Counter[Action], stage: int, microbatch: int, trains: 
 def _faults_of_order(schedule: Schedule) -> Iterator[str]:
     stages_of_kind = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.INPUT_GRADIENT: 1, Kind.WEIGHT_GRADIENT: 2}
     for row in schedule.ranks:
-        latest: dict[tuple[int, int], Action] = {}
+        latest: dict[tuple[int, int, int | None], Action] = {}
         for action in row:
-            before = latest.get((action.stage, action.microbatch), action)
+            share = action.stage, action.microbatch, action.round
+            before = latest.get(share, action)
             if stages_of_kind[before.kind] > stages_of_kind[action.kind]:
                 yield f"{before} comes before {action}"
-            latest[action.stage, action.microbatch] = action
+            latest[share] = action

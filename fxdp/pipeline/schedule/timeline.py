@@ -9,9 +9,10 @@ Transfers are assumed to take no time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 
 import networkx
 
@@ -96,9 +97,33 @@ def _needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple
     return (forward(stage, microbatch), *([after] if after else []))
 
 
+def _needs_in_rounds(ranks: Sequence[Sequence[Action]]) -> dict[Action, tuple[Action, ...]]:
+    """Return what each action needs: its micro-batch's turn before it, and first all of the last round."""
+    rounds: dict[int, dict[int, list[Action]]] = {}
+    for action in (action for row in ranks for action in row):
+        rounds.setdefault(action.round or 0, {}).setdefault(action.microbatch, []).append(action)
+    found: dict[Action, tuple[Action, ...]] = {}
+    before: tuple[Action, ...] = ()
+    for _, turns in sorted(rounds.items()):
+        for actions in turns.values():
+            actions.sort(key=lambda a: (a.gives_gradient, -a.stage if a.gives_gradient else a.stage))
+            found[actions[0]] = before
+            found |= {later: (earlier,) for earlier, later in pairwise(actions)}
+        before = tuple(actions[-1] for actions in turns.values())
+    return found
+
+
+def _needs_of(ranks: Sequence[Sequence[Action]]) -> Callable[[Action], tuple[Action, ...]]:
+    """Return the function that says which actions must be finished before another can start."""
+    if any(action.round is not None for row in ranks for action in row):
+        return _needs_in_rounds(ranks).__getitem__
+    backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
+    return partial(_needs, backwards=backwards)
+
+
 def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
     """Simulate the clock; raise `DeadlockError` with the cycle if ranks wait for one another forever."""
-    backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
+    needs = _needs_of(ranks)
     done: dict[Action, Interval] = {}
     heads, last = [0] * len(ranks), [(0.0, 0)] * len(ranks)
     moved = True
@@ -107,14 +132,14 @@ def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
         for rank, row in enumerate(ranks):
             while heads[rank] < len(row):
                 action = row[heads[rank]]
-                needed = _needs(action, backwards)
+                needed = needs(action)
                 if any(n not in done for n in needed):
                     break
                 before = [last[rank], *((done[n].finish, done[n].depth) for n in needed)]
                 start, depth = max(finish for finish, _ in before), 1 + max(depth for _, depth in before)
                 interval = done[action] = Interval(rank, action, start, start + costs.of(action), depth)
                 heads[rank], last[rank], moved = heads[rank] + 1, (interval.finish, depth), True
-    _refuse_stuck(ranks, heads, done, backwards)
+    _refuse_stuck(ranks, heads, done, needs)
     intervals = sorted(done.values(), key=lambda interval: (interval.finish, interval.depth, interval.rank))
     return Timeline(tuple(intervals), len(ranks))
 
@@ -123,13 +148,13 @@ def _refuse_stuck(
     ranks: Sequence[Sequence[Action]],
     heads: Sequence[int],
     done: Mapping[Action, Interval],
-    backwards: Mapping[tuple[int, int], Action],
+    needs: Callable[[Action], tuple[Action, ...]],
 ) -> None:
     home = {action: rank for rank, row in enumerate(ranks) for action in row}
     waits = networkx.DiGraph()
     for rank, row in enumerate(ranks):
         if heads[rank] < len(row):
-            missing = next(n for n in _needs(row[heads[rank]], backwards) if n not in done)
+            missing = next(n for n in needs(row[heads[rank]]) if n not in done)
             waits.add_edge(rank, home[missing], missing=missing)
     if not waits:
         return

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from fxdp.errors import StageError
 from fxdp.ir.graph.signature import OutputSpec, result_words
+from fxdp.ranks.agreement import gather_objects
+from fxdp.ranks.liveness.failure import everywhere
+from fxdp.ranks.process_mesh import ProcessMesh
 
 _MOST = 5  # results that an error names
 
@@ -26,6 +30,7 @@ class RepeatedStep:
 
     block: int
     ops: tuple[str, ...]
+    process_mesh: ProcessMesh
 
     def check(
         self,
@@ -35,21 +40,25 @@ class RepeatedStep:
     ) -> None:
         """Compare the results of two runs of the step with the same operands and seed, bit by bit.
 
+        All ranks call this together: a rank's part of an output may differ there alone.
+
         Raises
         ------
-        StageError : names results with other bits, and the ops.
+        StageError : on all ranks; names results with other bits on any of them, and the ops.
         """
         rows = zip(specs, first, second, strict=True)
-        differing = [result_words(spec) for spec, a, b in rows if not _alike(a, b)]
+        own = [result_words(spec) for spec, a, b in rows if not _alike(a, b)]
+        differing = list(dict.fromkeys(chain.from_iterable(gather_objects(self.process_mesh, own))))
         if differing:
             listing = "\n  ".join(self.ops)
             more = f" and {len(differing) - _MOST} more" if len(differing) > _MOST else ""
-            raise StageError(
+            error = StageError(
                 f"fxdp.Bitwise(block={self.block}): the first step, run twice, has other bits in "
                 f"{', '.join(differing[:_MOST])}{more}. The model calls ops whose kernels fxdp does not "
                 f"know:\n  {listing}\nexpected kernels without state and with equal bits for equal operands; "
                 "fxdp.verify(..., numerics=fxdp.Bitwise(...)) names the one that has not"
             )
+            raise everywhere(error)
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:
