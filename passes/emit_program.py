@@ -57,6 +57,11 @@ class _Place:
     @property
     def index(self) -> int:
         """This rank's index along the redistribution's axis."""
+        return self.program.mesh.place_along(self.redistribution.axis)
+
+    @property
+    def number(self) -> int:
+        """The index of this part of the batch among those of all ranks and micro-batches."""
         axis = self.redistribution.axis
         return self.program.part if axis is None else self.program.mesh.place_along(axis)
 

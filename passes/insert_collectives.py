@@ -109,7 +109,7 @@ class _Insertion:
             made = self.graph.call_function(target, (node, *args))
         copy_meta(
             node, made, placement=wanted, spec=None, cause=cause, operands=(R,), reason="redistribute",
-            backward=meta(consumer).backward, rewrite=None,
+            backward=meta(node).backward or meta(consumer).backward, rewrite=None,
         )  # fmt: skip
         return made
 

@@ -38,6 +38,10 @@ class _AtOnce:
     def index(self) -> int:
         return self.axis.ranks.rank
 
+    @property
+    def number(self) -> int:
+        return self.axis.ranks.rank
+
     def size(self, name: str) -> Any:
         return self.axis.values[name]
 

@@ -24,7 +24,9 @@ class Emission(Protocol):
     world: int
     """The number of ranks in the group."""
     index: int
-    """This rank's index in the group, or the part's index if micro-batches split the batch further."""
+    """This rank's index in the group."""
+    number: int
+    """The index of this part of the batch among those of all ranks and micro-batches."""
     dtype: torch.dtype
     device: str
     """The type of the device on which the program runs."""

@@ -223,7 +223,7 @@ TABLE: tuple[Redistribution, ...] = (
         target=partial, takes=Replicate, gives=Partial, arguments=_nothing,
         price=lambda size, gathered: _LOCAL_STEP,
         on_ranks=collectives.made_partial,
-        start=lambda at, value: (collectives.partial, (value, at.index)),
+        start=lambda at, value: (collectives.partial, (value, at.number)),
     ),
     Redistribution(
         target=all_gather_shards, takes=ParamShard, gives=Replicate, arguments=_nothing,

@@ -16,7 +16,7 @@ from fxdp.ir.graph.draws import kept_random_state, node_draws
 from fxdp.ir.graph.graph_text import node_text
 from fxdp.ir.graph.metadata import Location, meta
 from fxdp.ir.ops.sum_tree import finish_tree_moments, finish_tree_sum
-from fxdp.ir.types.placements import R
+from fxdp.ir.types.placements import ParamShard, R
 
 _SHIFTS = 8
 """Elements by which copies begin later than aligned memory, to find kernels that depend on this."""
@@ -71,8 +71,10 @@ class BitWatch:
     def see(self, moment: Moment, node: fx.Node, call: Call | None, result: Any) -> None:
         """Compare a result with that of one device, unless a fault is known or one device has none."""
         expected = self.record.found.get((moment, node.name))
+        placement = meta(node).placement
         # what runs once per step may be this rank's part, or a term of a sum
-        if expected is None or self.fault is not None or (moment.block is None and meta(node).placement != R):
+        is_own = isinstance(placement, ParamShard) or (moment.block is None and placement != R)
+        if expected is None or self.fault is not None or is_own:
             return
         found = _bits(result)
         self.compared += 1

@@ -260,6 +260,25 @@ def test_blocks_that_know_their_place_share_code(monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(loss, model(x))
 
 
+class Chosen(nn.Module):
+    """Samples that the batch chooses, which are gathered: gradients are equal on all ranks, and no sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        chosen = x[:, 0] > 0
+        return F.cross_entropy(self.layer(x[chosen]), y[chosen])
+
+
+def test_shards_of_gradients_that_are_no_sums() -> None:
+    torch.manual_seed(0)
+    model, x, y = Chosen(), torch.randn(6, 3), torch.randint(0, 5, (6,))
+    options: dict[str, Any] = {"numerics": fxdp.Bitwise(block=2), "backend": "eager", "strategy": "shard"}
+    fxdp.verify(model, (x, y), {}, {"dp": 3}, splits=[(4, 0, 2)], **options).raise_if_wrong()
+
+
 def test_parts_that_cut_a_block() -> None:
     for batches in ([6, 2], [3, 3, 2], [0, 3, 0, 5], [8], [6, 1, 0]):
         check_borders(batches, 3)

@@ -14,7 +14,7 @@ from fxdp.ir.graph.signature import OutputSpec, Parameter, StageValue
 from fxdp.ir.types.placements import Partial, Placement
 from fxdp.ir.types.value_types import TensorType
 from fxdp.pipeline.schedule.action import Kind
-from fxdp.pipeline.schedule.rounds import in_rounds
+from fxdp.pipeline.schedule.in_rounds import in_rounds
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 

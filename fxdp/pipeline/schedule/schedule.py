@@ -21,7 +21,7 @@ class Schedule:
     `placement[stage]` is the pp rank of a stage; `ranks[rank]` are a rank's actions in order. Each stage
     runs each micro-batch forward once, then backward once: as one B, or as I and later W. A schedule without
     any backward is for evaluation. Anything else raises `ScheduleError` with all faults. In rounds
-    (`rounds.py`) an action is a share of that, and a round has those that it needs.
+    (`in_rounds.py`) an action is a share of that, and a round has those that it needs.
 
     `timeline` and `order` also check that ranks do not wait for one another in a cycle, and raise
     `DeadlockError` otherwise.

@@ -11,7 +11,7 @@ import fxdp
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.schedule.catalogue import make
-from fxdp.pipeline.schedule.rounds import in_rounds
+from fxdp.pipeline.schedule.in_rounds import in_rounds
 from fxdp.reports.schedule_text import schedule_lines, timetable
 
 F, B = (Kind.FORWARD,), (Kind.BACKWARD,)
