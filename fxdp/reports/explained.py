@@ -13,7 +13,7 @@ from typing import Any
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.graph.metadata import Location
 from fxdp.ir.graph.regions import is_within
-from fxdp.reports.by_line import place, shortened
+from fxdp.reports.places import place, shortened
 from fxdp.reports.plan_data.collective import Collective, Need
 from fxdp.reports.plan_data.details import Details
 from fxdp.reports.plan_data.parameter_table import ParameterRow

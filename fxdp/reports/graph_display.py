@@ -9,7 +9,7 @@ from torch import fx
 
 from fxdp.ir.graph.graph_text import node_text, type_text
 from fxdp.ir.graph.metadata import meta
-from fxdp.reports.by_line import place
+from fxdp.reports.places import place
 
 COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}
 """Colors of Okabe and Ito, which color-blind readers can tell apart; grey stands for replicated."""

@@ -15,7 +15,8 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from fxdp.ir.axis_rows import balance_lines
-from fxdp.reports.by_line import CommunicatingLine, lines_of, place, shortened
+from fxdp.reports.by_line import CommunicatingLine, lines_of
+from fxdp.reports.places import place, shortened
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.schedule_text import schedule_lines
 from fxdp.reports.sheet import Sheet

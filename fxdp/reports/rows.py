@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxdp.ir.graph.metadata import Location
+from fxdp.reports.places import shown
 
 
 def flat_dict(row: Any) -> dict[str, Any]:
@@ -88,7 +89,8 @@ class CoverageRow:
 
     def __str__(self) -> str:
         after = f", and {self.followers} more after it" if self.followers else ""
-        head = f"{self.op} at {self.location}: {self.how} ({self.phase}, {format_bytes(self.bytes)}{after})"
+        size = f"{self.phase}, {format_bytes(self.bytes)}{after}"
+        head = f"{self.op} at {shown(self.location)}: {self.how} ({size})"
         return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
 
     @property
@@ -117,7 +119,7 @@ class Explanation:
     placement: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text}\n    {self.why}\n    at {self.location}"
+        return f"{self.text}\n    {self.why}\n    at {shown(self.location)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation as plain values for JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fxdp.reports.by_line import short_path
+from fxdp.reports.places import short_path
 from fxdp.reports.rows import CommRow, format_bytes, format_seconds
 from fxdp.reports.sheet import Sheet
 

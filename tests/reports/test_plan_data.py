@@ -16,7 +16,8 @@ from torch import nn
 
 import fxdp
 from fxdp.ir.graph.metadata import Location
-from fxdp.reports.by_line import _folded, _starred, place
+from fxdp.reports.by_line import _folded, _starred
+from fxdp.reports.places import place, shown
 from fxdp.reports.sheet import Shown
 from tests.reports.plan_data.test_collectives import Pairs, Tagger, _inputs, normed
 
@@ -191,5 +192,8 @@ def test_words_of_places() -> None:
     assert _folded("gradient of 0.weight") == "gradient of *.weight"
     assert _folded("fc1.weight2") == "fc1.weight2"
     assert _starred(["gradient of h.0.1.bias", "gradient of h.7.1.bias"]) == "gradient of h.*.1.bias"
+    at = Location(str(Path.cwd() / "models" / "gpt.py"), 7, "x = self.fc(x)", "blocks.0")
+    assert shown(at) == "models/gpt.py:7 `x = self.fc(x)` in blocks.0"
+    assert shown(Location()) == str(Location())
     assert place(Location(str(Path.cwd() / ".venv" / "site-packages" / "a" / "b.py"), 7)) == "a/b.py:7"
     assert place(Location(f"/a/site-packages/{'long/' * 20}model.py", 1234)).endswith("/model.py:1234")

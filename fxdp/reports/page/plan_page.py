@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fxdp.errors import InputError
-from fxdp.reports.by_line import lines_of, place, short_path
+from fxdp.reports.by_line import lines_of
 from fxdp.reports.graph_display import symbol_of
 from fxdp.reports.page.charts import memory_svg, stages_svg
 from fxdp.reports.page.module_tree import module_tree
+from fxdp.reports.places import place, short_path
 from fxdp.reports.plan_summary import headline, totals
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.tables import timings_line

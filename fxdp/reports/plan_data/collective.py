@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxdp.ir.graph.metadata import Location
+from fxdp.reports.places import shown
 from fxdp.reports.rows import format_bytes
 
 
@@ -48,7 +49,7 @@ class Need:
         needed = f"%{self.value} is {self.has}, made by {self.made}"
         asked = f"{self.text} needs it as {self.wants}: {self.read}"
         through = (f"through {self.through}",) if self.through else ()
-        return needed, asked, *through, f"at {self.location}"
+        return needed, asked, *through, f"at {shown(self.location)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from fxdp.ir.ops.parameter_shards import largest_shard
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import ParamShard
 from fxdp.ir.types.value_types import TensorType, dtype_name
+from fxdp.reports.places import shown
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 
@@ -60,7 +61,7 @@ class ParameterRow:
             lines.append(f"read by stage {', '.join(map(str, self.stages))}")
         reduced = " and ".join(self.reduced_by) or "nothing: all ranks have it, or one does"
         lines.append(f"gradient reduced by {reduced}" if self.gradient else "no gradient")
-        return "\n    ".join([*lines, f"first read at {self.location}"])
+        return "\n    ".join([*lines, f"first read at {shown(self.location)}"])
 
 
 def parameter_rows(
