@@ -11,9 +11,9 @@ reading alone above rank 0, and a line that writes to it ends the run in SQLite'
 from __future__ import annotations
 
 import dbm
+import importlib
+import importlib.util
 import os
-import sqlite3
-import sqlite3.dbapi2
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,8 @@ from fxdp.run.script_lines import script_line
 from fxdp.torch_compat import Patch, around
 
 _COPIED = 2**30
+_SQLITE = ("sqlite3", "sqlite3.dbapi2") if importlib.util.find_spec("_sqlite3") else ()
+"""Python may be built without."""
 _ENDINGS = ("", ".db", ".dat", ".dir", ".bak", ".pag")
 
 
@@ -55,6 +57,6 @@ def database_patches(calls: FileCalls, meet: Callable[[str], None]) -> Iterator[
         here = calls.files.root + name if isinstance(calls.files, ScratchFiles) else file
         return plain(here, flag, *args, **kwargs)
 
-    for module in (sqlite3, sqlite3.dbapi2):
+    for module in map(importlib.import_module, _SQLITE):
         yield Patch(module, "connect", around(connect))
     yield Patch(dbm, "open", around(open_dbm))

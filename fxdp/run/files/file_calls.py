@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import bz2
+import importlib
 import importlib.util
 import io
 import os
@@ -222,8 +222,9 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
     files = calls.files
     yield Patch(builtins, "open", around(calls.open))
     yield Patch(io, "open", around(calls.open))
-    for module, name in ((bz2, "_builtin_open"), (tarfile, "bltn_open")):
-        yield Patch(module, name, around(calls.open))
+    yield Patch(tarfile, "bltn_open", around(calls.open))
+    if importlib.util.find_spec("_bz2"):  # Python may be built without
+        yield Patch(importlib.import_module("bz2"), "_builtin_open", around(calls.open))
     yield Patch(os, "open", around(calls.os_open))
     yield Patch(os, "mkdir", around(calls.mkdir))
     for name in ("rename", "replace"):
