@@ -1,7 +1,7 @@
 """Heads of transformers through Trainer on two ranks, beside plain Trainer on one device.
 
     python -m benchmarks.conformance.trainer_heads [head ...] [--float32] [--inductor] [--unpadded]
-    python -m benchmarks.conformance.trainer_heads [head ...] --script [--casts]
+    python -m benchmarks.conformance.trainer_heads [head ...] --script [--casts] [--epsilon 1e-3]
 
 Each head trains 6 steps of 4 samples, of which the last batch of an epoch has one, and is evaluated after
 three and six steps. All that Trainer logs and all parameters at the end are compared: a line a head, with
@@ -11,6 +11,7 @@ itself. `--unpadded`: without `pad=`, where each rank's sentences are as long as
 `--script`: `heads_script.py`, which knows of no ranks, by `fxdp run --nproc 2`; beside it on one device with
 the samples of each batch in three other orders, which changes nothing but rounding. Both are the largest
 difference of a number that Trainer logs, relative to it. `--casts`: with the models' own casts to float32.
+`--epsilon`: AdamW's.
 """
 
 from __future__ import annotations
@@ -98,11 +99,13 @@ def main() -> None:
     parser.add_argument("--unpadded", action="store_true", help="without `pad=`")
     parser.add_argument("--script", action="store_true", help="by `fxdp run`")
     parser.add_argument("--casts", action="store_true", help="with --script: casts to float32 stay")
+    parser.add_argument("--epsilon", default="1e-8", help="with --script: AdamW's")
     asked = parser.parse_args()
     if unknown := set(asked.heads) - HEADS.keys():
         parser.error(f"no heads {sorted(unknown)}; there are {', '.join(HEADS)}")
     if asked.script:
-        by_script(asked.heads or list(HEADS), ["--casts"] if asked.casts else [])
+        casts = ["--casts"] if asked.casts else []
+        by_script(asked.heads or list(HEADS), [*casts, "--epsilon", asked.epsilon])
         return
     dtype = torch.float32 if asked.float32 else torch.float64
     options = {} if asked.inductor else {"backend": "eager"}
