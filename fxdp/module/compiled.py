@@ -195,11 +195,8 @@ class CompiledModule(BuiltModule):
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """Return this rank's call, and the facts that all ranks exchange about it; a collective call."""
-        try:
+        with self._exchange.reading():
             call = self._reader.read(args, kwargs)
-        except Exception as error:
-            self._exchange.refuse(error)
-            raise
         number = self._last_call.number
         due, asks = self._replicas.wants(number)
         ranks = self._exchange.of(call, asks, due)
@@ -228,7 +225,6 @@ class CompiledModule(BuiltModule):
                         "expected one kind of batch, or batch_dims= that says what dims are"
                     )
         call, ranks = self._read(args, kwargs)
-        self._exchange.widen(call)
         if is_new and self._process_mesh.index == 0:
             named = zip(call.inputs.paths, call.inputs.axes.rows, strict=False)
             _log.warning(

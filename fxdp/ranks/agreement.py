@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, zip_longest
 from typing import Any
 
 import torch
@@ -51,16 +51,29 @@ class Agreement:
         self.start(values)
         return self.finish()
 
-    def columns(self, values: Sequence[int]) -> _Columns:
-        """Exchange equally many integers on each rank, and return the result by column."""
+    def columns(self, values: Sequence[int], least: int) -> Columns:
+        """Exchange at least so many integers on each rank, and return the result by column.
+
+        Zeros stand where a rank sends fewer than another one.
+
+        Raises
+        ------
+        ValueError : a rank has sent fewer than the least.
+        """
         self.start(values)
         if self._control is None:
-            return _Columns(self._size, self._own)
+            return Columns(self._size, self._own)
         found = self._control.finish()
         # test for a list first: `isinstance` with our `Sequence` takes as long as all the rest
         if type(found) is not list and isinstance(found, RankParts) and found.columns is not None:
-            return _Columns(self._size, found.columns)
-        return _Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
+            return Columns(self._size, found.columns)
+        rows = self._rows(found)
+        try:
+            return Columns(self._size, tuple(zip(*rows, strict=True)))
+        except ValueError:
+            if min(map(len, rows)) < least:
+                raise
+            return Columns(self._size, tuple(zip_longest(*rows, fillvalue=0)))
 
     def start(self, values: Sequence[int]) -> None:
         """Send this rank's integers without waiting."""
@@ -79,7 +92,7 @@ class Agreement:
         return [_understood(_integers, rank, data) for rank, data in enumerate(found)]
 
 
-class _Columns:
+class Columns:
     """Integers of all ranks by column, without a Python loop over ranks."""
 
     def __init__(self, ranks: int, columns: Sequence[Any]) -> None:

@@ -77,6 +77,24 @@ def test_uneven_parts_and_gathers(ranks: RankPool) -> None:
             assert got == pytest.approx(wanted, abs=1e-12)
 
 
+class Cut(nn.Module):
+    """Reads no more of each sample than another input has, and a row of a table for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[:, : y.shape[1]].mean() + self.table[: len(x)].mean()
+
+
+def test_which_of_two_sizes_ends_a_slice_is_asked_at_each_call() -> None:
+    compiled = fxdp.compile(Cut(), backend="eager")
+    for samples, own, other in ((3, 4, 2), (2, 5, 7), (3, 9, 3), (6, 8, 2), (6, 2, 8)):
+        x, y = _batch(own, samples * own)[:, 0].view(samples, own), torch.ones(samples, other)
+        assert compiled(x, y).item() == pytest.approx(Cut()(x, y).item(), rel=1e-12)
+
+
 def test_threads_may_compile_models_at_the_same_time() -> None:
     """What is changed in torch and Python while a model is compiled is the same for all threads."""
     patched = [(nn.Module, "_apply"), (F, "ctc_loss"), (_BatchNorm, "forward"), (warnings, "showwarning")]

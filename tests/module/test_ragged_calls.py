@@ -64,11 +64,26 @@ def _compiled() -> list[dict[str, Any]]:
     assert "  edges: 3.00 of the mean (0 0 6 on the ranks, " in str(plan)
     assert re.search(r"by an estimate it has \d\.\d+ of the mean work: the others wait \d+ %", str(plan))
     assert fxdp.Plan.from_json(plan.to_json()).axes == plan.axes
-    x, _, y = _parts()[0]
-    outside = torch.tensor([[0, 3 + dist.get_rank()], [1, 2]])
-    with pytest.raises(fxdp.FxdpError, match=r"edge_index: 1 values outside of 'nodes', as 3 at \[0, 1\]"):
-        compiled(x, torch.tensor([[0, 1], [1, 2]]) if dist.get_rank() else outside, y)
+    _refused(compiled, re.escape(
+        "rank 0: a ragged batch does not fit together, so nothing of it was computed:\n"
+        "  edge_index: 1 values outside of 'nodes', as 3 at [0, 1]; expected 0 to 2: each rank counts "
+        "its own 3 rows, and cannot point to those of another rank\n"
+        "rank 2: a ragged batch does not fit together, so nothing of it was computed:\n"
+        "  the axis 'nodes' has 3 rows in x and 2 rows in y; expected one number"
+    ))  # fmt: skip
+    for options in ({"communication": {"uneven": False}}, {"pipeline": {"microbatches": 2}}):
+        _refused(fxdp.compile(model, batch_dims=DIMS, backend="eager", **options), "(?s)rank 0: .*rank 2: ")
+    loss = compiled(*_parts()[dist.get_rank()])[1]
+    assert loss.item() == pytest.approx(found[0]["loss"], rel=1e-12)
     return found
+
+
+def _refused(compiled: fxdp.CompiledModule, message: str) -> None:
+    """Call with an edge of rank 0 to a node of rank 1, and with too few classes of nodes on rank 2."""
+    x, edges, y = _parts()[0]
+    edges = edges[:, :2] + torch.tensor([[0, 2 * (dist.get_rank() == 0)], [0, 0]])
+    with pytest.raises(fxdp.InputError, match=message):
+        compiled(x, edges, y[: 3 - (dist.get_rank() == 2)])
 
 
 def _called_with_global_tensors() -> dict[str, Any]:
@@ -133,6 +148,20 @@ def test_a_ragged_call_that_capture_refuses_is_told_by_line() -> None:
     compiled = fxdp.compile(_Cut(), batch_dims=((Rows("words"), Rows("bags")), {}))
     with pytest.raises(fxdp.CaptureError, match=r"test_ragged_calls.py:\d+ `return x\[: len\(bags\)\]"):
         compiled(torch.ones(5), torch.ones(3))
+
+
+class _Fewer(nn.Module):
+    """Of as many rows as bags the mean; these are all rows, if there are more bags."""
+
+    def forward(self, x: Tensor, bags: Tensor) -> Tensor:
+        return x[: len(bags)].mean() + bags.sum()
+
+
+def test_which_axis_is_longer_is_asked_at_each_call() -> None:
+    compiled = fxdp.compile(_Fewer(), batch_dims=((Rows("words"), Rows("bags")), {}), backend="eager")
+    for words, bags in ((12, 6), (5, 11), (12, 3), (3, 13)):
+        batch = torch.arange(1.0 * words), torch.ones(bags)
+        torch.testing.assert_close(compiled(*batch), _Fewer()(*batch))
 
 
 class _Packed(nn.Module):

@@ -5,24 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
-from fxdp.errors import InputError
-from fxdp.ir.types.mesh import Mesh
-from fxdp.ir.types.sizes import Cuts, Split, is_even
+from fxdp.errors import FxdpError, InputError
+from fxdp.ir.types.sizes import is_even
 from fxdp.module.cache import LRU
 from fxdp.module.calls.absent_images import Described, differ, images_of
 from fxdp.module.calls.call import Call, ProgramKey, call_lines
+from fxdp.module.calls.exchanged_sizes import FURTHER, all_axes, batches_of, further_of, nonempty
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.calls.padding import common_lengths, padded, spread_pad
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.calls.text_padding import padded_sides, text_pads
 from fxdp.module.guards.values import digest_of
 from fxdp.options import Options
-from fxdp.ranks.agreement import Agreement, gather_objects
+from fxdp.ranks.agreement import Agreement, Columns, gather_objects
 from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
@@ -33,10 +33,6 @@ _log = logging.getLogger("fxdp")
 
 _CALLS = 1024
 """The number of calls (kinds and sizes) that are remembered as equal on all ranks."""
-
-
-class _Columns(Protocol):
-    def __getitem__(self, column: int) -> tuple[int, ...]: ...
 
 
 class CallExchanged(NamedTuple):
@@ -72,8 +68,8 @@ class _Digests(NamedTuple):
 _NO_NUMBERS = digest_of(())
 _NEWS = 2
 """In the place of `strided`: this rank has read the call as ragged by its keys, which other ranks may not."""
-_FURTHER = 9
-"""The first column with the size of a further axis."""
+_UNREAD = 3
+"""In the place of `strided`: this rank cannot read its inputs."""
 
 
 class CallExchange:
@@ -93,27 +89,46 @@ class CallExchange:
         self._agreement = Agreement(process_mesh)
         self._even: LRU[Any, bool] = LRU(_CALLS)
         self._last: _Digests | None = None
-        self._columns = _FURTHER
-        """How many integers each rank sends at least: a rank without images sends no sizes of theirs."""
         self._told_padding = False
         self._pads_at_start: bool | None = None
         """The side at which texts of this run are padded; None as long as no text was."""
 
-    def refuse(self, error: Exception) -> None:
-        """Send an error of reading inputs to all ranks, which wait for this rank next.
-
-        With uneven=False there may be no exchange: ranks may have begun the step, and the error must end it.
-        """
-        if not self._spared or not len(self._even):
+    def _refuse(self, error: Exception) -> None:
+        """Send an error before the exchange to all ranks, which wait for this rank next."""
+        if self._is_sure:
             refuse(self._process_mesh, error)
+
+    @property
+    def _is_sure(self) -> bool:
+        """Whether all ranks exchange next; with uneven=False some may have begun: errors end the step."""
+        return not self._spared or not len(self._even)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Send an error of further checks before the exchange in the same way."""
+        """Send an error of checks before the exchange to all ranks."""
         try:
             yield
         except Exception as error:
-            self.refuse(error)
+            self._refuse(error)
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take part in the exchange also if this rank cannot read its inputs; a collective call then.
+
+        Raises
+        ------
+        InputError : on all ranks alike, with the errors of all ranks.
+        """
+        try:
+            yield
+        except InputError as error:
+            if self._alone or not self._is_sure:
+                raise
+            self._check_order(self._exchanged((0, 0, 0, 0, _UNREAD, 0, self._order, 0, 0)))
+            raise self._unread(error) from error
+        except Exception as error:
+            self._refuse(error)
             raise
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
@@ -124,17 +139,15 @@ class CallExchange:
         """
         if self._alone:
             return CallExchanged(
-                _all_axes(call, _nonempty((call.batch,)), [(size,) for size in _further(call)]),
+                all_axes(call, nonempty((call.batch,)), [(size,) for size in further_of(call)]),
                 strided=call.strided, news=call.is_news,
             )  # fmt: skip
         numbers = call.inputs.scalars if call.inputs.open else ()
         key = (call.kind, call.dims, call.batch, call.further, numbers)
         if self._spared and not due and call.cuts is None and key in self._even:
             size = self._mesh.size
-            even = _all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
+            even = all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
             return CallExchanged(even, strided=call.strided, told=False)
-        comms = self._process_mesh.comms
-        order = 0 if comms is None else comms.sequence_log.order
         state = torch_generators(self._mesh.device_type) if self._equal_draws else 0
         last = self._last
         if last is None or last.kind is not call.kind or last.dims != call.dims:
@@ -144,19 +157,15 @@ class CallExchange:
         flags = int(asks), int(bool(self._full.places) and self._full.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
         # from 9: the sizes of further axes, the samples, and where micro-batches end
-        further = () if call.is_news else _further(call)
+        further = () if call.is_news else further_of(call)
         strided = _NEWS if call.is_news else int(call.strided)
-        own = (call.batch, last.of_kind, last.of_dims, state, strided, told, order, *flags, *further)
-        own += (0,) * (self._columns - len(own))
-        try:
-            found = self._agreement.columns(own)
-        except ValueError:  # as many integers as of a backward
-            raise apart(self._process_mesh) from None
+        own = (call.batch, last.of_kind, last.of_dims, state, strided, told, self._order, *flags, *further)
+        found = self._exchanged(own)
         if self._uneven and found.settled(same=(1, 2, 3, 5, 6), zero=(4, 7, 8)):
             return CallExchanged(self._sizes(call, found))
-        # first: ranks that are at different calls differ in all the rest, too
-        if not found.same(6):
-            check_order(self._process_mesh)
+        self._check_order(found)
+        if _UNREAD in found[4]:
+            raise self._unread()
         is_news = _NEWS in found[4]
         if self._reader.recognises and (is_news or not found.same(1)):
             images = tuple(gather_objects(self._process_mesh, images_of(*call.inputs.given)))
@@ -175,15 +184,34 @@ class CallExchange:
             self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
-    def widen(self, call: Call) -> None:
-        """Exchange the sizes of a call that all ranks read as ragged from now on."""
-        self._columns = max(self._columns, _FURTHER + len(_further(call)))
+    @property
+    def _order(self) -> int:
+        comms = self._process_mesh.comms
+        return 0 if comms is None else comms.sequence_log.order
 
-    def _sizes(self, call: Call, found: _Columns) -> tuple[int, ...]:
+    def _exchanged(self, own: tuple[int, ...]) -> Columns:
+        """Return the integers of all ranks; those without images, or that cannot read theirs, send fewer."""
+        try:
+            return self._agreement.columns(own, FURTHER)
+        except ValueError:  # as many integers as of a backward
+            raise apart(self._process_mesh) from None
+
+    def _check_order(self, found: Columns) -> None:
+        """Raise if ranks are at different calls; first, as these differ in all the rest, too."""
+        if not found.same(6):
+            check_order(self._process_mesh)
+
+    def _unread(self, error: InputError | None = None) -> FxdpError:
+        """Return the error for all ranks of inputs that some cannot read; a collective call."""
+        texts = gather_objects(self._process_mesh, "" if error is None else str(error))
+        faults = (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        return everywhere(InputError("\n".join(faults)))
+
+    def _sizes(self, call: Call, found: Columns) -> tuple[int, ...]:
         """Return the size of each data rank along all axes."""
-        batches = _nonempty(_batches(self._mesh, found[0]))
-        places = range(_FURTHER, _FURTHER + len(_further(call)))
-        return _all_axes(call, batches, [_batches(self._mesh, found[place]) for place in places])
+        batches = nonempty(batches_of(self._mesh, found[0]))
+        places = range(FURTHER, FURTHER + len(further_of(call)))
+        return all_axes(call, batches, [batches_of(self._mesh, found[place]) for place in places])
 
     def padded(self, call: Call) -> Call | None:
         """Return the call padded to the sizes that all ranks agree on; a collective call.
@@ -245,47 +273,3 @@ class CallExchange:
             rows = gather_objects(self._process_mesh, copies_in_order(inputs))
             if any(rows):  # none if padding made new tensors
                 raise drawing_strided(captured, rows)
-
-
-def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the batch size of each data rank; pipeline ranks with the same data must agree."""
-    places = mesh.pipeline.data_ranks
-    if mesh.pipeline.size == 1 or len(places) < len(sizes):
-        return tuple(sizes)
-    found: dict[int, int] = {}
-    for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):
-        if found.setdefault(place, size) != size:
-            raise everywhere(
-                InputError(
-                    f"rank {rank} of the mesh has a batch of {size}, another rank with the same data "
-                    f"one of {found[place]}: all ranks of a pipeline must pass the same batch"
-                )
-            )
-    return tuple(found[place] for place in range(mesh.size))
-
-
-def _all_axes(
-    call: Call, batches: tuple[int, ...], further: Sequence[tuple[int, ...]]
-) -> tuple[int, ...]:
-    """Return the ranks' batch sizes, with those of the further axes and the cuts of a ragged batch.
-
-    `further` are the columns of the exchange from `_FURTHER` on.
-    """
-    if not further:
-        return batches
-    names, cuts = call.inputs.axes.further, None
-    if call.cuts is not None:
-        samples, digests = further[len(call.further) :]
-        cuts = Cuts(samples, digests, dict(zip(("", *names), call.cuts.ends, strict=True)))
-    return Split(batches, dict(zip(names, further, strict=False)), cuts)
-
-
-def _further(call: Call) -> tuple[int, ...]:
-    """Return what the ranks exchange of a ragged batch beside the size of its own axis."""
-    return call.further if call.cuts is None else (*call.further, *call.cuts.columns)
-
-
-def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
-    if sum(batches) == 0:
-        raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
-    return batches
