@@ -151,8 +151,8 @@ def _outside(value: Tensor, axis: str, size: int) -> Iterator[str]:
     if not value.numel() or (int(value.min()) >= 0 and int(value.max()) < size):
         return
     outside = ((value < 0) | (value >= size)).nonzero()
-    at = outside[0].tolist()
+    at, range_ = outside[0].tolist(), f"0 to {size - 1}" if size else "none"
     yield (
-        f"{len(outside)} values outside of {axis!r}, as {int(value[tuple(at)])} at {at}; expected 0 to "
-        f"{size - 1}: each rank counts its own {size} rows, and cannot point to those of another rank"
+        f"{len(outside)} values outside of {axis!r}, as {int(value[tuple(at)])} at {at}; expected {range_}: "
+        f"each rank counts its own {size} rows, and cannot point to those of another rank"
     )

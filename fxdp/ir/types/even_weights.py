@@ -15,6 +15,8 @@ from itertools import accumulate, pairwise
 
 _PARTS = (2, 4, 3, 8, 6, 5, 16, 12, 7, 32, 64)
 """Numbers of parts into which an order cuts evenly; the earlier, the more evenly."""
+_EACH, _MOST = 4, 8
+"""Numbers up to `_MOST` that divide a batch into parts of `_EACH` samples or more come before all others."""
 _SWAPS = 8
 """The most swaps of samples between two halves, after which hardly any helps."""
 
@@ -24,7 +26,9 @@ def evenly_cut_order(weights: Sequence[float]) -> list[int]:
     total = sum(weights)
     heaviest_first = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
     ends, runs = [1.0], [heaviest_first]  # the samples up to each end, a fraction of the total
-    for border in (k / parts for parts in _PARTS for k in range(1, parts)):
+    count = len(weights)
+    numbers = sorted(_PARTS, key=lambda n: count % n > 0 or count < _EACH * n or n > _MOST)
+    for border in (k / parts for parts in numbers for k in range(1, parts)):
         at = bisect_left(ends, border - 1e-9)
         if abs(ends[at] - border) < 1e-9 or len(runs[at]) < 2:
             continue
