@@ -195,8 +195,14 @@ class CompiledModule(BuiltModule):
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """Return this rank's call, and the facts that all ranks exchange about it; a collective call."""
-        with self._exchange.reading():
+        try:
             call = self._reader.read(args, kwargs)
+        except InputError as error:
+            self._exchange.tell_unread(error)
+            raise
+        except Exception as error:
+            self._exchange.refuse(error)
+            raise
         number = self._last_call.number
         due, asks = self._replicas.wants(number)
         ranks = self._exchange.of(call, asks, due)

@@ -51,7 +51,7 @@ class Agreement:
         self.start(values)
         return self.finish()
 
-    def columns(self, values: Sequence[int], least: int) -> Columns:
+    def columns(self, values: Sequence[int], least: int) -> RankColumns:
         """Exchange at least so many integers on each rank, and return the result by column.
 
         Zeros stand where a rank sends fewer than another one.
@@ -62,18 +62,18 @@ class Agreement:
         """
         self.start(values)
         if self._control is None:
-            return Columns(self._size, self._own)
+            return RankColumns(self._size, self._own)
         found = self._control.finish()
         # test for a list first: `isinstance` with our `Sequence` takes as long as all the rest
         if type(found) is not list and isinstance(found, RankParts) and found.columns is not None:
-            return Columns(self._size, found.columns)
+            return RankColumns(self._size, found.columns)
         rows = self._rows(found)
         try:
-            return Columns(self._size, tuple(zip(*rows, strict=True)))
+            return RankColumns(self._size, tuple(zip(*rows, strict=True)))
         except ValueError:
             if min(map(len, rows)) < least:
                 raise
-            return Columns(self._size, tuple(zip_longest(*rows, fillvalue=0)))
+            return RankColumns(self._size, tuple(zip_longest(*rows, fillvalue=0)))
 
     def start(self, values: Sequence[int]) -> None:
         """Send this rank's integers without waiting."""
@@ -92,7 +92,7 @@ class Agreement:
         return [_understood(_integers, rank, data) for rank, data in enumerate(found)]
 
 
-class Columns:
+class RankColumns:
     """Integers of all ranks by column, without a Python loop over ranks."""
 
     def __init__(self, ranks: int, columns: Sequence[Any]) -> None:

@@ -127,6 +127,14 @@ def _compare(parts: list[tuple[Tensor, ...]], found: list[dict[str, Any]]) -> No
         torch.testing.assert_close(got["grad"], grad, rtol=0, atol=1e-12)
 
 
+def test_positions_of_documents_that_begin_in_the_middle_are_refused() -> None:
+    compiled = fxdp.compile(_Packed(), batch_dims=(_PACKED, {}))
+    batch = list(_documents([3, 2], [1, 2]))
+    batch[1] = torch.tensor([[2, 3, 4, 0, 2]])
+    with pytest.raises(fxdp.InputError, match=r"(?s)the first row is 2 .*positions: 2 after 0 at 4"):
+        compiled(*batch)
+
+
 def test_a_ragged_call_runs_op_by_op(ranks: RankPool) -> None:
     _compare(_parts(), ranks.run(3, _called, _parts(), fallback="eager"))
 

@@ -20,6 +20,7 @@ from fxdp.options import Options
 from fxdp.oracle.verified_capture import capture_for
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
+from tests.eager.ragged.comparing import error_of
 
 _ROWS = (Rows("nodes"), Rows("edges", dim=1, into="nodes"), Rows("nodes", into="graphs"), Rows("graphs"))
 
@@ -228,6 +229,31 @@ def test_without_a_rule_values_are_gathered() -> None:
     two, three = [(4, 6, 2), (2, 3, 1)], [(0, 0, 0), (5, 0, 2), (3, 7, 1)]
     for parts in ([part_of(*sizes) for sizes in of] for of in (two, three)):
         assert gathered(run_ragged(_Lost(), parts, _ROWS))
+
+
+class _Distinct(_Lost):
+    """Distinct values and counts of each are those of all ranks; `x` is read at them."""
+
+    def forward(self, x: Tensor, edges: Tensor, of_graph: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h = self.layer(x)
+        nodes, place, counts = torch.unique(edges[0], return_inverse=True, return_counts=True)
+        sums = h.new_zeros(len(nodes), 4).index_add(0, place, h[edges[1]])
+        runs, lengths = torch.unique_consecutive(of_graph, return_counts=True)
+        degree = torch.bincount(edges[1], minlength=len(h))
+        every = torch.bincount(of_graph)
+        return (h[nodes] * counts[:, None] + sums.sin()).sum(0), runs, lengths, h * degree[:, None], every
+
+
+def test_distinct_values_and_counts_are_those_of_all_ranks() -> None:
+    torch.manual_seed(1)
+    parts = [part_of(*sizes) for sizes in ((5, 9, 3), (0, 0, 0), (2, 0, 1), (3, 4, 2))]
+    run_ragged(_Distinct(), parts, _ROWS)
+    full, _ = _joined(parts, _ROWS)
+
+    def run(batch: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {str(i): value for i, value in enumerate(_Distinct()(*batch))}
+
+    error_of(run, full, parts, _ROWS)
 
 
 class _Added(nn.Module):

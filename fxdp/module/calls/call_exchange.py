@@ -15,14 +15,14 @@ from fxdp.ir.types.sizes import is_even
 from fxdp.module.cache import LRU
 from fxdp.module.calls.absent_images import Described, differ, images_of
 from fxdp.module.calls.call import Call, ProgramKey, call_lines
-from fxdp.module.calls.exchanged_sizes import FURTHER, all_axes, batches_of, further_of, nonempty
+from fxdp.module.calls.call_batches import FURTHER, all_axes, batches_of, further_of, nonempty
 from fxdp.module.calls.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.calls.padding import common_lengths, padded, spread_pad
 from fxdp.module.calls.reader import CallReader
 from fxdp.module.calls.text_padding import padded_sides, text_pads
 from fxdp.module.guards.values import digest_of
 from fxdp.options import Options
-from fxdp.ranks.agreement import Agreement, Columns, gather_objects
+from fxdp.ranks.agreement import Agreement, RankColumns, gather_objects
 from fxdp.ranks.generator_states import torch_generators
 from fxdp.ranks.liveness.failure import everywhere, refuse, refusing
 from fxdp.ranks.process_mesh import ProcessMesh
@@ -93,43 +93,35 @@ class CallExchange:
         self._pads_at_start: bool | None = None
         """The side at which texts of this run are padded; None as long as no text was."""
 
-    def _refuse(self, error: Exception) -> None:
-        """Send an error before the exchange to all ranks, which wait for this rank next."""
-        if self._is_sure:
-            refuse(self._process_mesh, error)
+    def refuse(self, error: Exception) -> None:
+        """Send an error before the exchange to all ranks, which wait for this rank next.
 
-    @property
-    def _is_sure(self) -> bool:
-        """Whether all ranks exchange next; with uneven=False some may have begun: errors end the step."""
-        return not self._spared or not len(self._even)
+        With uneven=False there may be no exchange: ranks may have begun the step, and the error must end it.
+        """
+        if not self._spared or not len(self._even):
+            refuse(self._process_mesh, error)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Send an error of checks before the exchange to all ranks."""
+        """Send an error of further checks before the exchange in the same way."""
         try:
             yield
         except Exception as error:
-            self._refuse(error)
+            self.refuse(error)
             raise
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Take part in the exchange also if this rank cannot read its inputs; a collective call then.
+    def tell_unread(self, error: InputError) -> None:
+        """Take part in the exchange of a call whose inputs this rank cannot read; a collective call.
 
         Raises
         ------
         InputError : on all ranks alike, with the errors of all ranks.
         """
-        try:
-            yield
-        except InputError as error:
-            if self._alone or not self._is_sure:
-                raise
-            self._check_order(self._exchanged((0, 0, 0, 0, _UNREAD, 0, self._order, 0, 0)))
+        comms = self._process_mesh.comms
+        if comms is not None and not (self._spared and len(self._even)):
+            order = comms.sequence_log.order
+            self._check_order(self._exchanged((0, 0, 0, 0, _UNREAD, 0, order, 0, 0)))
             raise self._unread(error) from error
-        except Exception as error:
-            self._refuse(error)
-            raise
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """Exchange the facts about a call; all ranks must make the same kind of call.
@@ -148,6 +140,8 @@ class CallExchange:
             size = self._mesh.size
             even = all_axes(call, (call.batch,) * size, [(own,) * size for own in call.further])
             return CallExchanged(even, strided=call.strided, told=False)
+        comms = self._process_mesh.comms
+        order = 0 if comms is None else comms.sequence_log.order
         state = torch_generators(self._mesh.device_type) if self._equal_draws else 0
         last = self._last
         if last is None or last.kind is not call.kind or last.dims != call.dims:
@@ -159,7 +153,7 @@ class CallExchange:
         # from 9: the sizes of further axes, the samples, and where micro-batches end
         further = () if call.is_news else further_of(call)
         strided = _NEWS if call.is_news else int(call.strided)
-        own = (call.batch, last.of_kind, last.of_dims, state, strided, told, self._order, *flags, *further)
+        own = (call.batch, last.of_kind, last.of_dims, state, strided, told, order, *flags, *further)
         found = self._exchanged(own)
         if self._uneven and found.settled(same=(1, 2, 3, 5, 6), zero=(4, 7, 8)):
             return CallExchanged(self._sizes(call, found))
@@ -184,19 +178,14 @@ class CallExchange:
             self._full.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
-    @property
-    def _order(self) -> int:
-        comms = self._process_mesh.comms
-        return 0 if comms is None else comms.sequence_log.order
-
-    def _exchanged(self, own: tuple[int, ...]) -> Columns:
+    def _exchanged(self, own: tuple[int, ...]) -> RankColumns:
         """Return the integers of all ranks; those without images, or that cannot read theirs, send fewer."""
         try:
             return self._agreement.columns(own, FURTHER)
         except ValueError:  # as many integers as of a backward
             raise apart(self._process_mesh) from None
 
-    def _check_order(self, found: Columns) -> None:
+    def _check_order(self, found: RankColumns) -> None:
         """Raise if ranks are at different calls; first, as these differ in all the rest, too."""
         if not found.same(6):
             check_order(self._process_mesh)
@@ -204,10 +193,13 @@ class CallExchange:
     def _unread(self, error: InputError | None = None) -> FxdpError:
         """Return the error for all ranks of inputs that some cannot read; a collective call."""
         texts = gather_objects(self._process_mesh, "" if error is None else str(error))
-        faults = (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
-        return everywhere(InputError("\n".join(faults)))
+        ranks = {text: [str(rank) for rank, own in enumerate(texts) if own == text] for text in texts if text}
+        return everywhere(InputError("\n".join(
+            text if len(of) == len(texts) else f"rank{'s'[: len(of) > 1]} {', '.join(of)}: {text}"
+            for text, of in ranks.items()
+        )))  # fmt: skip
 
-    def _sizes(self, call: Call, found: Columns) -> tuple[int, ...]:
+    def _sizes(self, call: Call, found: RankColumns) -> tuple[int, ...]:
         """Return the size of each data rank along all axes."""
         batches = nonempty(batches_of(self._mesh, found[0]))
         places = range(FURTHER, FURTHER + len(further_of(call)))

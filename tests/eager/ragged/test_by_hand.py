@@ -199,6 +199,10 @@ def test_descriptions_that_do_not_fit() -> None:
     assert "rank 1, [1]: lengths that add up to 4; expected 3, the rows of 'steps' on this rank" in lengths
     nowhere = refusal_of([(x, y.long())] * 2, (Rows("nodes"), Rows("edges", into="node")))
     assert "into='node' is an axis of which no input has rows; expected one of ['edges', 'nodes']" in nowhere
+    tokens = Rows("tokens"), Rows("tokens", within="documents")
+    jumps = refusal_of([(x, torch.tensor([0, 1, 0])), (x, torch.tensor([4, 5, 9]))], tokens)
+    assert "rank 1, [1]: the first row is 4 within 'documents'; expected 0" in jumps
+    assert "rank 1, [1]: 9 after 5 at 2; expected 6, or 0, where a sample begins" in jumps
     floats = refusal_of([(x, y)] * 2, (Rows("nodes"), Rows("edges", into="nodes")))
     assert "into= of a tensor of torch.float32; expected integers" in floats
     other = refusal_of([(x, y), (x.double(), y)], (Rows("nodes"), Rows("edges")))
