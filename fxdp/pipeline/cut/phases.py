@@ -214,7 +214,7 @@ _IN_ROUNDS = (
 
 def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
     if stuck:
-        own = own_statistics(stuck)
+        own = _own_statistics(stuck)
         raise StageError(
             f"fxdp.Pipeline(microbatches={microbatches}): the model needs values of the global batch in the "
             "midst of a micro-batch, so micro-batches cannot run one after the other:\n  "
@@ -223,7 +223,7 @@ def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
         )
 
 
-def own_statistics(collectives: list[fx.Node]) -> str:
+def _own_statistics(collectives: list[fx.Node]) -> str:
     """Return the remedy for collectives of BatchNorms, or nothing."""
     return _OWN_STATISTICS if any(n.args[1:] == ("moments",) for n in collectives) else ""
 

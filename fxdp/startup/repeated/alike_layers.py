@@ -77,6 +77,11 @@ class Layers:
     alike: Sequence[int]
     """The numbers of the longest run of layers that read the same."""
 
+    def number(self, node: fx.Node) -> int | None:
+        """Return the layer number of a node; None without a layer."""
+        key = self.keys.get(node)
+        return None if key is None else key[1]
+
     def distance(self, number: int, other: int) -> int:
         """Return how many layers a layer is after another; some numbers may be absent."""
         return self._order[number] - self._order[other]

@@ -46,13 +46,8 @@ class Expansion:
 
     def numbers(self, node: fx.Node) -> Sequence[int | None]:
         """Return the layers that have a node like this one: several for a node of the template."""
-        number = self.number(node)
+        number = self.layers.number(node)
         return [number] if number != self.template else [number, *self.dropped]
-
-    def number(self, node: fx.Node) -> int | None:
-        """Return the layer number of a node; None without a layer."""
-        key = self.layers.keys.get(node)
-        return None if key is None else key[1]
 
     def forget(self) -> None:
         """Go on in another graph, with inputs of its own."""
@@ -76,12 +71,12 @@ class Expansion:
 
     def write(self, nodes: Sequence[fx.Node], *, backward: bool) -> None:
         """Write the calls of a forward, or of a backward, which begins with the last layer."""
-        template = [node for node in nodes if self.number(node) == self.template]
+        template = [node for node in nodes if self.layers.number(node) == self.template]
         at = template[:1] if backward else template[-1:]
         for node in nodes:
             if backward and node in at:
                 self._copies(template, self.dropped[::-1])
-            self._emit(node, self.number(node))
+            self._emit(node, self.layers.number(node))
             if not backward and node in at:
                 self._copies(template, self.dropped)
 

@@ -83,8 +83,8 @@ def _reduced_program(gm: fx.GraphModule, values: Mapping[InputSpec, Any], kept: 
     found = []
     for spec, node in results_of(gm.graph):
         owner = inputs.get(spec.of) if isinstance(spec, (Gradient, Mutation)) else None
-        if few.number(node if owner is None else owner) not in few.dropped:
-            found.append((spec, few.copy_of(node, None if owner is None else few.number(owner))))
+        if few.layers.number(node if owner is None else owner) not in few.dropped:
+            found.append((spec, few.copy_of(node, None if owner is None else few.layers.number(owner))))
     output = few.graph.output(tuple(node for _, node in found))
     copy_meta(gm.graph.output_node(), output, results=tuple(spec for spec, _ in found))
     return few
@@ -176,7 +176,7 @@ class _Pair:
 
     def _template(self, node: fx.Node) -> tuple[fx.Node, int | None]:
         """Return the reduced program's counterpart of a node of the full program, and the layer or None."""
-        number = self.few.number(node)
+        number = self.few.layers.number(node)
         if number in self.few.dropped:
             node = self.few.counterpart(node, self.few.template)
         return self.few.copy_of(node, None), number

@@ -42,11 +42,6 @@ class Reduced:
         """The number of the layer that those left out are like."""
         return self.layers.alike[self.kept - 1]
 
-    def number(self, node: fx.Node) -> int | None:
-        """Return the layer number of a node of the full graph; None without a layer."""
-        key = self.layers.keys.get(node)
-        return None if key is None else key[1]
-
     def copy_of(self, node: fx.Node, reader: int | None) -> fx.Node:
         """Return the copy of a node, or of its counterpart in a layer that stays, as read by layer `reader`.
 
@@ -54,7 +49,7 @@ class Reduced:
         ------
         OtherLayersError : there is none.
         """
-        if reader is not None and (number := self.number(node)) in self.dropped:
+        if reader is not None and (number := self.layers.number(node)) in self.dropped:
             kept = [n for n in self.layers.rows if n not in self.dropped]
             by = 0 if reader == number else self.layers.distance(reader, number)
             node = self.counterpart(node, self.template if by == 0 else kept[kept.index(reader) - by])
@@ -82,7 +77,7 @@ def reduced(graph: fx.Graph, layers: Layers, kept: int) -> Reduced:
     found.graph.set_codegen(graph._codegen)
     dropped = set(found.dropped)
     for node in graph.nodes:
-        number = found.number(node)
+        number = found.layers.number(node)
         if number not in dropped and node.op != "output":
             found.copies[node] = found.graph.node_copy(node, partial(found.copy_of, reader=number))
     return found
