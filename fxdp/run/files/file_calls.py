@@ -164,6 +164,7 @@ class FileCalls:
         if self.is_plain(new):
             return plain(old, new, **kwargs)
         if isinstance(self.files, NotedFiles):
+            self.of_files(self.files.changed, old)
             self.of_files(self.files.written, new)
             return plain(old, new, **kwargs)
         return self.of_files(self.files.rename, old, new)
@@ -171,6 +172,9 @@ class FileCalls:
     def remove(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Remove a file or an empty folder."""
         if kwargs.get("dir_fd") is not None or self.is_plain(path):
+            return plain(path, *args, **kwargs)
+        if isinstance(self.files, NotedFiles):
+            self.of_files(self.files.changed, path)
             return plain(path, *args, **kwargs)
         return self.of_files(self._scratch.remove, path)
 
@@ -236,6 +240,8 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
     if importlib.util.find_spec("safetensors") is not None:
         safetensors = importlib.import_module("safetensors.torch")
         yield Patch(safetensors, "serialize_file", around(calls.writes_second))
+    for name in ("remove", "unlink"):
+        yield Patch(os, name, around(calls.remove))
     if isinstance(files, NotedFiles):
         return
     yield Patch(torch, "load", around(calls.reads_file))
@@ -247,8 +253,7 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
     yield Patch(os, "access", around(calls.access))
     for name in ("utime", "chmod", "truncate"):
         yield Patch(os, name, around(calls.changes))
-    for name in ("remove", "unlink", "rmdir"):
-        yield Patch(os, name, around(calls.remove))
+    yield Patch(os, "rmdir", around(calls.remove))
     yield Patch(os, "listdir", around(calls.listdir))
     yield Patch(os, "scandir", around(calls.scandir))
     yield Patch(shutil, "rmtree", around(calls.rmtree))

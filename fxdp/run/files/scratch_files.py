@@ -4,7 +4,8 @@
     open("a.txt", "w")    scratch/home/me/a.txt                            a.txt, noted as new if it is
     open("a.txt")         scratch/home/me/a.txt                            a.txt
     exists("b.txt")       False if rank 0 has made it since the start      as it is
-    remove("c.txt")       c.txt counts as removed                          c.txt is removed
+    open("c.txt", "a")    a copy of c.txt from before                      c.txt, copied for the others first
+    remove("d.txt")       d.txt counts as removed                          d.txt is removed, copied first
 
 So nothing is written twice, a value that is written can be read, and no rank sees what rank 0 has written
 before it has come there itself. Folders of caches that ranks share on purpose are as they are.
@@ -18,19 +19,61 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_KEPT = 2**28
+"""The largest file of which there is a copy, in bytes."""
+
 
 class NotedFiles:
-    """Rank 0's files: new ones are noted in `journal`, before they are made."""
+    """Rank 0's files. Noted in `journal`, before: new ones, and ones from before the run that it changes."""
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
+        self._noted = _Noted(journal)
         self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def written(self, path: Any, *, keep: bool = False) -> Any:
         """Note a path that is about to be written."""
-        if not os.path.lexists(path):
+        if os.path.lexists(path):
+            self.changed(path)
+        else:
             os.write(self._file, os.fsencode(os.path.abspath(os.fspath(path))) + b"\n")
         return path
+
+    def changed(self, path: Any) -> None:
+        """Copy a file from before the run, for ranks that have not come here; none of more than 256 MiB."""
+        name = os.path.abspath(os.fsdecode(path))
+        self._noted.read()
+        if name in self._noted.new or name in self._noted.kept or not os.path.isfile(name):
+            return
+        if os.path.getsize(name) <= _KEPT:
+            copy = self._noted.folder + name
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copy2(name, copy)
+            os.write(self._file, b"=" + os.fsencode(name) + b"\n")
+
+
+class _Noted:
+    """What the journal says: new names, and names of which there is a copy from before in `folder`."""
+
+    def __init__(self, journal: Path) -> None:
+        self.new, self.kept = set[str](), set[str]()
+        self.folder = str(journal.parent / "before")
+        self._journal, self._position = journal, 0
+
+    def read(self) -> None:
+        """Read what was added."""
+        try:
+            size = os.stat(self._journal).st_size
+        except FileNotFoundError:
+            return
+        if size > self._position:
+            with open(self._journal, "rb") as file:
+                file.seek(self._position)
+                text = file.read()
+            complete = text[: text.rfind(b"\n") + 1]
+            self._position += len(complete)
+            for line in map(os.fsdecode, complete.splitlines()):
+                (self.kept if line.startswith("=") else self.new).add(line.removeprefix("="))
 
 
 class ScratchFiles:
@@ -45,8 +88,7 @@ class ScratchFiles:
     def __init__(self, root: Path, journal: Path) -> None:
         self.root, self.journal = str(root), journal
         self._removed: set[str] = set()
-        self._new: set[str] = set()
-        self._position = 0
+        self._noted = _Noted(journal)
 
     def written(self, path: Any, *, keep: bool = False) -> Any:
         """Return where to write a path; `keep` copies what is there first.
@@ -61,7 +103,7 @@ class ScratchFiles:
             raise FileNotFoundError(2, "No such file or directory", name)
         os.makedirs(os.path.dirname(here), exist_ok=True)
         if keep and not os.path.lexists(here) and self.exists(name):
-            shutil.copy2(name, f"{here}.{os.getpid()}")
+            shutil.copy2(self.read(name), f"{here}.{os.getpid()}")
             os.replace(f"{here}.{os.getpid()}", here)  # at once, as workers may copy, too
         self._removed.discard(name)
         return here
@@ -77,6 +119,9 @@ class ScratchFiles:
         here = self.root + name
         if os.path.lexists(here):
             return here
+        self._noted.read()
+        if name in self._noted.kept and name not in self._removed:
+            return self._noted.folder + name
         if self._hidden(name):
             raise FileNotFoundError(2, "No such file or directory", os.fsdecode(path))
         return path
@@ -127,6 +172,7 @@ class ScratchFiles:
         elif not where:
             raise FileNotFoundError(2, "No such file or directory", os.fsdecode(path))
         found = {one: None for folder in where if os.path.isdir(folder) for one in os.listdir(folder)}
+        found |= {os.path.basename(one): None for one in self._noted.kept if os.path.dirname(one) == name}
         if not found and not any(map(os.path.isdir, where)):
             return os.listdir(path)
         return [one for one in found if self.exists(os.path.join(name, one))]
@@ -137,27 +183,14 @@ class ScratchFiles:
 
     def _hidden(self, name: str) -> bool:
         """Return whether the real path is none of this rank's: removed, or made by rank 0 since the start."""
-        self._read_journal()
+        self._noted.read()
         while True:
-            if name in self._removed or name in self._new:
+            if name in self._removed or name in self._noted.new:
                 return True
             above = os.path.dirname(name)
             if above == name:
                 return False
             name = above
-
-    def _read_journal(self) -> None:
-        try:
-            size = os.stat(self.journal).st_size
-        except FileNotFoundError:
-            return
-        if size > self._position:
-            with open(self.journal, "rb") as file:
-                file.seek(self._position)
-                text = file.read()
-            complete = text[: text.rfind(b"\n") + 1]
-            self._position += len(complete)
-            self._new.update(map(os.fsdecode, complete.splitlines()))
 
 
 def _delete(path: str) -> None:
