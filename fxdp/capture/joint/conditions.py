@@ -25,13 +25,18 @@ _OTHERS = (2, 3, 5, 8, 17, 100)
 
 
 def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
-    """Return the guards of a trace that do not hold for all sizes of at least 2."""
+    """Return the guards of a trace that do not hold for all sizes of at least 2.
+
+    Torch guards many sizes against 0 and 1 by itself: what holds at all sample sizes may fail at others
+    (`x.shape[0] == 20`), but says nothing of these.
+    """
     found: dict[sympy.Basic, Condition] = {}
     for raw, guard in guards_of(shape_env):
-        if _chooses_kernel(guard):
+        if _chooses_kernel(guard) or not sizes.knows(raw) or (expr := sizes.expr(raw)) in found:
             continue
-        if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
-            found[expr] = Condition(expr, _location(guard))
+        asked = _of_several(expr) if _holds_at_samples(expr) else expr
+        if asked != sympy.true:
+            found[expr] = Condition(asked, _location(guard))
     return tuple(found.values())
 
 
@@ -116,12 +121,21 @@ def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:
     return [(shape_env.replace(guard.expr), guard) for guard in getattr(shape_env, "guards", ())]
 
 
-def _always(expr: sympy.Basic) -> bool:
+def _holds_at_samples(expr: sympy.Basic) -> bool:
     """Return whether a condition holds at all sample sizes."""
     symbols = sorted(expr.free_symbols, key=str)
     if not symbols:
         return bool(expr != sympy.false)
     return len(symbols) <= 2 and _answers(expr, symbols) == {sympy.true}
+
+
+def _of_several(expr: sympy.Basic) -> sympy.Basic:
+    """Return a condition without its answers at sizes of 0 and 1; true if it holds for all larger ones."""
+    symbols = sorted(expr.free_symbols, key=str)
+    more = {symbol: 2 + sympy.Symbol(f"{symbol}_more", integer=True, nonnegative=True) for symbol in symbols}
+    if expr.xreplace(more) == sympy.true:
+        return sympy.true
+    return sympy.Or(expr, *(sympy.Lt(symbol, 2) for symbol in symbols))
 
 
 def _differs_at_one(expr: sympy.Basic, symbol: sympy.Basic) -> bool:

@@ -80,6 +80,21 @@ def test_branch_on_the_batch_is_a_condition() -> None:
     assert not other.holds({B: 5})
 
 
+class _Compares(nn.Module):
+    def __init__(self, question: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum() if self.question(x.shape[0]) else x.mean()
+
+
+@pytest.mark.parametrize("question", [lambda n: n == 512, lambda n: n != 512, lambda n: n < 512])
+def test_a_question_about_any_size_is_a_condition(question: Callable[[int], bool]) -> None:
+    conditions = capture(_Compares(question), (torch.randn(8, 2),), {}).conditions
+    assert [all(c.holds({B: n}) for c in conditions) for n in (1, 2, 511, 512)] == [True, True, True, False]
+
+
 class _Asks(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         some = x.var(0).sum() if x.shape[0] > 1 else x.sum()
