@@ -180,6 +180,7 @@ def _on_rank(names: Sequence[str], options: dict[str, Any]) -> dict[str, Numbers
                 found[name] = plain(_step(compiled, compiled(**case.inputs(part))))
         except Exception as error:  # whatever a model raises
             found[name] = _reason(error)
+    dist.barrier()  # a rank that ends interrupts those that still capture a model
     return found
 
 
