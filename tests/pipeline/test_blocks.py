@@ -279,6 +279,16 @@ def test_shards_of_gradients_that_are_no_sums() -> None:
     fxdp.verify(model, (x, y), {}, {"dp": 3}, splits=[(4, 0, 2)], **options).raise_if_wrong()
 
 
+def test_blocks_begin_in_memory_where_they_do_on_any_rank() -> None:
+    """A product of one row takes another kernel where the row begins between vectors of the processor."""
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 129), torch.randn(4, 7)
+    options: dict[str, Any] = {"numerics": {"block": 1}, "backend": "eager", "loss_fn": F.mse_loss}
+    fxdp.verify(
+        nn.Linear(129, 7), (x,), {"target": y}, {"dp": 4}, splits=[(1, 1, 1, 1)], **options
+    ).raise_if_wrong()
+
+
 def test_parts_that_cut_a_block() -> None:
     for batches in ([6, 2], [3, 3, 2], [0, 3, 0, 5], [8], [6, 1, 0]):
         check_borders(batches, 3)
