@@ -154,7 +154,8 @@ def _code(
             seed = number if program.options.fuses_blocks else 0, wanted.place
     template = template.with_numbers(wanted.sizes, numbers)
     # Inductor compiles for contiguous values
-    keeps_strides = program.options.block is not None and not program.options.fuses_blocks
+    by_block = program.options.block is not None and wanted.index is not None
+    keeps_strides = by_block and not program.options.fuses_blocks
     return Code(lowered.pair, template, ahead, behind, seed, wanted.first or (), keeps_strides)
 
 

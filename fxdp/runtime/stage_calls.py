@@ -32,12 +32,12 @@ class Code:
     first: tuple[int, ...] = ()
     """The results of the first graph of a split backward; empty if not split."""
     keeps_strides: bool = False
-    """True if the backward takes values of other parts with the strides that they have there."""
+    """True if forward and backward take values of other parts with the strides that they have there."""
 
     def forward(self, batch: Microbatch, values: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the part's results, followed by everything that the backward needs, as one tuple."""
         crossing = dict(zip(self.takes, values, strict=True))
-        arguments = self.template.filled(batch.inputs, crossing=crossing)
+        arguments = self.template.filled(batch.inputs, crossing=crossing, strided=self.keeps_strides)
         with self._generator(batch):
             results = self.pair.forward(arguments)
         count = self.pair.outputs

@@ -110,8 +110,13 @@ class CallFrame:
         sizes: Mapping[str, int] = _NOTHING,
         rows: Mapping[str, Tensor] = _NOTHING,
         crossing: Mapping[str, int | Tensor | tuple[Tensor, ...]] = _NOTHING,
+        *,
+        strided: bool = False,
     ) -> list[Any]:
-        """Return the arguments of a call, in a new list, which the callee empties."""
+        """Return the arguments of a call, in a new list, which the callee empties.
+
+        With `strided` values of other parts keep their strides, as if no part ended there.
+        """
         values = list(self.values)
         for position, index in self.inputs:
             values[position] = inputs[index].contiguous()
@@ -126,7 +131,7 @@ class CallFrame:
             if isinstance(value, tuple):  # the roots of a sum over blocks
                 values[position] = tuple(lay(root) for root in value)
             else:  # or the number of rows that a mask selects
-                values[position] = lay(value) if isinstance(value, Tensor) else value
+                values[position] = lay(value) if isinstance(value, Tensor) and not strided else value
         return values
 
 

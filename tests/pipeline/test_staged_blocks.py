@@ -98,6 +98,44 @@ def test_no_cut_changes_a_bit(ranks: RankPool) -> None:
             assert [n for n in alone if not torch.equal(found[n], alone[n])] == [], (stages, parts, options)
 
 
+class Second(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.shift = nn.Parameter(torch.randn(33, 5)), nn.Parameter(torch.zeros(33, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = (x + self.shift).sin().transpose(1, 2) @ self.mix
+        return mixed.square().mean() + x.sum(-1).square().mean()
+
+
+class Strided(nn.Module):
+    """A value that is strided where stages are cut, and sums over its gradient, which is strided, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shift, self.second = nn.Linear(6, 33), nn.Parameter(torch.zeros(33, 1)), Second()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).transpose(1, 2).cos() + self.shift)
+
+
+def _strided(stages: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (stages, 1), mesh_dim_names=("pp", "dp")) if stages > 1 else None
+    model, options = Strided(), {"pipeline": {"stages": ["second"] if stages > 1 else None}}
+    compiled = fxdp.compile(model, mesh, numerics={"block": 2}, backend="eager", **options)
+    loss = compiled(torch.randn(4, 29, 6))
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def test_strides_travel_between_stages(ranks: RankPool) -> None:
+    (alone,) = ranks.run(1, _strided, 1)
+    for found in ranks.run(2, _strided, 2):
+        assert len(found) == 6
+        assert all(map(torch.equal, found, alone))
+
+
 def _planned(model: nn.Module, **options: Any) -> fxdp.Plan:
     batch = torch.zeros(4, T, dtype=torch.long), torch.ones(4, T)
     return fxdp.plan(model, batch, mesh={"pp": 2}, numerics={"block": 2}, **{"backend": "eager", **options})
