@@ -247,8 +247,8 @@ def data_loader(
         faults += [
             f"{name}= is the wrapped loader's own" for name, value in given.items() if value is not None
         ]
-    elif batch_size is None or batch_size < 1:
-        faults.append(f"batch_size={batch_size}; expected at least 1, the samples of all ranks together")
+    elif not _is_count(batch_size, 1):
+        faults.append(f"batch_size={batch_size!r}; expected at least 1, the samples of all ranks together")
     if kind == "iterable" and shuffle:
         faults.append("shuffle=True of an iterable; expected a map-style data set, or one that shuffles")
     if kind == "iterable" and not isinstance(data, IterableDataset):
@@ -257,10 +257,10 @@ def data_loader(
         faults.append(f"{type(data).__name__} has no __len__; expected one, or an IterableDataset")
     if weights is not None and kind != "map-style":
         faults.append("weights= of samples that have no index; expected a map-style data set")
-    if block < 1:
-        faults.append(f"block={block}; expected at least 1 sample")
-    if seed < 0:
-        faults.append(f"seed={seed}; expected at least 0")
+    if not _is_count(block, 1):
+        faults.append(f"block={block!r}; expected at least 1 sample")
+    if not _is_count(seed, 0):
+        faults.append(f"seed={seed!r}; expected an integer of at least 0")
     if faults:
         raise InputError("data_loader: " + "; ".join(faults))
     length = len(data) if kind == "map-style" else 0
@@ -279,3 +279,7 @@ def _kind_of(data: Any) -> str:
 
 def _has_rows(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return hasattr(value, "__index__") and value >= least

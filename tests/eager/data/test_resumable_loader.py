@@ -195,7 +195,7 @@ def test_data_of_another_order_is_refused_whole(tmp_path: Path) -> None:
     fxdp.save(tmp_path / "b", compiled)
     with pytest.raises(fxdp.InputError, match="has no position of data"):
         fxdp.load(tmp_path / "b", compiled, data=loader)
-    assert torch.equal(before, compiled.module.weight)  # type: ignore[arg-type]
+    assert torch.equal(before, compiled.module.weight)
     assert other.state_dict()["given"] == 0
     with pytest.raises(fxdp.InputError, match="num_workers is 0 here, 2 in the state"):
         _loader("iterable").load_state_dict(_loader("iterable", workers=2).state_dict())
@@ -304,6 +304,10 @@ class Boundless:
 def test_all_wrong_options_are_named_at_once() -> None:
     with pytest.raises(fxdp.InputError, match=r"sampler=.*batch_size=None.*Boundless has no __len__"):
         fxdp.data_loader(Boundless(), sampler=[1])
+    with pytest.raises(
+        fxdp.InputError, match=r"batch_size='4'; .*block=1.5; .*seed='a'; expected an integer"
+    ):
+        fxdp.data_loader([1, 2], "4", block=1.5, seed="a")
     with pytest.raises(fxdp.InputError, match=r"batch_size= is the wrapped loader's own"):
         fxdp.data_loader(Stateful(), 4)
     with pytest.raises(fxdp.InputError, match="generator has no __getitem__; expected one, or an"):
