@@ -65,7 +65,7 @@ def test_what_was_broken_off_and_what_nobody_uses_goes(tmp_path: Path) -> None:
 
 def _run_with(folder: Path, slow_s: int = 1200, **programs: str) -> subprocess.CompletedProcess[str]:
     """`.ci/run` among programs that each say their name, but for those of `programs`."""
-    names = ["pip", "python", "ruff", "mypy", "fxdp", "core", "wheel", "docs", "environment"]
+    names = ["pip", "python", "ruff", "mypy", "fxdp", "core", "wings", "wheel", "docs", "environment"]
     (folder / "made").mkdir()
     (folder / ".ci").mkdir()
     for name in names:
@@ -94,13 +94,14 @@ def _run_with(folder: Path, slow_s: int = 1200, **programs: str) -> subprocess.C
 
 def test_what_runs_behind_the_tests_is_told_in_order(tmp_path: Path) -> None:
     found = _run_with(tmp_path, python="sleep 1; echo said by python")
-    said = ["pip", "python", "ruff", "seconds", f"torch {NEWEST}", "core", "mypy", "wheel", "docs", "seconds"]
+    behind = [f"torch {NEWEST}", "core", "wings", "mypy", "wheel", "docs"]
+    said = ["pip", "python", "ruff", "seconds", *behind, "seconds"]
     lines = re.sub("(?m)^processor time of .* [1-9]\\d* s$", "seconds", found.stdout.replace("said by ", ""))
     assert lines.split("\n") == [*said, ""], found.stderr
     assert found.returncode == 0
 
 
-@pytest.mark.parametrize("broken", ["python", "ruff", "core", "mypy", "wheel", "docs"])
+@pytest.mark.parametrize("broken", ["python", "ruff", "core", "wings", "mypy", "wheel", "docs"])
 def test_whatever_fails_fails_the_run(tmp_path: Path, broken: str) -> None:
     found = _run_with(tmp_path, **{broken: "echo broken; exit 3"})
     assert found.returncode
@@ -114,11 +115,13 @@ def test_an_environment_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     assert "said by core" not in found.stdout
 
 
-def test_a_slow_machine_leaves_the_newest_torch_out(tmp_path: Path) -> None:
+def test_a_slow_machine_leaves_the_newest_torch_and_the_core_alone_out(tmp_path: Path) -> None:
     found = _run_with(tmp_path, slow_s=0, python="sleep 1.1; echo said by python")
     assert found.returncode == 0
     assert f"torch {NEWEST} is left out: the tests took " in found.stdout
     assert "said by core" not in found.stdout
+    assert "the core without wings is left out: .ci/wings PYTHON runs it\n" in found.stdout
+    assert "said by wings" not in found.stdout
     assert "said by mypy\nsaid by wheel\nsaid by docs" in found.stdout
 
 
