@@ -24,6 +24,7 @@ from fxdp.capture.request import Guarded
 from fxdp.ir.graph.graphs import inputs_of
 from fxdp.ir.graph.metadata import Location, tensor_type
 from fxdp.ir.graph.signature import Input
+from fxdp.ir.types.sizes import B
 from fxdp.torch_compat.dynamo import run_traced
 
 
@@ -121,7 +122,17 @@ class TracedModel(Guarded):
         """Return the capture of a call with the guards of the graph's trace added to the conditions."""
         graph = self._asked(inputs.rebuild(inputs.tensors)[1])
         found = [_condition(guard, _sizes_of(captured)) for guard in graph.guards]
-        return replace(captured, conditions=(*captured.conditions, *(c for c in found if c is not None)))
+        asked = (c for c in found if c is not None)
+        return replace(captured, conditions=(*captured.conditions, *asked, _SEVERAL))
+
+
+_SEVERAL = Condition(
+    sympy.Ne(B, 1),
+    Location(),
+    "torch.compile traces batch sizes of at least 2, and tells no backend what the model's code asks that "
+    "one sample alone answers in another way (`if x.size(0) != 1`); got a global batch of 1 sample, expected "
+    "at least 2. Use fxdp.compile(model), which knows these lines, or drop such a batch (drop_last=True)",
+)
 
 
 def _sizes_of(captured: Captured) -> dict[str, tuple[Any, ...]]:

@@ -350,6 +350,19 @@ def test_a_first_part_of_one_sample_is_refused() -> None:
         _compiled(Scaled())(torch.randn(1, 4))
 
 
+def test_a_later_batch_of_one_sample_is_refused() -> None:
+    """Torch answers what only one sample answers in another way without a guard."""
+
+    def centered(model: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = model(x)
+        return out - out.mean(0) if x.size(0) != 1 else out
+
+    compiled, model = _compiled(centered), nn.Linear(4, 3)
+    compiled(model, torch.randn(5, 4))
+    with pytest.raises(InputError, match=r"global batch of 1 sample, expected at least 2\. Use"):
+        compiled(model, torch.randn(1, 4))
+
+
 def test_a_tensor_that_is_no_argument_must_stay() -> None:
     model = Scaled()
     compiled = _compiled(model)
