@@ -20,7 +20,7 @@ from fxdp.errors import FxdpError, RankFailedError
 
 _COMMANDS = {
     "run": "run a script for one device, unedited, on many ranks; its numbers are one device's",
-    "port": "the edits by which a script does that by hand, and its lines written for DDP",
+    "port": "the edits by which a script does that by hand, and lines that need a look",
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
     "plan": "what a step of a model exchanges on a mesh and why, without a process group",
     "explain": "why each value of a model is placed as it is, and why each collective exists",

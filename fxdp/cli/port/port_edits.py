@@ -3,6 +3,7 @@
 model = Net()                           model = Net()
                                         model = fxdp.compile(model, rng="single-device")
 for x, y in loader:             ->      for x, y in fxdp.shard(loader_of_parts(loader)):
+batches = iter(loader)                  batches = iter(fxdp.shard(loader_of_parts(loader)))
 model = DDP(model)                      model = fxdp.compile(model, rng="single-device")
 trainer = Trainer(model, args)          trainer = compile_trainer(Trainer(model, args), rng="single-device")
 
@@ -171,7 +172,7 @@ def _bound(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
 
 
 def _loops(tree: ast.Module) -> Iterator[Edit]:
-    """Yield an edit for each loop over a loader: around the loader, in whatever it is wrapped."""
+    """Yield an edit for each loop over a loader, or iterator of one: around it, in whatever it is wrapped."""
     loaders = {
         dotted(target)
         for node in ast.walk(tree)
@@ -182,12 +183,15 @@ def _loops(tree: ast.Module) -> Iterator[Edit]:
     }
     sampled = any(called(node) == "DistributedSampler" for node in ast.walk(tree))
     for node in ast.walk(tree):
+        loader = None
         if isinstance(node, (ast.For, ast.comprehension)):
             loader = _loader_in(node.iter, loaders)
-            if loader is not None:
-                text = ast.unparse(loader)
-                parts = text if sampled else f"loader_of_parts({text})"
-                yield _instead(loader, f"fxdp.shard({parts})", "fxdp" if sampled else "parts")
+        elif isinstance(node, ast.Call) and called(node) == "iter":
+            loader = _loader_in(node, loaders)
+        if loader is not None:
+            text = ast.unparse(loader)
+            parts = text if sampled else f"loader_of_parts({text})"
+            yield _instead(loader, f"fxdp.shard({parts})", "fxdp" if sampled else "parts")
 
 
 def _loader_in(node: ast.expr, loaders: set[str]) -> ast.expr | None:

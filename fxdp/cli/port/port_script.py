@@ -1,4 +1,4 @@
-"""Print the edits by which a script trains on many ranks by hand, and name its lines written for DDP."""
+"""Print the edits by which a script trains on many ranks by hand, and name lines that need a look."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fxdp.cli.port.ddp_remarks import remarks_of
 from fxdp.cli.port.port_edits import edited, edits_of
+from fxdp.cli.port.port_remarks import remarks_of
 from fxdp.errors import InputError
 
 _NOTHING = """\
@@ -22,7 +22,7 @@ All ranks seed alike, print and save: begin such lines by `if torch.distributed.
 Without any edit: fxdp run --nproc 4 {name}
 """
 _REMARKS = """
-Written for DistributedDataParallel:
+These lines need a look:
 """
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fxdp.cli import main
-from fxdp.cli.port.ddp_remarks import remarks_of
 from fxdp.cli.port.port_edits import edited, edits_of
+from fxdp.cli.port.port_remarks import remarks_of
 from tests.rank_pool import RankPool
 
 _PLAIN = '''\
@@ -144,6 +144,36 @@ model = torch.load("best.pt").eval()
     assert text.count("fxdp.compile") == 1
     assert "\nmodel = model.to(device)\nmodel = fxdp.compile(model, rng=\"single-device\")\n" in text
     assert "for x in fxdp.shard(loader_of_parts(loader)):\n" in text
+
+
+def test_an_iterator_of_a_loader_is_sharded_once() -> None:
+    source = """\
+loader = DataLoader(data, 8)
+batches = iter(loader)
+for x in iter(loader):
+    next(iter(loader))
+"""
+    lines = edited(source, edits_of(source)).splitlines()[2:]
+    parts = "iter(fxdp.shard(loader_of_parts(loader)))"
+    assert lines == [
+        "loader = DataLoader(data, 8)", f"batches = {parts}", f"for x in {parts}:", f"    next({parts})",
+    ]  # fmt: skip
+
+
+def test_draws_of_a_data_set_are_told() -> None:
+    source = """\
+class Pairs(Dataset):
+    def __getitem__(self, index):
+        kind = random.choice(self.kinds)
+        return self.data[kind] + 0.1 * torch.randn(3), self.random.draw(index)
+
+crop = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])
+loader = DataLoader(Pairs(), 8, sampler=RandomSampler(data))
+noise = torch.randn(3)
+"""
+    found = remarks_of(source)
+    assert [remark.line for remark in found] == [3, 4, 6]
+    assert all("other numbers than one device's" in remark.text for remark in found)
 
 
 def test_what_cannot_be_ported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

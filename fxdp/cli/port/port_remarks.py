@@ -1,8 +1,10 @@
-"""Name the lines of a script that were written for `DistributedDataParallel` and would be wrong or needless.
+"""Name the lines of a script that would be wrong or needless by hand, most of them written for DDP.
 
 dist.all_reduce(total)       total is a sum over the global batch: a second sum counts it once per rank
 loss / world_size            the loss is the global batch's mean
 if rank == 0: model(x)       a forward of global tensors takes all ranks
+def __getitem__(self, i):    a rank loads its own samples, for which alone it would draw
+    random.random()
 """
 
 from __future__ import annotations
@@ -31,6 +33,14 @@ _SAMPLER = (
 _SUM = (
     "what is computed from global tensors is the global batch's on every rank: leave the line out, or it "
     "counts each value once per rank"
+)
+_DRAWS = re.compile(
+    r"(np|numpy|torch|random)\.(random\.)?(rand\w*|random\w*|normal\w*|bernoulli|multinomial|uniform|choices?|sample|shuffle|gauss)"
+)
+_TRANSFORM = re.compile(r"Random(?!\w*Sampler)\w+")
+_DRAWN = (
+    "a rank loads its own samples alone, and draws for these: other numbers than one device's. Draw from a "
+    "generator that the sample's index seeds, or use fxdp run, which draws as one device"
 )
 _ALONE = (
     "line {line} runs on one rank alone, and waits for the others in its first sum over the batch: call on "
@@ -124,6 +134,16 @@ def _launches(tree: ast.Module) -> _Found:
             yield node, "may stay; torchrun, or fxdp.launch(main, nproc=4), start ranks as well"
 
 
+def _draws_of_samples(tree: ast.Module) -> _Found:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in ("__getitem__", "__iter__", "__getitems__"):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Call) and _DRAWS.fullmatch(dotted(inner.func)):
+                    yield inner, _DRAWN
+        elif isinstance(node, ast.Call) and _TRANSFORM.fullmatch(called(node)):
+            yield node, _DRAWN
+
+
 _LOOKS: tuple[Callable[[ast.Module], _Found], ...] = (
-    _samplers, _collectives, _world_sizes, _sync_batchnorms, _rank_0_forwards, _launches,
+    _samplers, _collectives, _world_sizes, _sync_batchnorms, _rank_0_forwards, _launches, _draws_of_samples,
 )  # fmt: skip
