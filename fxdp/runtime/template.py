@@ -61,8 +61,8 @@ class CallFrame:
     """Pairs of position and axis of the row indices of padded gathers."""
     crossing: tuple[tuple[int, str], ...] = ()
     """Pairs of position and name of a value from another part."""
-    images: frozenset[str] = frozenset()
-    """The names of values from other parts that are taken channels-last; all others are contiguous."""
+    images: tuple[tuple[int, str], ...] = ()
+    """Pairs of position and name of a value from another part that is taken channels-last."""
     tangents: tuple[TangentSpec | str, ...] = ()
     """The backward's arguments after the saved values: tangents, and names of values from other parts."""
 
@@ -70,11 +70,15 @@ class CallFrame:
     def of(
         cls, gm: fx.GraphModule, values: Mapping[InputSpec, Any], images: frozenset[str] = frozenset()
     ) -> CallFrame:
-        """Return the template of an emitted graph, with the model's tensors from `values`."""
+        """Return the template of an emitted graph, with the model's tensors from `values`.
+
+        `images` are the names of values of other parts that are taken channels-last, all others as rows.
+        """
         known: list[Any] = []
         inputs: list[tuple[int, int]] = []
         sizes: list[tuple[int, str]] = []
         crossing: list[tuple[int, str]] = []
+        laid_out: list[tuple[int, str]] = []
         rows: list[tuple[int, str]] = []
         for position, node in enumerate(forward_inputs(gm.graph)):
             spec, value = meta(node).spec, None
@@ -90,10 +94,12 @@ class CallFrame:
                 case Size(name):
                     sizes.append((position, name))
                 case StageValue(name):
-                    crossing.append((position, name))
+                    (laid_out if name in images else crossing).append((position, name))
             known.append(value)
         later = tuple(map(_later, backward_inputs(gm.graph)))
-        return cls(tuple(known), tuple(inputs), tuple(sizes), tuple(rows), tuple(crossing), images, later)
+        return cls(
+            tuple(known), tuple(inputs), tuple(sizes), tuple(rows), tuple(crossing), tuple(laid_out), later
+        )
 
     def with_numbers(self, sizes: Mapping[str, int], rows: Mapping[str, Tensor]) -> CallFrame:
         """Return a template with all values that are fixed for calls of one size filled in."""
@@ -126,12 +132,15 @@ class CallFrame:
             values[position] = rows[name]
         for position, name in self.crossing:
             # as on each rank, on which the part that makes the value may be another's
-            lay = channels_last if name in self.images else Tensor.contiguous
             value = crossing[name]
             if isinstance(value, tuple):  # the roots of a sum over blocks
-                values[position] = tuple(lay(root) for root in value)
+                values[position] = tuple(root.contiguous() for root in value)
             else:  # or the number of rows that a mask selects
-                values[position] = lay(value) if isinstance(value, Tensor) and not strided else value
+                values[position] = value.contiguous() if isinstance(value, Tensor) and not strided else value
+        for position, name in self.images:
+            image = crossing[name]
+            assert isinstance(image, Tensor)
+            values[position] = channels_last(image)
         return values
 
 

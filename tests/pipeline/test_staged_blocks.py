@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -119,14 +120,21 @@ class Strided(nn.Module):
         return self.second(self.first(x).transpose(1, 2).cos() + self.shift)
 
 
-def _strided(stages: int) -> list[Tensor]:
+def _loss_and_gradients(
+    kind: Callable[[], nn.Module], shape: tuple[int, ...], stages: int, options: dict[str, Any]
+) -> list[Tensor]:
+    """The loss of a model over a random batch, and this rank's gradients."""
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (stages, 1), mesh_dim_names=("pp", "dp")) if stages > 1 else None
-    model, options = Strided(), {"pipeline": {"stages": ["second"] if stages > 1 else None}}
-    compiled = fxdp.compile(model, mesh, numerics={"block": 2}, backend="eager", **options)
-    loss = compiled(torch.randn(4, 29, 6))
+    model = kind()
+    loss = fxdp.compile(model, mesh, numerics={"block": 2}, **options)(torch.randn(shape))
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def _strided(stages: int) -> list[Tensor]:
+    options = {"backend": "eager", "pipeline": {"stages": ["second"] if stages > 1 else None}}
+    return _loss_and_gradients(Strided, (4, 29, 6), stages, options)
 
 
 def test_strides_travel_between_stages(ranks: RankPool) -> None:
@@ -168,12 +176,7 @@ def test_stages_that_inductor_compiles_are_those_of_any_mesh() -> None:
 
 
 def _fused(stages: int) -> list[Tensor]:
-    torch.manual_seed(0)
-    mesh = init_device_mesh("cpu", (stages, 1), mesh_dim_names=("pp", "dp")) if stages > 1 else None
-    model = Fused()
-    loss = fxdp.compile(model, mesh, **_FUSED)(torch.randn(4, 6))
-    loss.backward()
-    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return _loss_and_gradients(Fused, (4, 6), stages, {"pipeline": {"stages": 2}})
 
 
 def test_stages_that_inductor_compiles_have_the_bits_of_one_device(ranks: RankPool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import sympy
 
@@ -36,6 +37,13 @@ def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | N
         if found is not None:
             return found if _agree(found, batches, values) else None
     return None
+
+
+def fit_number(batches: Sequence[int], values: Sequence[Any]) -> sympy.Expr | None:
+    """Fit numbers that are all of one type, int or float; None if no expression yields them."""
+    fits: dict[type, Callable[..., sympy.Expr | None]] = {int: fit_int, float: fit_float}
+    fit = fits.get(type(values[0])) if len({type(value) for value in values}) == 1 else None
+    return None if fit is None else fit(batches, values)
 
 
 def _root(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:

@@ -17,14 +17,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Condition
-from fxdp.capture.joint.fit import fit_float, fit_int
+from fxdp.capture.joint.fit import fit_number
 from fxdp.ir.graph.metadata import Location
 from fxdp.ir.types.sizes import B
 
 ForwardOps: TypeAlias = "list[tuple[Any, list[Any]]]"
 """For each op of a forward graph its target, and its arguments: operands by name."""
 
-_FITS = {int: fit_int, float: fit_float}
 _OF_ONE = (
     "the model's Python code takes the batch size for a constant, and computes in another way for the one "
     "sample of this call than for several; expected a global batch of at least 2 samples"
@@ -73,6 +72,5 @@ def _continues(batches: Sequence[int], values: Sequence[Any], size: int, value: 
     """Return whether a value is what the formula of the others gives at this size."""
     if all(type(other) is type(value) and other == value for other in values):
         return True
-    fit = _FITS.get(type(value)) if {type(other) for other in values} == {type(value)} else None
-    formula = None if fit is None else fit(batches, values)
+    formula = fit_number(batches, values) if type(values[0]) is type(value) else None
     return formula is not None and bool(formula.xreplace({B: sympy.Integer(size)}) == value)

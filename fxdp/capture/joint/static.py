@@ -13,7 +13,7 @@ Any difference that is not a polynomial in the batch size is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -24,7 +24,7 @@ from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.annotate_joint import AnnotatedJoint, annotate_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.joint.fit import fit_float, fit_int
+from fxdp.capture.joint.fit import fit_number
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.ir.graph.metadata import (
     Location,
@@ -248,9 +248,7 @@ def _read_at(node: fx.Node) -> Location:
 
 def _fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:
     """Return the expression of a number that differs between the traces."""
-    fits: dict[type, Callable[..., sympy.Expr | None]] = {int: fit_int, float: fit_float}
-    fit = fits.get(type(values[0])) if len({type(value) for value in values}) == 1 else None
-    found = fit(batches, values) if fit is not None else None
+    found = fit_number(batches, values)
     if found is None:
         listed = ", ".join(f"{value} at {batch}" for batch, value in zip(batches, values, strict=True))
         raise StaticMismatchError(

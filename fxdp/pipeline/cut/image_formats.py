@@ -1,12 +1,12 @@
-"""Which values of a program lie channels-last where Inductor compiles its convolutions so.
+"""Find the values of a program that lie channels-last because Inductor compiles convolutions so.
 
 A part is compiled for the strides of the values that other parts pass to it. Passed on as rows, an image
 would be copied twice between two parts with convolutions:
 
     round 1   convolution -> channels-last | rows | channels-last -> normalize, convolution   round 2
 
-The answer follows from the graph alone, so that all ranks, which run other parts, agree. Where it is not what
-an op would choose, a copy is made, and nothing else changes.
+The graph alone decides, so that all ranks, which run other parts, agree. If an op lays out its result in
+another way than is found here, the result is copied, and the numbers are equal.
 """
 
 from __future__ import annotations
