@@ -121,7 +121,7 @@ class CompiledModule(BuiltModule):
             batches = ranks.batches
             if (cache_entry := self._programs.kinds.entry(call.kind, call.dims, batches)) is None:
                 try:
-                    self._fallback.check(call.kind)
+                    self._fallback.check(call.kind, (call.dims, batches))
                     call, cache_entry = self._make(call, batches)
                 except FallsBackError as error:
                     self._fall_back(call.kind, batches, error)

@@ -44,7 +44,16 @@ _log = logging.getLogger("fxdp")
 
 
 class FallsBackError(CaptureError):
-    """Signal, on all ranks alike, that a call runs on global tensors."""
+    """Signal, on all ranks alike, that a call runs on global tensors.
+
+    Parameters
+    ----------
+    sizes : the `CallSizes.key` of the calls that do, if not all of their kind.
+    """
+
+    def __init__(self, text: str, sizes: Any = None) -> None:
+        super().__init__(text)
+        self.sizes = sizes
 
 
 def captured_by_all(process_mesh: ProcessMesh, capture: Callable[[], _T]) -> _T:
@@ -79,10 +88,11 @@ class Fallback:
         self.in_parts = False
         """Whether the running call was made with the parts of global tensors."""
 
-    def check(self, key: ProgramKey) -> None:
-        """Raise `FallsBackError` if calls of this kind were refused before."""
-        if self._refused and (text := self._refused.get(_kind(key))):
-            raise FallsBackError(text)
+    def check(self, key: ProgramKey, sizes: Any) -> None:
+        """Raise `FallsBackError` if calls of this kind, or of it with these sizes, were refused before."""
+        for refused in (None, sizes) if self._refused else ():
+            if text := self._refused.get((_kind(key), refused)):
+                raise FallsBackError(text, refused)
 
     def is_ragged(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], process_mesh: ProcessMesh | None = None
@@ -106,10 +116,10 @@ class Fallback:
             return found
         return any(gather_objects(process_mesh, found))
 
-    def add(self, key: ProgramKey, error: CaptureError) -> None:
-        """Run calls of this kind op by op from now on."""
+    def add(self, key: ProgramKey, error: FallsBackError) -> None:
+        """Run calls of this kind, with the sizes of the error, op by op from now on."""
         known = self.reasons
-        self._refused[_kind(key)] = str(error)
+        self._refused[_kind(key), error.sizes] = str(error)
         if self.reasons == known:
             return
         _log.warning(

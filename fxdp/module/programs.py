@@ -40,7 +40,7 @@ from fxdp.module.calls.call import Call, ProgramKey, request_of
 from fxdp.module.calls.call_sizes import CallSizes, RowNumbers, decided_error
 from fxdp.module.calls.input_agreement import check_inputs_agree
 from fxdp.module.calls.outputs import packed, raise_if_checked
-from fxdp.module.fallback import captured_by_all
+from fxdp.module.fallback import FallsBackError, captured_by_all
 from fxdp.module.same_programs import SamePrograms
 from fxdp.module.strategies import Strategies, plain_modes
 from fxdp.options import Options
@@ -183,7 +183,9 @@ class Programs:
         if sizes.broken(program) and sizes.batch >= 2:
             program = capture(hint=sizes.batch)
         if broken := sizes.broken(program):
-            raise everywhere(decided_error(broken, sizes.batch))
+            error = decided_error(broken, sizes.batch)
+            falls_back = self._options.fallback is not None
+            raise everywhere(FallsBackError(str(error), sizes.key) if falls_back else error)
         known.append(CompiledVariants(program, self._process_mesh, self._module, self._streams, self._full))
         return known[-1]
 

@@ -192,6 +192,25 @@ def test_one_warning_names_the_line_and_the_cost(caplog: pytest.LogCaptureFixtur
     assert "self.calls += 1" in plan
 
 
+class _Branches(_Net):
+    """Computes something else for a single sample, of which no program is made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return (h - h.mean(0)) / h.std(0) if x.shape[0] > 1 else 3 * h
+
+
+def test_a_size_that_no_program_takes_falls_back_alone() -> None:
+    net = _Branches()
+    refusing, compiled = (fxdp.compile(net, {"dp": 1}, backend="eager", fallback=f) for f in (None, "eager"))
+    with pytest.raises(fxdp.InputError, match=r"(?s)global batch is 1:.*test_fallback.py.*fallback='eager'"):
+        refusing(torch.ones(1, 6))
+    for samples, falls_back in ((4, False), (1, True), (3, False), (1, True), (5, False)):
+        x = torch.randn(samples, 6)
+        torch.testing.assert_close(compiled(x), net(x))
+        assert ("op by op" in str(compiled.plan)) == falls_back, samples
+
+
 def test_it_is_not_for_stages_and_not_for_other_words() -> None:
     with pytest.raises(fxdp.InputError, match="stages or micro-batches"):
         fxdp.compile(_Loops(), {"dp": 1}, fallback="eager", pipeline={"microbatches": 2})

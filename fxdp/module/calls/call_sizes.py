@@ -105,7 +105,8 @@ def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
     return InputError(
         "the model's Python code decided on a size in a way that does not hold for this call, "
         f"whose global batch is {batch}:\n  {listing}\nUse tensor operations instead of "
-        "Python conditions on sizes there, or keep the sizes within the condition"
+        "Python conditions on sizes there, or keep the sizes within the condition; "
+        "fxdp.compile(..., fallback='eager') runs such calls op by op"
     )
 
 
