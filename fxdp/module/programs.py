@@ -90,6 +90,8 @@ class Programs:
         """The kinds of calls made so far, with their captures and entries."""
         self.compiled = 0
         """The number of programs compiled so far."""
+        self.varied = False, False
+        """Whether calls of a new kind will come with other batches, and with other dims."""
         self._outlines: LRU[ProgramKey, GraphFingerprint] = LRU(_OUTLINES)
         self._expected: GraphFingerprint | None = None
         self._row_numbers = RowNumbers()
@@ -109,14 +111,16 @@ class Programs:
         sizes = CallSizes.of(call, batches, self._mesh.rank)
         kind = self.kinds.find(call.kind)
         first = kind is None
+        generic, dynamic = self.varied
         if kind is None:
             if self._options.block is not None:
                 check_fingerprints(self._process_mesh)
             check_inputs_agree(self._process_mesh, call)
             kind = GuardKey(call.dims)
-        dynamic = not first and self._needs_open_dims(kind, sizes)
+        else:
+            generic, dynamic = True, self._needs_open_dims(kind, sizes)
         captured = self._captured_for(kind, sizes, partial(self._capture, call), dynamic=dynamic)
-        cache_entry = self._serve(captured, sizes, generic=not first)
+        cache_entry = self._serve(captured, sizes, generic=generic)
         if first:
             self.kinds.add(call.kind, kind)
         kind.calls[sizes.key] = cache_entry

@@ -39,6 +39,7 @@ class CallArguments:
     dims : for each tensor the dim along which it has the batch, or None.
     key : all that decides on the program among arguments and modes, except sizes.
     total : the size of the batch.
+    shapes : the global shape of each tensor.
     is_plain : whether no argument is a global tensor.
     """
 
@@ -48,6 +49,7 @@ class CallArguments:
     dims: tuple[int | None, ...]
     key: tuple[Any, ...]
     total: int
+    shapes: tuple[torch.Size, ...]
     is_plain: bool
 
     @classmethod
@@ -76,7 +78,8 @@ class CallArguments:
             else:
                 return None
         key = spec, tuple(dims), tuple(tokens), torch.is_grad_enabled(), axis is None
-        return cls(args, kwargs, spec, tuple(dims), key, total, axis is None)
+        shapes = tuple(leaf.shape for leaf in leaves if isinstance(leaf, Tensor))
+        return cls(args, kwargs, spec, tuple(dims), key, total, shapes, axis is None)
 
     def prefix(self) -> Any:
         """Return the batch dims as a pytree like the arguments."""

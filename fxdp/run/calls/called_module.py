@@ -25,6 +25,7 @@ from fxdp.eager.batch_axis import BatchAxis
 from fxdp.errors import FxdpError
 from fxdp.ranks.liveness.failure import fails_this_call_alone
 from fxdp.run.calls.call_arguments import CallArguments
+from fxdp.run.calls.kind_of_calls import KindOfCalls
 from fxdp.run.calls.module_program import ModuleProgram
 from fxdp.run.calls.observed_call import Backwards, Effects
 from fxdp.run.calls.replayed_call import ReplayedCall
@@ -40,45 +41,8 @@ _ANEW = 4
 _RENEWED = 3
 _LOOKS = 2
 """The calls before the first compiled one that are looked at for what they do beside their result."""
-_RARE = 4
-"""A kind stays compiled while at most one call in so many runs again."""
 _PATIENCE = 4
 """Calls that may have a backward wait for the first one as many times longer."""
-
-
-@dataclass(eq=False)
-class _Kind:
-    """Calls that one program serves.
-
-    Attributes
-    ----------
-    calls, looks : their number, and the number of those that were looked at.
-    derived : whether one had a backward.
-    unlike : the number of calls whose backwards were unlike those of a program.
-    difference : what was unlike in the last one.
-    effect : what the last call did beside its result; the first one alone may make what all others find.
-    hooks : whether the module's hooks were looked at.
-    refused : why the calls run op by op.
-    """
-
-    calls: int = 0
-    looks: int = 0
-    derived: bool = False
-    unlike: int = 0
-    difference: str = ""
-    effect: str = ""
-    hooks: bool = False
-    refused: str = ""
-
-    def note(self, difference: str) -> None:
-        """Note what was unlike a program's backward in those of a call; nothing if empty."""
-        self.unlike += bool(difference)
-        self.difference = difference or self.difference
-
-    @property
-    def replays_pay(self) -> bool:
-        """Whether calls whose backwards are unlike a program's are rare enough to run them twice."""
-        return (self.unlike - 1) * _RARE <= self.calls
 
 
 @dataclass(frozen=True)
@@ -107,7 +71,7 @@ class CalledModule:
     rule: CompileRule
     refused: str = ""
     programs: dict[Any, ModuleProgram] = field(default_factory=dict)
-    kinds: dict[Any, _Kind] = field(default_factory=dict)
+    kinds: dict[Any, KindOfCalls] = field(default_factory=dict)
     renewed: int = 0
     anew: int = 0
     parameters: int | None = None
@@ -127,10 +91,11 @@ class CalledModule:
             self._renew()
             program = None
         kind = self._kind(module, given, program)
-        kind.calls += 1
-        is_due = kind.calls >= self._first_call(kind) and kind.looks >= self._least_looks
+        kind.add(given.shapes)
+        waits = kind.waits(given.shapes, self._first_call(kind))
+        is_due = not waits and kind.looks >= self._least_looks and kind.is_turn(given.shapes)
         if self.refused or kind.refused or not is_due:
-            return self._observed(plain, module, kind, given)
+            return self._observed(plain, module, kind, given, is_looked_at=waits <= self._least_looks)
         why = kind.effect or ("" if kind.replays_pay else kind.difference)
         if why or (not kind.hooks and _hooked(module)):
             self._stay_eager(kind, why or "it has hooks")
@@ -149,16 +114,16 @@ class CalledModule:
             self.parameters = sum(p.numel() for p in module.parameters())
         return self.parameters * samples >= self.rule.least_work
 
-    def _kind(self, module: nn.Module, given: CallArguments, program: ModuleProgram | None) -> _Kind:
+    def _kind(self, module: nn.Module, given: CallArguments, program: ModuleProgram | None) -> KindOfCalls:
         key = (given.key, module.training) if program is None else (given.key, program.state)
         found = self.kinds.get(key)
         if found is None:
             if len(self.kinds) >= _KINDS:
                 self.refuse(f"its calls are of more than {_KINDS} kinds")
-            found = self.kinds[key] = _Kind()
+            found = self.kinds[key] = KindOfCalls()
         return found
 
-    def _first_call(self, kind: _Kind) -> int:
+    def _first_call(self, kind: KindOfCalls) -> int:
         """Return the number of the first call of a kind that is to be compiled, as far as is known."""
         derives_later = torch.is_grad_enabled() and not kind.derived
         return self.rule.compile_from * (_PATIENCE if derives_later and self.rule.compile_from > 1 else 1)
@@ -168,12 +133,18 @@ class CalledModule:
         return min(_LOOKS, self.rule.compile_from - 1)
 
     def _observed(
-        self, plain: Callable[..., Any], module: nn.Module, kind: _Kind, given: CallArguments
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        kind: KindOfCalls,
+        given: CallArguments,
+        *,
+        is_looked_at: bool,
     ) -> Any:
         """Run a call op by op, and note what would be no single device's in a program."""
         if kind.refused or self.refused:
             return plain(module, *given.args, **given.kwargs)
-        if kind.calls >= self._first_call(kind) - self._least_looks:
+        if is_looked_at:
             effects = Effects()
             with effects.of(module):
                 output = plain(module, *given.args, **given.kwargs)
@@ -184,11 +155,11 @@ class CalledModule:
             self._stay_eager(kind, "it returns no tensors")
         return output
 
-    def _derived(self, kind: _Kind, unlike: str) -> None:
+    def _derived(self, kind: KindOfCalls, unlike: str) -> None:
         kind.derived = True
         kind.note(unlike)
 
-    def _made(self, module: nn.Module, kind: _Kind, given: CallArguments) -> ModuleProgram | None:
+    def _made(self, module: nn.Module, kind: KindOfCalls, given: CallArguments) -> ModuleProgram | None:
         """Return the programs for calls of these arguments; None if the module cannot be compiled."""
         if not _has_parameters(module):
             return None  # inside of `functional_call`, this once
@@ -210,7 +181,7 @@ class CalledModule:
         plain: Callable[..., Any],
         module: nn.Module,
         program: ModuleProgram,
-        kind: _Kind,
+        kind: KindOfCalls,
         given: CallArguments,
     ) -> Any:
         args, kwargs = given.entered(self.rule.axis_of)
@@ -219,7 +190,7 @@ class CalledModule:
             replayed = ReplayedCall(plain, program, args, kwargs, kind.note)
         compiled = program.compiled
         try:
-            output = program.call(args, kwargs)
+            output = program.call(args, kwargs, kind.is_varied, kind.has_varied_dims(given.dims))
         except FxdpError as error:
             if not fails_this_call_alone(error):
                 raise
@@ -228,7 +199,9 @@ class CalledModule:
         if program.refusal:
             kind.refused = program.refusal
             return output
-        self.anew = self.anew + 1 if program.compiled > compiled else 0
+        anew = program.compiled > compiled
+        kind.compiled(given.shapes, anew=anew, for_any=program.takes_any_size)
+        self.anew = self.anew + 1 if anew else 0
         if self.anew > _ANEW:
             self.refuse("each call compiles anew, as by a number that decides in Python and changes")
         elif program.compiled > _COMPILED:
@@ -246,7 +219,7 @@ class CalledModule:
         self.programs.clear()
         self.kinds.clear()
 
-    def _stay_eager(self, kind: _Kind, why: str) -> None:
+    def _stay_eager(self, kind: KindOfCalls, why: str) -> None:
         if kind.refused:
             return
         kind.refused = why

@@ -62,12 +62,16 @@ class ModuleProgram(CompiledModule):
     random_before: RandomState | None
     """The state of the generators before the last call; None if no program draws."""
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varied: bool = False, varied_dims: bool = False
+    ) -> Any:
         """Call the module with global tensors.
 
+        The first program of a kind is for any batch if calls are `varied`, and for any other dims, too.
         Statistics are written without autograd's notice, as torch's own BatchNorm writes them: a call before
         this one, which ran op by op, may have saved them.
         """
+        self._programs.varied = varied, varied_dims
         if torch.is_grad_enabled():
             self.buffers_before = {}
             self._copy_buffers(self._read_again)
@@ -95,6 +99,12 @@ class ModuleProgram(CompiledModule):
     def compiled(self) -> int:
         """The number of programs that were compiled."""
         return self._programs.compiled
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether the program of the last call takes calls of any size."""
+        last = self._last_call.cache_entry
+        return last is not None and last.runs.takes_sizes
 
     @property
     def refusal(self) -> str:

@@ -230,3 +230,32 @@ def test_a_module_that_compiles_at_each_call_runs_op_by_op(monkeypatch: pytest.M
             found = [net(x, times) for times in range(1, 7)]
     assert all(map(torch.allclose, found, expected))
     assert [one.refused.partition(",")[0] for one in calls.compiled] == ["each call compiles anew"]
+
+
+class _Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).softmax(-1) / x.shape[0] + x.mean()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "programs"),
+    [
+        ([(8, 4), (8, 4), (3, 4), (8, 4), (8, 4), (3, 4), (5, 4), (3, 4), (7, 4)], 2),
+        ([(4, 3), (5, 6), (6, 7), (7, 2), (9, 5)], 1),
+    ],
+    ids=["seldom a smaller batch", "ever new sizes"],
+)
+def test_programs_are_made_for_sizes_that_come_often(sizes: list[tuple[int, int]], programs: int) -> None:
+    net, ranks = _Scores(), data_ranks(None, "cpu")
+    calls = ModuleCalls(CompileRule(3, "eager", lambda total: ranks.axis((total,)), 1))
+    batches = [torch.randn(size) for size in sizes]
+    with torch.no_grad():
+        expected = [net(x) for x in batches]
+        with _compiling(calls):
+            found = [net(x) for x in batches]
+    assert all(map(torch.allclose, found, expected))
+    assert [program.compiled for one in calls.compiled for program in one.programs.values()] == [programs]
