@@ -93,7 +93,7 @@ def loader_arguments(loader: Any, batches: BatchParts) -> dict[str, Any]:
     return found | {"batch_sampler": batches, "collate_fn": PartCollate(loader.collate_fn, loader.dataset)}
 
 
-def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
+def loader_of_parts(loader: DataLoader[Any], all_samples: bool = False) -> DataLoader[Any]:
     """Return a loader that yields this rank's part of each batch, for your own training loops.
 
     All ranks of `torch.distributed` use the order of rank 0. A single rank gets the loader itself.
@@ -101,6 +101,8 @@ def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     Parameters
     ----------
     loader : makes the batches of all ranks together, from a dataset with indices.
+    all_samples : True if each rank loads all samples of a batch and keeps its own, for a dataset that draws
+        random numbers for its samples: ranks that seed alike draw as one device does.
 
     Raises
     ------
@@ -109,8 +111,12 @@ def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return loader
     check_batches(loader)
-    batches = BatchParts(loader.batch_sampler, dist.get_rank(), dist.get_world_size(), True, _of_first_rank)
-    return DataLoader(loader.dataset, **loader_arguments(loader, batches))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    loaded = (0, 1) if all_samples else (rank, world)
+    arguments = loader_arguments(loader, BatchParts(loader.batch_sampler, *loaded, True, _of_first_rank))
+    if all_samples:
+        arguments["collate_fn"] = OwnPartCollate(loader.collate_fn, rank, world)
+    return DataLoader(loader.dataset, **arguments)
 
 
 def check_batches(loader: DataLoader[Any]) -> None:
@@ -157,6 +163,19 @@ class PartCollate:
     def __call__(self, samples: Any) -> Any:
         """Return the batch of this rank's samples."""
         return self.collate(samples) if len(samples) else emptied(self.collate([self._dataset[0]]))
+
+
+class OwnPartCollate:
+    """Collate function that makes a batch of this rank's part of all samples, also of none."""
+
+    def __init__(self, collate: Callable[[Any], Any], rank: int, world: int) -> None:
+        self.collate = collate
+        self._rank, self._world = rank, world
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the batch of this rank's samples, given those of all ranks."""
+        own = _part(samples, self._rank, self._world)
+        return self.collate(own) if own else emptied(self.collate(samples[:1]))
 
 
 def emptied(batch: Any) -> Any:

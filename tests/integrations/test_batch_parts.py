@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from collections.abc import Iterator
 from itertools import chain
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, default_collate
 
 import fxdp
 from fxdp.integrations.batch_parts import BatchParts, PartCollate, emptied, loader_of_parts
@@ -85,3 +86,24 @@ def test_a_loader_gives_each_rank_its_part_of_rank_0s_batches(ranks: RankPool) -
         assert [len(batch) for batch in other] == [2, 2, 0]
         assert sorted(chain(*one, *other)) == list(range(9))
     assert first[0] != first[1]
+
+
+class _Noise(Dataset[float]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> float:
+        return index + random.random()
+
+
+def _noise() -> list[list[float]]:
+    torch.manual_seed(3)
+    random.seed(4)
+    loader = DataLoader(_Noise(), 4, shuffle=True)
+    if dist.is_initialized():
+        loader = loader_of_parts(loader, all_samples=True)
+    return [batch.tolist() for _ in range(2) for batch in loader]
+
+
+def test_samples_that_draw_are_one_devices(ranks: RankPool) -> None:
+    assert [a + b for a, b in zip(*ranks.run(2, _noise), strict=True)] == _noise()

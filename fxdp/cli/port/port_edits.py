@@ -17,6 +17,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fxdp.cli.port.port_draws import called, dotted, draws_of_samples
+
 _IMPORTS = {
     "fxdp": "import fxdp",
     "parts": "from fxdp.integrations.batch_parts import loader_of_parts",
@@ -25,6 +27,8 @@ _IMPORTS = {
     "lightning": "from fxdp.integrations.lightning import FxdpStrategy",
 }
 _RNG = 'rng="single-device"'
+ALL_SAMPLES = "all_samples=True"
+"""Each rank loads all samples, as draws for these ask for."""
 _WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP")
 _LIGHTNING = ("lightning", "pytorch_lightning", "pl", "L")
 
@@ -80,20 +84,6 @@ def edited(source: str, edits: list[Edit]) -> str:
         before, after = lines[edit.line - 1][: edit.column], lines[edit.end_line - 1][edit.end_column :]
         lines[edit.line - 1 : edit.end_line] = [before + edit.text.encode() + after]
     return b"".join(lines).decode()
-
-
-def dotted(node: ast.AST) -> str:
-    """Return a name or a chain of attributes as text, as `self.model`; empty for all else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
-        return f"{owner}.{node.attr}"
-    return ""
-
-
-def called(node: ast.AST) -> str:
-    """Return the last name of what a call calls, as `DataLoader`; empty for all else."""
-    return dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
 def _instead(node: ast.expr, text: str, needs: str = "fxdp") -> Edit:
@@ -182,6 +172,7 @@ def _loops(tree: ast.Module) -> Iterator[Edit]:
         if called(value) == "DataLoader"
     }
     sampled = any(called(node) == "DistributedSampler" for node in ast.walk(tree))
+    options = f", {ALL_SAMPLES}" if any(draws_of_samples(tree)) else ""
     for node in ast.walk(tree):
         loader = None
         if isinstance(node, (ast.For, ast.comprehension)):
@@ -190,7 +181,7 @@ def _loops(tree: ast.Module) -> Iterator[Edit]:
             loader = _loader_in(node, loaders)
         if loader is not None:
             text = ast.unparse(loader)
-            parts = text if sampled else f"loader_of_parts({text})"
+            parts = text if sampled else f"loader_of_parts({text}{options})"
             yield _instead(loader, f"fxdp.shard({parts})", "fxdp" if sampled else "parts")
 
 

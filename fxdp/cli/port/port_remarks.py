@@ -3,8 +3,8 @@
 dist.all_reduce(total)       total is a sum over the global batch: a second sum counts it once per rank
 loss / world_size            the loss is the global batch's mean
 if rank == 0: model(x)       a forward of global tensors takes all ranks
-def __getitem__(self, i):    a rank loads its own samples, for which alone it would draw
-    random.random()
+def __getitem__(self, i):    a rank loads its own samples, for which alone it would draw; not where it is
+    random.random()          edited to load all
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fxdp.cli.port.port_edits import called, dotted
+from fxdp.cli.port.port_draws import called, dotted, draws_of_samples
+from fxdp.cli.port.port_edits import ALL_SAMPLES, edits_of
 
 _SUMS = (
     "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather",
@@ -34,13 +35,9 @@ _SUM = (
     "what is computed from global tensors is the global batch's on every rank: leave the line out, or it "
     "counts each value once per rank"
 )
-_DRAWS = re.compile(
-    r"(np|numpy|torch|random)\.(random\.)?(rand\w*|random\w*|normal\w*|bernoulli|multinomial|uniform|choices?|sample|shuffle|gauss)"
-)
-_TRANSFORM = re.compile(r"Random(?!\w*Sampler)\w+")
 _DRAWN = (
-    "a rank loads its own samples alone, and draws for these: other numbers than one device's. Draw from a "
-    "generator that the sample's index seeds, or use fxdp run, which draws as one device"
+    "a rank loads its own samples alone, and draws for these: other numbers than one device's. Take "
+    "loader_of_parts(loader, all_samples=True), or fxdp run, which draws as one device"
 )
 _ALONE = (
     "line {line} runs on one rank alone, and waits for the others in its first sum over the batch: call on "
@@ -135,13 +132,8 @@ def _launches(tree: ast.Module) -> _Found:
 
 
 def _draws_of_samples(tree: ast.Module) -> _Found:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in ("__getitem__", "__iter__", "__getitems__"):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Call) and _DRAWS.fullmatch(dotted(inner.func)):
-                    yield inner, _DRAWN
-        elif isinstance(node, ast.Call) and _TRANSFORM.fullmatch(called(node)):
-            yield node, _DRAWN
+    if not any(ALL_SAMPLES in edit.text for edit in edits_of(ast.unparse(tree))):
+        yield from ((node, _DRAWN) for node in draws_of_samples(tree))
 
 
 _LOOKS: tuple[Callable[[ast.Module], _Found], ...] = (

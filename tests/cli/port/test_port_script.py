@@ -174,6 +174,11 @@ noise = torch.randn(3)
     found = remarks_of(source)
     assert [remark.line for remark in found] == [3, 4, 6]
     assert all("other numbers than one device's" in remark.text for remark in found)
+    source += "for x in loader:\n    pass\n"
+    assert edited(source, edits_of(source)).endswith(
+        "\nfor x in fxdp.shard(loader_of_parts(loader, all_samples=True)):\n    pass\n"
+    )
+    assert not remarks_of(source)
 
 
 def test_what_cannot_be_ported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
