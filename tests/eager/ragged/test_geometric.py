@@ -96,7 +96,8 @@ class Likes(nn.Module):
     def forward(self, data: Any) -> Tensor:
         x, edges = data.x_dict, data.edge_index_dict["user", "likes", "item"]
         out: Tensor = self.layer((x["user"], x["item"]), edges)
-        return gnn.global_add_pool(out, data["item"].batch, data.num_graphs).sin().mean()
+        pooled = gnn.global_add_pool(out, data["item"].batch, data.num_graphs).sin().mean(1)
+        return F.mse_loss(pooled, data.y)
 
 
 def test_batches_are_compiled_as_they_are() -> None:
@@ -110,6 +111,7 @@ def typed(users: int, items: int, edges: int, seed: int) -> Any:
     data["item"].x = torch.randn(items, 2, dtype=DOUBLE, generator=made)
     ends = [torch.randint(0, n, (edges,), generator=made) for n in (users, items)]
     data["user", "likes", "item"].edge_index = torch.stack(ends)
+    data.y = torch.randn(1, dtype=DOUBLE, generator=made)
     return data
 
 
@@ -123,7 +125,8 @@ def test_typed_graphs() -> None:
         model = gnn.SAGEConv((3, 2), 4)
         x, edges = data.x_dict, data.edge_index_dict["user", "likes", "item"]
         out = model((x["user"], x["item"]), edges)
-        return trained(model, out.square().mean(), out=out, batch=data["item"].batch)
+        pooled = gnn.global_add_pool(out.sum(1), data["item"].batch, data.num_graphs)
+        return trained(model, F.mse_loss(pooled, data.y), out=out, batch=data["item"].batch)
 
     error_of(run, joined(every), [Batch.from_data_list(one) for one in every])
 

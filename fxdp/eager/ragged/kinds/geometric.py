@@ -122,7 +122,7 @@ def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str,
     if isinstance(more, Tensor) and more.numel() > 1:
         return tuple(f"targets of {name_in(store, key)}[{i}]" for i in range(more.numel()))
     if "index" in key or key == "face":
-        return _nodes(store) if int(more) == store.num_nodes else f"targets of {name_in(store, key)}"
+        return _nodes(store) if int(more) == _count(store) else f"targets of {name_in(store, key)}"
     return f"targets of {name_in(store, key)}" if int(more) else None
 
 
@@ -150,7 +150,7 @@ def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
             listed = sizes.flatten().tolist() if isinstance(sizes, Tensor) else [int(sizes)]
             yield from ((name, size, Rows(name)) for name, size in zip(own, listed, strict=False))
         if _counts_nodes(store):
-            yield f"{_nodes(store)}.num_nodes", int(store.num_nodes), Rows(_nodes(store))
+            yield f"{_nodes(store)}.num_nodes", _count(store), Rows(_nodes(store))
     graphs = _graphs(data, stores)
     if graphs is not None:
         yield "num_graphs", graphs, Rows("graphs")
@@ -158,9 +158,12 @@ def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
 
 def _counts_nodes(store: Any) -> bool:
     """Return whether a store has nodes of its own, and does not say their number among its values."""
-    return (
-        not isinstance(getattr(store, "_key", None), tuple) and len(store) > 0 and store.num_nodes is not None
-    )
+    return not isinstance(getattr(store, "_key", None), tuple) and len(store) > 0 and _count(store) is not None
+
+
+def _count(store: Any) -> int | None:
+    """Return the number of a store's nodes; None of edges', and of what a typed graph has of the full graph."""
+    return getattr(store, "num_nodes", None)
 
 
 def _graphs(data: Any, stores: list[Any]) -> int | None:
