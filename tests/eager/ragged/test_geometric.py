@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.eager.loader import _entered
 from tests.eager.ragged.comparing import error_of, refusal_of, trained
+from tests.eager.virtual import on_virtual_ranks
 
 pytest.importorskip("torch_geometric")
 from torch_geometric import nn as gnn
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 
 DOUBLE = torch.float64
 SIZES = [(3, 4), (2, 0)], [(0, 0)], [(1, 0), (4, 3), (2, 2)]
@@ -137,3 +139,33 @@ def test_bad_graphs() -> None:
     assert "rank 0, .edge_index: 1 values outside of 'nodes', as 3 at [1, 2]" in refusal_of(parts)
     sampled = Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64), batch_size=2)
     assert "the first 2 nodes of this rank are seeds" in refusal_of([sampled, sampled])
+    matrix = Data(x=torch.ones(3, 1), adj_t=torch.eye(3).to_sparse())
+    assert "adj_t is a sparse matrix of this rank's nodes; expected edge_index" in refusal_of(
+        [matrix, matrix]
+    )
+
+
+def test_graphs_stay_in_a_global_batch() -> None:
+    _, parts = batches([[(3, 4)], [(2, 2)]])
+
+    def on_rank(ranks: Any) -> None:
+        with pytest.raises(fxdp.InputError, match=r"expected unbatch\(x, batch\)"):
+            _entered(parts[ranks.rank], ranks, None).to_data_list()
+
+    on_virtual_ranks(2, on_rank)
+
+
+def test_events_of_one_graph() -> None:
+    """Nodes of a `TemporalData` are numbers in a table that all ranks have, not rows of a rank."""
+    from_to = torch.tensor([[0, 3, 1, 2, 3], [2, 2, 4, 0, 1]])
+
+    def events(first: int, last: int) -> Any:
+        source, target = from_to[:, first:last]
+        return TemporalData(src=source, dst=target, t=torch.arange(first, last), msg=target.double()[:, None])
+
+    def run(data: Any) -> dict[str, Any]:
+        table = nn.Embedding(5, 1)
+        out = table(data.src) - table(data.dst) * data.msg
+        return trained(table, out.square().mean(), out=out, events=data.num_events)
+
+    error_of(run, events(0, 5), [events(0, 3), events(3, 3), events(3, 5)])

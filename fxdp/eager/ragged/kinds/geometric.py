@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxdp.capture.graph_objects import OF_ONE_BATCH, name_in, named_values
@@ -26,19 +27,19 @@ def fields(data: Any) -> ObjectFields:
 
     Raises
     ------
-    InputError : a sampled subgraph, whose seed nodes are the first ones.
+    InputError : a sampled subgraph, whose seed nodes are the first ones, or a sparse matrix of its nodes.
     """
-    _check_seeds(data)
+    _check(data)
     stores = list(data.stores)
     in_place = fields_in_place(data)
-    counts = list(_counts(data, stores))
+    counts = [] if _has_events(data) else list(_counts(data, stores))
 
     def make(given: list[Any]) -> Any:
         made = in_place.make(given[: len(in_place.values)])
         holders = [made, *made.stores]
         for holder in holders:
-            for name in OF_ONE_BATCH:
-                vars(holder).pop(name, None)
+            for name in vars(holder).keys() & set(OF_ONE_BATCH):
+                vars(holder)[name] = _GraphsOfRanks()
         for (name, *_), one in zip(counts, given[len(in_place.values) :], strict=True):
             for holder in holders:
                 if name == "num_graphs" and "_num_graphs" in vars(holder):
@@ -73,9 +74,9 @@ def rows_of_program(data: Any) -> dict[str, Rows | None]:
 
     Raises
     ------
-    InputError : a sampled subgraph, or nodes of which no tensor has a row for each.
+    InputError : a sampled subgraph, a sparse matrix, or nodes of which no tensor has a row for each.
     """
-    _check_seeds(data)
+    _check(data)
     found: dict[str, Rows | None] = {}
     for store, key, name, value in named_values(data):
         if key == "num_nodes":
@@ -87,7 +88,19 @@ def rows_of_program(data: Any) -> dict[str, Rows | None]:
     return found
 
 
-def _check_seeds(data: Any) -> None:
+class _GraphsOfRanks:
+    """In the place of what takes a batch apart: where each graph's values end only its rank knows."""
+
+    def keys(self) -> Any:
+        """Raise: torch_geometric asks for these first."""
+        raise InputError(
+            "the graphs of a global batch cannot be taken out of it (to_data_list(), get_example(), "
+            "batch[i]); expected unbatch(x, batch) and unbatch_edge_index(edge_index, batch) of "
+            "torch_geometric.utils"
+        )
+
+
+def _check(data: Any) -> None:
     seeds = next((store["batch_size"] for store in data.stores if "batch_size" in store), None)
     if seeds is not None:
         raise InputError(
@@ -95,6 +108,18 @@ def _check_seeds(data: Any) -> None:
             "global batch the nodes of earlier ranks come first; expected a mask of the seeds: data.seed = "
             "torch.arange(data.num_nodes) < data.batch_size; del data.batch_size"
         )
+    for store in data.stores:
+        for key, value in store.items():
+            if _is_matrix(value):
+                raise InputError(
+                    f"{type(data).__name__}.{name_in(store, key)} is a sparse matrix of this rank's nodes; "
+                    "expected edge_index, of which torch_geometric.transforms.ToSparseTensor()(data) makes "
+                    "the matrix of all nodes where the batch is global"
+                )
+
+
+def _is_matrix(value: Any) -> bool:
+    return hasattr(value, "sparse_sizes") or (isinstance(value, Tensor) and value.layout != torch.strided)
 
 
 def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
@@ -103,14 +128,21 @@ def _rows(data: Any, store: Any, key: str, value: Any) -> Rows | None:
         return Rows(_nodes(store)) if isinstance(value, int) else None
     if isinstance(value, (list, tuple)):
         return Rows(name_in(store, key), dim=None)
-    if not isinstance(value, Tensor) or value.dim() == 0:
+    if not isinstance(value, Tensor) or value.dim() == 0 or _is_matrix(value):
         return None
+    if _has_events(data):
+        return Rows("events")
     axis, dim = _axis(store, key), data.__cat_dim__(key, value, store)
     if key == "ptr" or key.endswith("_ptr"):
         return Rows("graphs", bounds=_nodes(store) if key == "ptr" else _axis(store, key[: -len("_ptr")]))
     if key == "batch" or key.endswith("_batch"):
         return Rows(axis if key == "batch" else _axis(store, key[: -len("_batch")]), into="graphs")
     return Rows(axis, dim=dim or 0, into=_targets(data, store, key, value))
+
+
+def _has_events(data: Any) -> bool:
+    """Return whether rows are events of one graph, whose nodes all ranks number alike: a `TemporalData`."""
+    return hasattr(type(data), "num_events")
 
 
 def _targets(data: Any, store: Any, key: str, value: Tensor) -> str | tuple[str, ...] | None:
@@ -150,7 +182,7 @@ def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
             listed = sizes.flatten().tolist() if isinstance(sizes, Tensor) else [int(sizes)]
             yield from ((name, size, Rows(name)) for name, size in zip(own, listed, strict=False))
         if _counts_nodes(store):
-            yield f"{_nodes(store)}.num_nodes", _count(store), Rows(_nodes(store))
+            yield f"{_nodes(store)}.num_nodes", _count(store) or 0, Rows(_nodes(store))
     graphs = _graphs(data, stores)
     if graphs is not None:
         yield "num_graphs", graphs, Rows("graphs")
@@ -158,12 +190,14 @@ def _counts(data: Any, stores: list[Any]) -> Iterator[tuple[str, int, Rows]]:
 
 def _counts_nodes(store: Any) -> bool:
     """Return whether a store has nodes of its own, and does not say their number among its values."""
-    return not isinstance(getattr(store, "_key", None), tuple) and len(store) > 0 and _count(store) is not None
+    has_edges = isinstance(getattr(store, "_key", None), tuple)
+    return not has_edges and len(store) > 0 and _count(store) is not None
 
 
 def _count(store: Any) -> int | None:
-    """Return the number of a store's nodes; None of edges', and of what a typed graph has of the full graph."""
-    return getattr(store, "num_nodes", None)
+    """Return the number of a store's nodes; None if it has none, as what is of a full typed graph."""
+    found: int | None = getattr(store, "num_nodes", None)
+    return found
 
 
 def _graphs(data: Any, stores: list[Any]) -> int | None:
