@@ -20,6 +20,7 @@ from fxdp.eager.message_report import COUNTS
 from fxdp.eager.one_device_view import show_one_device_to_modules
 from fxdp.eager.ragged.cutting import cut
 from fxdp.eager.ragged.entering import emptied, enter
+from fxdp.eager.ragged.lists import joined_lists
 from fxdp.eager.ragged.structure import Opened, tensors_in
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
@@ -38,11 +39,12 @@ def global_batch(
     """Return a tree of this rank's tensors as global tensors; all ranks must call this together.
 
     The global batch is the concatenation of the ranks' parts in rank order; parts may be uneven or empty.
-    Tensors without a batch dim count as equal on all ranks.
+    Tensors without a batch dim count as equal on all ranks. Lists of text or numbers and tuples of text that
+    differ between ranks, with an element for each sample (captions), are concatenated, too.
 
     Parameters
     ----------
-    tree : tensors in any nesting of tuples, lists and dicts; all else stays as it is.
+    tree : tensors in any nesting of tuples, lists and dicts; what is neither stays as it is.
     mesh : a DeviceMesh with data axes; None: all ranks.
     batch_dims : the batch dim of each tensor, a pytree prefix of int, `fxdp.Rows` (of a ragged batch) or
         None (no batch dim). None: dim 0 of every tensor with at least one dim, and what is recognised:
@@ -68,7 +70,7 @@ def global_parts(opened: Opened, ranks: DataRanks, samples: BatchAxis | None) ->
     """
     show_one_device_to_modules()
     with guard(ranks.process_mesh):
-        _agreed(ranks, _RAGGED, 0)
+        _agreed(ranks, _RAGGED, 0, {})
         ranks.let_go_of_parameters()
         return cut(opened, ranks.even_axis, samples)
 
@@ -157,7 +159,7 @@ def _made_global(
     keeps_graph: bool = False,
 ) -> Any:
     show_one_device_to_modules()
-    leaves: list[Any] = []
+    tree: Any = None
     dims: list[int | None] = []
     size, digest = _RAGGED, 0
     with guard(ranks.process_mesh):
@@ -166,12 +168,14 @@ def _made_global(
             if not opened.is_ragged:
                 tree = opened.make({})
                 dims = resolved(tree)
-                leaves, structure = pytree.tree_flatten(tree)
+                leaves = pytree.tree_leaves(tree)
                 size, digest = _batch_size(leaves, dims), _digest(leaves, dims)
-        sizes = _agreed(ranks, size, digest)
+        sizes, lists_differ = _agreed(ranks, size, digest, opened.lists)
         ranks.let_go_of_parameters()
         if sizes is None:
-            return enter(opened, ranks, keeps_graph=keeps_graph)
+            return enter(opened, ranks, lists_differ=lists_differ, keeps_graph=keeps_graph)
+        if lists_differ:
+            tree = opened.make(joined_lists(ranks.gather(opened.lists), [sizes]))
     axis, given = ranks.axis(sizes), iter(dims)
     COUNTS.add_batch({SAMPLES: axis.sizes})
 
@@ -181,7 +185,7 @@ def _made_global(
             return leaf
         return entered(leaf, axis, dim, keeps_graph=keeps_graph)
 
-    return pytree.tree_unflatten(map(made, leaves), structure)
+    return pytree.tree_map(made, tree)
 
 
 def batch_dims_of(tree: Any, batch_dims: Any) -> list[int | None]:
@@ -203,10 +207,18 @@ def _batch_size(leaves: list[Any], dims: list[int | None]) -> int:
     return sizes.pop() if sizes else 0
 
 
-def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int] | None:
-    """Exchange this rank's batch size, and compare the rest with all ranks; None if a rank's is ragged."""
+def _agreed(
+    ranks: DataRanks, size: int, digest: int, lists: Mapping[str, Any]
+) -> tuple[list[int] | None, bool]:
+    """Exchange this rank's batch size, and compare the rest with all ranks.
+
+    Returns
+    -------
+    The batch sizes, None if a rank's is ragged; and whether the lists of text or numbers differ.
+    """
     generators = torch_generators(ranks.process_mesh.mesh.device_type)
-    rows = ranks.enter("a batch", (size, digest, generators))
+    of_lists = number_of(repr(lists).encode()) if lists else 0
+    rows = ranks.enter("a batch", (size, digest, generators, of_lists))
     is_ragged = any(row[0] == _RAGGED for row in rows)
     differing = [rank for rank, row in enumerate(rows) if row[1] != rows[0][1]]
     if differing and not is_ragged:
@@ -221,7 +233,8 @@ def _agreed(ranks: DataRanks, size: int, digest: int) -> list[int] | None:
             "would differ between ranks, and ops that draw on global tensors are refused: seed all alike"
         )
     ranks.generators_differ = apart
-    return None if is_ragged else [row[0] for row in rows]
+    lists_differ = any(row[3] != rows[0][3] for row in rows)
+    return None if is_ragged else [row[0] for row in rows], lists_differ
 
 
 def _digest(leaves: list[Any], dims: list[int | None]) -> int:

@@ -16,7 +16,7 @@ from fxdp.eager.local_parts import entered
 from fxdp.eager.message_report import COUNTS
 from fxdp.eager.ragged.faults import sizes_and_faults
 from fxdp.eager.ragged.kinds.object_fields import Largest
-from fxdp.eager.ragged.lists import gathered_list
+from fxdp.eager.ragged.lists import gathered_list, joined_lists
 from fxdp.eager.ragged.structure import Entry, Opened
 from fxdp.eager.tensor import wrapped
 from fxdp.errors import InputError
@@ -24,8 +24,10 @@ from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ranks.liveness.failure import everywhere
 
 
-def enter(opened: Opened, ranks: DataRanks, *, keeps_graph: bool = False) -> Any:
+def enter(opened: Opened, ranks: DataRanks, *, lists_differ: bool, keeps_graph: bool = False) -> Any:
     """Return a ragged batch with global tensors; a collective call.
+
+    `lists_differ`: ranks have lists of text or numbers that differ.
 
     Raises
     ------
@@ -38,6 +40,8 @@ def enter(opened: Opened, ranks: DataRanks, *, keeps_graph: bool = False) -> Any
         for entry in sorted(opened.entries.values(), key=lambda entry: entry.path)
         if entry.rows is not None
     }
+    if lists_differ:
+        values |= joined_lists(ranks.gather(opened.lists), (axis.sizes for axis in axes.values()))
     return opened.make(values)
 
 
@@ -46,6 +50,7 @@ def emptied(opened: Opened) -> Opened:
     for entry in opened.entries.values():
         if entry.rows is not None:
             entry.value = _without_rows(entry.value, entry.rows)
+    opened.lists = {path: type(value)() for path, value in opened.lists.items()}
     return opened
 
 

@@ -7,7 +7,7 @@ and its tensors are equal on all ranks, as on one device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,40 @@ def gathered_list(own: Sequence[Any], ranks: DataRanks, *, keeps_graph: bool) ->
     taken = dict.fromkeys(by_dtype, 0)
     found = [_rebuilt(one, by_dtype, taken, ranks) for described in shapes for one in described]
     return tuple(found) if isinstance(own, tuple) else found
+
+
+def is_plain_list(value: Any) -> bool:
+    """Return whether a value is a list of text, numbers and containers of these, or a tuple of text."""
+    if type(value) is tuple:
+        return all(isinstance(one, str) for one in value)
+    return type(value) is list and _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(one) for item in value.items() for one in item)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in _PLAIN
+
+
+def joined_lists(
+    every: Sequence[Mapping[str, Any]], axes: Iterable[Sequence[int]]
+) -> dict[str, list[Any] | tuple[Any, ...]]:
+    """Return the lists that differ between ranks and have an element for each row of an axis, by path.
+
+    Parameters
+    ----------
+    every : the lists of each rank.
+    axes : the sizes of each axis on the ranks.
+    """
+    found: dict[str, list[Any] | tuple[Any, ...]] = {}
+    sizes = {tuple(one) for one in axes}
+    for path, first in every[0].items():
+        of_ranks = [one[path] for one in every if path in one]
+        if tuple(map(len, of_ranks)) in sizes and any(one != first for one in of_ranks):
+            found[path] = type(first)(element for one in of_ranks for element in one)
+    return found
 
 
 def untold(value: Any) -> Any:

@@ -15,6 +15,7 @@ from fxdp.capture.input_axes import SAMPLES
 from fxdp.capture.ragged_rows import Rows, has_rows
 from fxdp.eager.ragged.kinds import fields_in_place, fields_of, is_recognised, rows_by_key, rows_of_lists
 from fxdp.eager.ragged.kinds.object_fields import Largest
+from fxdp.eager.ragged.lists import is_plain_list
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.errors import InputError
 
@@ -59,6 +60,8 @@ class Opened:
         self.entries: dict[str, Entry] = {}
         self.added: dict[str, list[Entry]] = {}
         """Entries that only other ranks have, by the path of their mapping."""
+        self.lists: dict[str, Any] = {}
+        """Lists without tensors, as captions, by path: whether an element is a sample's, all ranks tell."""
         self.unknown: list[str] = []
         """Paths that `batch_dims` names and this rank has not."""
         self.is_ragged = has_rows(batch_dims)
@@ -103,6 +106,9 @@ class Opened:
             return self._entry(value, path, _rows(value, path, prefix, default))
         if isinstance(value, Mapping):
             return self._open_mapping(value, path, prefix)
+        if path and prefix is LEFT_OUT and is_plain_list(value):
+            self.lists[path] = value
+            return self._entry(value, path, None)
         if isinstance(value, (list, tuple)) and value:
             return self._open_sequence(value, path, prefix)
         leaves, spec = pytree.tree_flatten(value)

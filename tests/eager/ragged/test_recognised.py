@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from fxdp import Rows
 from tests.eager.ragged.comparing import error_of, refusal_of, trained
 from tests.eager.ragged.test_by_hand import DOUBLE, graph_task, graphs, joined
 
@@ -252,3 +253,20 @@ def test_what_is_not_recognised_stays() -> None:
     held = SimpleNamespace(name="a")
     for other in ({"held": held, "x": torch.ones(2)}, [held, torch.ones(2)], (torch.ones(2), "text")):
         error_of(lambda batch: {"count": torch.tensor(float(len(batch)))}, other, [other, other])
+
+
+@pytest.mark.parametrize("dims", [None, {"x": Rows("images")}])
+def test_lists_of_text_and_numbers_have_those_of_all_samples(dims: Any) -> None:
+    """Captions of a collator are one device's, and what all ranks pass alike stays as it is."""
+    every = [("ab", "c", "def"), (), ("gh",)]
+
+    def batch(*texts: str) -> dict[str, Any]:
+        infos = [{"size": (len(text), 1.5)} for text in texts]
+        return {"x": torch.ones(len(texts), 2), "of": (list(texts), infos), "classes": ["a", "b", "c"]}
+
+    def run(batch: dict[str, Any]) -> dict[str, Any]:
+        (texts, infos), classes = batch["of"], batch["classes"]
+        return {"texts": "".join(texts), "sizes": str(infos), "classes": "".join(classes)}
+
+    full = batch(*(text for texts in every for text in texts))
+    error_of(run, full, [batch(*texts) for texts in every], dims)
