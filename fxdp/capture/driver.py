@@ -26,7 +26,7 @@ from fxdp.capture.patches.outside_state import ExternalState
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.python_values import SpecializationError, deciding
-from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error
+from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, fixed_rows_error
 from fxdp.capture.refusals.eager_probe import EagerProbe
 from fxdp.capture.refusals.stateful import check_memory, warn_of_side_effects
 from fxdp.capture.request import Guarded, Request
@@ -136,6 +136,8 @@ def _refusal(attempt: CaptureAttempt, left: Sequence[LeftStrategy]) -> CaptureEr
         return _with_tried(capture_error(cause, reads=probe.reads), left)
     if probe.error is not None and not probe.reads:
         return eager_error(probe.error)
+    if fixed := fixed_rows_error(cause, attempt.tracer.request.inputs.axes.rows):
+        return _with_tried(fixed, left)
     return _with_tried(capture_error(cause, reads=probe.reads, only_at=_only_at(attempt.tracer, probe)), left)
 
 

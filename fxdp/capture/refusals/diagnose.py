@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
 from fxdp.capture.locations import chain, location_of_exception
+from fxdp.capture.ragged_rows import Rows
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.eager_probe import Read
 from fxdp.errors import CaptureError, FxdpError
@@ -70,6 +71,7 @@ _OF_TORCH = re.compile(r"<class '|object at 0x|Sym(Float|Int)|tensor subclasses|
 _OF_READS = re.compile(r"not supported for tensor subclasses|SymFloat|SymInt")
 """Torch's messages for an operation on a value read from data that cannot be traced."""
 _CONSTRAINTS = "Constraints violated"
+_FIXED = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)")
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -152,6 +154,22 @@ def capture_error(
         f"{location.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
         "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
         f"torch.export supports{_OP_BY_OP}{_listing(reads)}"
+    )
+
+
+def fixed_rows_error(error: BaseException, axes: Sequence[Rows | None]) -> CaptureError | None:
+    """Return the error to raise where code makes the rows of a ragged batch's axes constants; else None.
+
+    `axes`: what each tensor holds.
+    """
+    found = _FIXED.findall(str(error)) if _CONSTRAINTS in str(error) else ()
+    names = dict.fromkeys(repr(rows.axis) for i in found if (rows := axes[int(i)]) is not None)
+    if not names:
+        return None
+    return CaptureError(
+        f"the model's Python code makes the number of rows of {' and '.join(names)} a constant: a loop over "
+        "them, an int(...), or an op whose size is a plain number, as of torch.linspace. "
+        f"{_REMEDY_BATCH}{_OP_BY_OP}"
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
+from fxdp import Rows
 from fxdp.capture.refusals.diagnose import capture_error
 
 
@@ -28,6 +29,20 @@ def test_sizes_by_the_names_of_a_trace_are_not_shown() -> None:
     message = str(capture_error(error, "the number of results depends on the batch size"))
     assert "the number of results" in message
     assert "TORCH_LOGS" not in message
+
+
+class _Spaced(nn.Module):
+    """A weight of each edge by its number: torch takes only a plain number of steps."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return (x[edges[0]] * torch.linspace(0, 1, edges.shape[1])).sum()
+
+
+def test_rows_that_code_makes_constant_are_named() -> None:
+    dims = (Rows("nodes"), Rows("edges", dim=1, into="nodes")), {}
+    inputs = torch.ones(4), torch.tensor([[0, 1, 3], [1, 2, 0]])
+    with pytest.raises(fxdp.CaptureError, match=r"number of rows of 'edges' a constant.*torch\.linspace"):
+        fxdp.plan(_Spaced(), inputs, mesh={"dp": 2}, batch_dims=dims)
 
 
 def test_an_expression_of_the_data_is_shown() -> None:
