@@ -141,7 +141,10 @@ def _same_type(node: fx.Node) -> bool:
 
 
 def _taken_out(node: fx.Node) -> fx.Node | None:
-    """Return the operand that a node takes out of a `stack` along dim 0: `torch.stack([a, b])[1]` is b."""
+    """Return the operand that a node takes out of a `stack` along dim 0: `torch.stack([a, b])[1]` is b.
+
+    So it is of a stack whose operands a `flip` has turned round, as nodes and hyperedges of pairs.
+    """
     dim: Sequence[Any]
     if node.target is aten.select.int:
         stack, *dim, place = node.args
@@ -149,6 +152,9 @@ def _taken_out(node: fx.Node) -> fx.Node | None:
         (stack, *dim), place = node.all_input_nodes[0].args, node.args[1]
     else:
         return None
+    is_turned = isinstance(stack, fx.Node) and stack.target is aten.flip.default and stack.args[1] == [0]
+    if is_turned and isinstance(place, int):
+        stack, place = stack.args[0], -1 - place  # type: ignore[union-attr]
     if not isinstance(stack, fx.Node) or stack.target is not aten.stack.default or any(dim):
         return None
     operands, *along = stack.args

@@ -35,16 +35,18 @@ class InputAxes:
 
     @classmethod
     def of(cls, rows: Sequence[Rows | None], paths: Sequence[str]) -> InputAxes:
-        """Return the axes of tensors with these descriptions; the first axis is the batch's own.
+        """Return the axes of tensors with these descriptions.
+
+        The batch's own is that of the samples, of which a batch has some: the axis that points into no other,
+        or of several such axes the first.
 
         Raises
         ------
         InputError : a description that only global tensors fit, or an axis of which no tensor has rows.
         """
         known: dict[str, str] = {}
-        for one in rows:
-            if one is not None and one.axis not in known:
-                known[one.axis] = _symbol_name(one.axis, known)
+        for axis in _samples_first([one for one in rows if one is not None]):
+            known[axis] = _symbol_name(axis, known)
         for one, path in zip(rows, paths, strict=True):
             if one is not None:
                 _check(one, path, known)
@@ -98,6 +100,18 @@ class InputAxes:
 
 ONE_AXIS = InputAxes()
 """The axes of a batch that is not ragged."""
+
+
+def _samples_first(rows: Sequence[Rows]) -> list[str]:
+    """Return the axes, the one that points into no other before the others if there is one such axis."""
+    axes, pointing = list(dict.fromkeys(one.axis for one in rows)), set[str]()
+    for one in rows:
+        if one.into is not None and one.targets != (one.axis,):
+            pointing.add(one.axis)
+        elif one.meaning in ("starts", "bounds", "lengths"):  # each row of the target is of one of these
+            pointing.update(one.targets)
+    roots = [axis for axis in axes if axis not in pointing]
+    return list(dict.fromkeys([*roots, *axes])) if len(roots) == 1 else axes
 
 
 def _symbol_name(name: str, known: dict[str, str]) -> str:

@@ -6,13 +6,15 @@
     graphs  1 | 2      nodes  3 | 3      edges  2 | 1      two micro-batches: the rows of all axes are even
 
 The samples are the rows of the one axis that points into no other. If rows of others only connect these, as
-edges do, each row at which all axes can be cut begins a sample: without `batch`, nodes 3 and 4.
+edges do, each row at which all axes can be cut begins a sample: without `batch`, nodes 3 and 4. An axis that
+points into two such axes, as pairs of users and items, joins these: an item is with the users of its pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,8 @@ from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
 from fxdp.ir.network.raw_bytes import number_of
 from fxdp.ir.types.even_weights import nearest
+
+_NO_ROW = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class _Pointers:
 
     def cuts(self, cuts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cut of the axis for each cut of the target, and whether no value points across."""
-        no_row = self.least.new_tensor([torch.iinfo(torch.int64).max])
+        no_row = self.least.new_tensor([_NO_ROW])
         up_to = self.largest.cummax(0).values if len(self.largest) else self.largest
         from_here = torch.cat([self.least, no_row]).flip(0).cummin(0).values.flip(0)
         found = torch.searchsorted(up_to, cuts)
@@ -72,7 +76,7 @@ def sample_cuts(inputs: Inputs, microbatches: int, block: int | None) -> SampleC
     ------
     InputError : see `sample_ends`.
     """
-    ends = sample_ends(inputs)
+    ends = sample_ends(inputs, joins=block is None)
     samples = len(ends[""]) - 1
     cuts: Sequence[int]
     if block is not None:
@@ -83,8 +87,11 @@ def sample_cuts(inputs: Inputs, microbatches: int, block: int | None) -> SampleC
     return SampleCuts(samples, tuple(tuple(places[cut] for cut in cuts) for places in ends.values()))
 
 
-def sample_ends(inputs: Inputs) -> dict[str, list[int]]:
+def sample_ends(inputs: Inputs, *, joins: bool = True) -> dict[str, list[int]]:
     """Return where samples end along each axis, after a 0 at which the first begins; the batch's own first.
+
+    `joins`: axes may be joined by what points into both. A row of which nothing says where it belongs is then
+    with those before it on its rank, which blocks that are alike on any number of ranks cannot have.
 
     Raises
     ------
@@ -94,10 +101,17 @@ def sample_ends(inputs: Inputs) -> dict[str, list[int]]:
     names = ("", *inputs.axes.further)
     sizes = {"": inputs.batch or 0} | {name: inputs.sizes[name] for name in inputs.axes.further}
     pointers = list(_pointers(inputs))
+    joined = _joined(names, pointers, sizes) if joins else []
+    joining = {other.axis for one in joined for other in pointers if other.target == one.axis}
+    pointers += joined
     samples = _axis_of_samples(names, pointers, inputs)
+    if not sizes[samples] and any(sizes.values()):
+        return {name: [0, size] for name, size in sizes.items()}
     cuts = {samples: torch.arange(sizes[samples] + 1, device="cpu")}
     can_be_cut = torch.ones(sizes[samples] + 1, dtype=torch.bool, device="cpu")
-    holds_rows = any(one.target == samples and not one.connect for one in pointers)
+    holds_rows = any(
+        one.target == samples and not one.connect and one.axis not in joining for one in pointers
+    )
     waiting = pointers
     while waiting:
         one = next((one for one in waiting if one.target in cuts), waiting[0])
@@ -137,6 +151,32 @@ def _pointers(inputs: Inputs) -> list[_Pointers]:
     return found
 
 
+def _roots(names: Sequence[str], pointers: Sequence[_Pointers]) -> list[str]:
+    pointing = {one.axis for one in pointers if one.target != one.axis}
+    return [name for name in names if name not in pointing]
+
+
+def _joined(names: Sequence[str], pointers: Sequence[_Pointers], sizes: Mapping[str, int]) -> list[_Pointers]:
+    """Return pointers of the axes but the first that point into none, by what points into these and others.
+
+    pairs: users 0 0 1, items 2 2 0    item 0 points to user 1, item 2 to user 0
+    """
+    found: list[_Pointers] = []
+    for root in reversed(_roots(names, pointers)[1:]):
+        done = {root, *(one.axis for one in found)}
+        both = (
+            (one, other)
+            for one, other in product(pointers, pointers)
+            if one.target == root and not one.connect and other.axis == one.axis and other.target not in done
+        )
+        for one, other in islice(both, 1):
+            rows = one.least.new_zeros(sizes[root])
+            largest = rows.scatter_reduce(0, one.least, other.largest, "amax")
+            least = (rows + _NO_ROW).scatter_reduce(0, one.least, other.least, "amin")
+            found.append(_Pointers(one.path, root, other.target, least, largest, connect=True))
+    return found
+
+
 def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs: Inputs) -> str:
     """Return the axis that points into no other.
 
@@ -144,8 +184,7 @@ def _axis_of_samples(names: Sequence[str], pointers: Sequence[_Pointers], inputs
     ------
     InputError : several do, so that nothing says which of their rows belong to one sample; or none.
     """
-    pointing = {one.axis for one in pointers if one.target != one.axis}
-    found = [name for name in names if name not in pointing]
+    found = _roots(names, pointers)
     if len(found) != 1:
         shown = " and ".join(repr(_shown(name, inputs)) for name in found) or "none"
         raise InputError(

@@ -96,7 +96,7 @@ class BitSubject:
         module = copy_of(module)
         inputs = read_inputs(module, args, kwargs, options.batch_dims)
         found = capture_request(request_of(module, inputs, options, cut=True))
-        ends = sample_ends(inputs) if inputs.axes.names else {}
+        ends = sample_ends(inputs, joins=False) if inputs.axes.names else {}
         return cls(module, [t.detach() for t in inputs.tensors], found, options, seed, ends)
 
     def compare(self, mesh: Mesh, splits: Sequence[tuple[int, ...]]) -> tuple[BitRun, ...]:

@@ -100,7 +100,8 @@ def verify(
     call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
     every: tuple[tuple[int, ...], ...]
     if call.inputs.axes.names:
-        every = ragged_splits(splits, sample_ends(call.inputs), data.size, chosen.block or 1)
+        ends = sample_ends(call.inputs, joins=chosen.block is None)
+        every = ragged_splits(splits, ends, data.size, chosen.block or 1)
     else:
         every = check_splits(splits, call.batch, data.size, chosen.block or 1)
     shown = f"mesh({', '.join(f'{name}={size}' for name, size in axes.items())})"

@@ -69,8 +69,9 @@ def run_ragged(
     subject = Subject(model, local.gm, reference, options, tolerances, local.mesh)
     for batch in (parts, *more):
         full, sizes = _joined(batch, rows)
-        own, *further = sizes.values()
-        run = subject.run(full, {}, Split(own, dict(zip(found.axes.further, further, strict=True))), 0)
+        axes = zip(found.axes.names, found.axes.rows, strict=True)
+        named = {name: sizes[one.axis] for name, one in axes if one is not None}
+        run = subject.run(full, {}, Split(named.pop(""), named), 0)
         assert run.ok, (run.faults, run.wrong)
     return local.gm.graph
 
@@ -127,7 +128,7 @@ class _Likes(nn.Module):
         self.there, self.back = nn.Linear(5, 4).double(), nn.Linear(4, 5).double()
 
     def forward(self, users: Tensor, items: Tensor, likes: Tensor) -> Tensor:
-        user, item = likes
+        item, user = likes.flip([0])
         h = items + torch.zeros_like(items).index_add(0, item, self.there(users)[user])
         back = torch.zeros_like(users).index_add(0, user, self.back(h)[item])
         return (users + back).square().mean() + h[likes[1]].sin().sum()

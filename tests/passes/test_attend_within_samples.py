@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fxdp import Rows
 from fxdp.ir.graph.metadata import meta, tensor_type
 from fxdp.ir.ops.sample_attention import ATTENTION, ATTENTION_BACKWARD
-from fxdp.ir.types.sizes import B
+from fxdp.ir.types.sizes import axis
 from fxdp.ir.types.value_types import TensorType
 from tests.oracle.test_ragged_axes import gathered, run_ragged
 
@@ -77,7 +77,8 @@ def test_packed_documents_attend_without_gathers(told: str) -> None:
     graph = run_ragged(_Documents(told), [_packed(lengths) for lengths in _LENGTHS], _ROWS)
     assert not any(type_.dtype.is_floating_point for type_ in gathered(graph))
     tensors = [node for node in graph.nodes if isinstance(meta(node).type, TensorType)]
-    masked = [node for node in tensors if B in tensor_type(node).shape[-2:-1]]
+    tokens = axis("tokens").total
+    masked = [node for node in tensors if tokens in tensor_type(node).shape[-2:-1]]
     by_samples = [node.args[-2] for node in graph.nodes if node.target in (ATTENTION, ATTENTION_BACKWARD)]
     if told in ("steps", "zeros", "lengths"):
         assert by_samples == [told != "zeros"] * 2
@@ -85,6 +86,6 @@ def test_packed_documents_attend_without_gathers(told: str) -> None:
     else:
         # a mask that says more stays, of the rank's own rows and columns: none is cut from that of all tokens
         assert not by_samples
-        square = [node for node in masked if tensor_type(node).shape[-1] == B]
+        square = [node for node in masked if tensor_type(node).shape[-1] == tokens]
         assert square
         assert not any(node.target is torch.ops.aten.slice.Tensor for node in square)
