@@ -32,6 +32,11 @@ _REMEDY_DATA = (
     "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead "
     "of .item(), int() or float(), or move this code out of the model"
 )
+_REMEDY_COUNT = (
+    "The Python code counts the rows of an axis by the largest index that points into it, which is no index "
+    "of a last row without any. Pass the number: len(y) of graphs with a y each, x.shape[0] of nodes, to "
+    "torch_geometric as size=, dim_size= or num_nodes="
+)
 _REMEDY_LOOP = (
     "The Python code loops over the rows of a tensor, and how many there are depends on the data. Loop over "
     "a fixed number of rows, or compute all of them and choose with a mask; those mixtures of experts of "
@@ -72,6 +77,8 @@ _OF_READS = re.compile(r"not supported for tensor subclasses|SymFloat|SymInt")
 """Torch's messages for an operation on a value read from data that cannot be traced."""
 _CONSTRAINTS = "Constraints violated"
 _FIXED = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)")
+_COUNT = re.compile(r"\.max\(\)(\.item\(\))?\)? ?\+ ?1\b")
+"""A line of code that takes the largest index and one more for the number of rows."""
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -208,6 +215,8 @@ def _data_remedy(error: BaseException, location: Location, reads: Sequence[Read]
         return _REMEDY_DRAWN
     if _is_loop_over_rows(error):
         return _REMEDY_LOOP
+    if _COUNT.search(location.code):
+        return _REMEDY_COUNT
     return _REMEDY_SELECTIONS if _TWO_SELECTIONS.search(_first_line(error)) else _REMEDY_DATA
 
 

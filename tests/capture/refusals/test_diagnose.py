@@ -45,6 +45,20 @@ def test_rows_that_code_makes_constant_are_named() -> None:
         fxdp.plan(_Spaced(), inputs, mesh={"dp": 2}, batch_dims=dims)
 
 
+class _Pooled(nn.Module):
+    """A sum of each graph's nodes, without the number of graphs."""
+
+    def forward(self, x: Tensor, of: Tensor) -> Tensor:
+        graphs = int(of.max()) + 1
+        return torch.zeros(graphs).index_add(0, of, x).square().sum()
+
+
+def test_rows_that_are_counted_by_the_largest_index_are_to_be_passed() -> None:
+    dims = (Rows("nodes"), Rows("nodes")), {}
+    with pytest.raises(fxdp.CaptureError, match=r"of\.max.*Pass the number: len\(y\) of graphs"):
+        fxdp.plan(_Pooled(), (torch.ones(4), torch.tensor([0, 0, 1, 1])), mesh={"dp": 2}, batch_dims=dims)
+
+
 def test_an_expression_of_the_data_is_shown() -> None:
     error = RuntimeError("Could not guard on data-dependent expression u0 > 1 (unhinted: u0 > 1)")
     assert "\ntorch: Could not guard on data-dependent expression u0 > 1" in str(capture_error(error))
