@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fxdp.errors import InputError
-from fxdp.settings import Settings, hashes_alike
+from fxdp.settings import Settings, check_settings, hashes_alike
 
 _PAYS = 50
 """A module is compiled from this call on: by then op by op has cost about as much as compiling will."""
@@ -39,6 +39,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(asked: argparse.Namespace) -> NoReturn:
     """Run the script, and end the process with the script's exit code."""
+    check_settings()  # those that only compiling reads would be refused there, and the script run op by op
     environment = hashes_alike()
     if environment is not None:  # before torch is imported
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -180,6 +180,20 @@ def inductor_cache_asked() -> str | None:
     return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or None
 
 
+def check_settings() -> None:
+    """Raise if any setting cannot be read.
+
+    Raises
+    ------
+    MeshError : a variable has a value that is not among those it takes.
+    """
+    Settings.from_environment()
+    ShortcutSettings.from_environment()
+    CacheSettings.from_environment()
+    wings_are_on()
+    warns_untested()
+
+
 def settings_given() -> dict[str, str]:
     """Return fxdp's own variables that the environment sets, sorted by name."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("FXDP_")}

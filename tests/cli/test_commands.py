@@ -277,3 +277,13 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         program.stdout.close()
         assert program.stderr.read() == ""
     assert program.returncode == 1
+
+
+def test_a_script_with_a_setting_that_cannot_be_read_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before: only compiling read it, was refused, and all ran op by op."""
+    monkeypatch.setenv("FXDP_CACHE", "off")
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert main(["run", str(tmp_path / "train.py")]) == 2
+    assert "FXDP_CACHE is 'off'; expected a number" in capsys.readouterr().err
