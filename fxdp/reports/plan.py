@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rich.console import RenderableType
 from torch import fx
 
 from fxdp.errors import InputError, StateError, a_kind
@@ -282,7 +281,7 @@ class Plan:
     def __str__(self) -> str:
         return self.summary()
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Summary:
         return Summary(self)
 
     def _repr_html_(self) -> str:

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions
-from rich.text import Text
-
 from fxdp.ir.axis_rows import balance_lines
 from fxdp.reports.by_line import CommunicatingLine, lines_of
 from fxdp.reports.places import place, shortened
@@ -23,6 +20,9 @@ from fxdp.reports.sheet import Sheet
 from fxdp.reports.tables import timings_line
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
     from fxdp.reports.plan import Plan
 
 _NOTHING = "one rank sends nothing"
@@ -112,6 +112,8 @@ class Summary:
     fold: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
         for line in summary_lines(self.plan, options.max_width, fold=self.fold):
             yield Text(line, "" if line.startswith("  ") or not line else "bold")
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-_UNBOUNDED = 10_000
-_LONG = 24
-"""Characters up to which a text stays in its row on a narrow terminal."""
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 
 @dataclass(frozen=True)
@@ -34,67 +29,9 @@ class Sheet:
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        note = [Text(self.note)] if self.note else []
-        if not self.rows:
-            yield from (Text(self.title, "bold"), *note)
-            return
-        table = self._table()
-        if console.measure(table, options=options.update(max_width=_UNBOUNDED)).maximum <= options.max_width:
-            yield table
-        else:
-            yield from self._narrow() if self._long() else [table]
-        yield from note
+        from fxdp.reports.drawn_sheet import drawn
 
-    def _table(self) -> Table:
-        ruled = any("\n" in cell for row in self.rows for cell in row)
-        table = Table(
-            title=self.title, title_justify="left", title_style=self.style or None, show_lines=ruled
-        )
-        for name in self.columns:
-            full = name.startswith(("#", "="))
-            align: Literal["left", "right"] = "right" if name[:1] == "#" else "left"
-            table.add_column(name.lstrip("#="), justify=align, no_wrap=full, overflow="fold")
-        for row in self.rows:
-            table.add_row(*map(Text, row))
-        if self.total:
-            table.add_section()
-            table.add_row(*map(Text, self.total))
-        return table
-
-    def _narrow(self) -> Iterator[RenderableType]:
-        """Yield the table with each long text in lines of its own, below its row."""
-        numbers, long = [name[:1] == "#" for name in self.columns], self._long()
-        names = [name.lstrip("#=") for name in self.columns]
-        lines = [names, *self.rows, *([self.total] if self.total else [])]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
-
-        def beside(cells: Sequence[str], style: str = "") -> Text:
-            shown = [
-                cell.rjust(width) if number else cell.ljust(width)
-                for i, (cell, width, number) in enumerate(zip(cells, widths, numbers, strict=True))
-                if i not in long
-            ]
-            return Text("  ".join(shown).rstrip(), style)
-
-        yield Text(self.title, self.style or "italic")
-        yield beside(names, "bold")
-        for row in self.rows:
-            yield beside(row)
-            below = Table.grid(padding=(0, 2))
-            for i in long:
-                below.add_row(Text(names[i], "dim"), Text(row[i]))
-            yield Padding(below, (0, 0, 0, 2))
-        if self.total:
-            yield beside(self.total, "bold")
-
-    def _long(self) -> list[int]:
-        """Return the columns of words, the first aside, that do not fit beside others."""
-        lengths = [max(len(row[i]) for row in self.rows) for i in range(len(self.columns))]
-        return [
-            i
-            for i, name in enumerate(self.columns)
-            if i and name[:1] not in ("#", "=") and lengths[i] > _LONG
-        ]
+        return drawn(self, console, options)
 
 
 _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
@@ -135,7 +72,9 @@ class Shown:
         """Return the tables of this object."""
         raise NotImplementedError
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Group:
+        from rich.console import Group
+
         return Group(*self.sheets())
 
     def _repr_html_(self) -> str:

@@ -114,7 +114,7 @@ def entered(batch: Any, session: Session, apart: list[int] | None = None) -> Any
     if apart is None:
         session.batches += 1
     number = session.batches if apart is None else len(apart) + 1
-    digest = _checksum(tensors, number) if own is None else own.digest
+    digest = own.digest if own is not None else _checksum(tensors) if _is_compared(number) else 0
     if apart is None:
         _compare(session, total, digest)
     else:
@@ -183,11 +183,18 @@ def _fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, sessi
     size = max(len(own), 1)
     if generator_states() == before:
         if all(can_be_cut(leaf) and leaf.shape[0] == size for leaf in leaves_of(data)):
-            return OwnSamples(data, len(own), len(indices), zlib.crc32(repr(indices).encode()))
+            return OwnSamples(data, len(own), len(indices), _digest(plain, fetcher, indices))
     else:
         set_generator_states(before)
     fetcher._all_samples = True  # type: ignore[attr-defined]
     return plain(fetcher, indices)
+
+
+def _digest(plain: Callable[..., Any], fetcher: Any, indices: Sequence[Any]) -> int:
+    """Return a number for a batch's indices and, now and then, for its first sample, which all ranks load."""
+    fetcher._number = getattr(fetcher, "_number", 0) + 1
+    values = leaves_of(plain(fetcher, indices[:1])) if _is_compared(fetcher._number) else ()
+    return zlib.crc32(repr(indices).encode(), _checksum([one for one in values if can_be_cut(one)]))
 
 
 def _by_samples(fetcher: Any, indices: Any) -> bool:
@@ -206,10 +213,12 @@ def _collates_by_samples(collate: Any) -> bool:
     return any(collate is one for one in known)
 
 
-def _checksum(tensors: Sequence[Tensor], number: int) -> int:
-    """Return a number for the values of a batch, at batches 1, 2, 4, 8, ... and each hundredth; else 0."""
-    if number & (number - 1) and number % _COMPARED_EVERY:
-        return 0
+def _is_compared(number: int) -> bool:
+    """Return whether ranks compare a batch's values: those of batches 1, 2, 4, 8, ... and each hundredth."""
+    return not number & (number - 1) or not number % _COMPARED_EVERY
+
+
+def _checksum(tensors: Sequence[Tensor]) -> int:
     found = 0
     for tensor in tensors:
         data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from fxdp.errors import FxdpError, RankFailedError
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
+from fxdp.run.entropy import Entropy
 from fxdp.run.files.open_files import write_open_files
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
@@ -48,10 +49,11 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
         write_into(log_of(launch.rank, logs))
     keep_log_apart()
     share(ranks)
+    entropy = Entropy(ranks)
     session = Session(ranks, options)
     replace_for_good("threading:excepthook", lambda hook: partial(_thread_failed, hook))
     code = 0
-    with hide_ranks(), patched_everywhere(replacements(session)):
+    with hide_ranks(), patched_everywhere([*entropy.patches(), *replacements(session)]):
         try:
             try:
                 run_script(options)

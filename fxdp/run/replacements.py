@@ -22,6 +22,7 @@ from fxdp.run.rank_zero import RankZero
 from fxdp.run.session import Session
 from fxdp.run.standard_input import input_patches, share_input
 from fxdp.run.started_programs import program_patches
+from fxdp.run.threads import thread_patches
 from fxdp.torch_compat import MapFetcher, Patch, around
 
 
@@ -54,6 +55,7 @@ def replacements(session: Session) -> Iterator[Patch]:
     yield from wrapper_patches()
     yield from text_patches()
     yield from data_patches()
+    yield from thread_patches()
     share_input(rank_zero)
     yield from input_patches(rank_zero)
     yield from program_patches(rank_zero)

@@ -18,6 +18,9 @@ rank = int(os.readlink("/proc/self/fd/1").endswith("rank1.txt"))
 """
 
 
+_OUT = "False False False\nab True\n['file.txt', 'logs', 'saved.txt', 'train.py']\n"
+
+
 def _script(folder: Path, text: str) -> Path:
     script = folder / "train.py"
     script.write_text(_RANK + textwrap.dedent(text))
@@ -33,17 +36,25 @@ def test_a_file_is_new_on_each_rank_and_written_once_until_the_disk_is_full(tmp_
             with open(path, "a") as file:
                 file.write(text)
         print(open(path).read(), os.access(path, os.W_OK), flush=True)
-        import resource
+        import resource, tempfile
+        folder = os.path.dirname(path)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write("at once")
+        os.replace(file.name, os.path.join(folder, "saved.txt"))
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            print(sorted(set(os.listdir(folder)) - {os.path.basename(file.name)}), flush=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (5, 5))
         with open(path, "ab", buffering=0) as file:
             file.write(b"cdefg")
             file.write(b"hij")
         """)  # fmt: skip
     ended = on_ranks(2, script, options=("--logs", str(tmp_path / "logs")))
-    assert (ended.code, ended.out) == (1, "False False False\nab True\n"), ended.err
+    assert (ended.code, ended.out) == (1, _OUT), ended.err
     assert "OSError: [Errno 27] File too large\n" in ended.err
     assert (tmp_path / "logs" / "rank1.txt").read_text().startswith(ended.out)
     assert (tmp_path / "file.txt").read_text() == "abcde"
+    assert (tmp_path / "saved.txt").read_text() == "at once"
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file.txt", "logs", "saved.txt", "train.py"]
     assert [found.name for found in (tmp_path / "logs").iterdir()] == ["rank1.txt"]
 
 

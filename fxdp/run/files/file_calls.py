@@ -58,7 +58,7 @@ class FileCalls:
         cache = inductor_cache_asked() or os.path.join(tempfile.gettempdir(), "torchinductor")
         self._shared = (*_SYSTEM, own, cache)
         self._made: set[str] = set()
-        """What the module tempfile has made, whose names differ from rank to rank."""
+        """What tempfile has made in the system's folder, by names that differ from rank to rank."""
 
     def is_plain(self, path: Any, *, makes: bool = False) -> bool:
         """Return whether a path is as it is: a descriptor, a shared cache, a temporary file."""
@@ -72,8 +72,8 @@ class FileCalls:
             return True
         if self._made and any(name == one or name.startswith(one + "/") for one in self._made):
             return True
-        asks = _asking(sys._getframe(2))
-        if asks == "tempfile" and makes:
+        asks, is_temporary = _asking(sys._getframe(2))
+        if is_temporary and makes and os.path.dirname(name) == _temporary_folder():
             self._made.add(name)
             return True
         return asks.startswith(_SHARED)
@@ -163,11 +163,21 @@ class FileCalls:
         """Move a file or folder."""
         if self.is_plain(new):
             return plain(old, new, **kwargs)
+        if self.is_plain(old):  # a temporary file, which becomes another by a name of the script
+            return plain(old, self.of_files(self.files.written, new), **kwargs)
         if isinstance(self.files, NotedFiles):
             self.of_files(self.files.changed, old)
             self.of_files(self.files.written, new)
             return plain(old, new, **kwargs)
         return self.of_files(self.files.rename, old, new)
+
+    def temporary(self, plain: Any, prefix: Any, suffix: Any, folder: Any) -> Any:
+        """Return how and where the module tempfile makes a file: a rank's own, in a folder of the script."""
+        prefix, suffix, folder, kind = plain(prefix, suffix, folder)
+        if not self.is_plain(folder) and os.path.abspath(os.fsdecode(folder)) != _temporary_folder():
+            found = self.of_files(self._scratch.folder, folder)
+            folder = found if kind is str else os.fsencode(found)
+        return prefix, suffix, folder, kind
 
     def remove(self, plain: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Remove a file or an empty folder."""
@@ -244,6 +254,7 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
         yield Patch(os, name, around(calls.remove))
     if isinstance(files, NotedFiles):
         return
+    yield Patch(tempfile, "_sanitize_params", around(calls.temporary))
     yield Patch(torch, "load", around(calls.reads_file))
     if safetensors is not None:
         for module in (safetensors, importlib.import_module("safetensors")):
@@ -259,14 +270,17 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
     yield Patch(shutil, "rmtree", around(calls.rmtree))
 
 
-def _asking(frame: FrameType | None) -> str:
-    """Return the name of the module that asks, tempfile or one outside the standard library."""
-    name = ""
+def _temporary_folder() -> str:
+    return os.path.abspath(tempfile.gettempdir())
+
+
+def _asking(frame: FrameType | None) -> tuple[str, bool]:
+    """Return the name of the module outside the standard library that asks, and whether by tempfile."""
+    name, is_temporary = "", False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name == "tempfile" or not (
-            name in _THROUGH or name.startswith(("fxdp.run.", "fxdp.torch_compat."))
-        ):
+        if not (name in _THROUGH or name.startswith(("fxdp.run.", "fxdp.torch_compat."))):
             break
+        is_temporary |= name == "tempfile"
         frame = frame.f_back
-    return name
+    return name, is_temporary

@@ -154,6 +154,14 @@ class ScratchFiles:
             raise FileExistsError(17, "File exists", os.fsdecode(path))
         os.mkdir(self.written(path), mode)
 
+    def folder(self, path: Any) -> str:
+        """Return where files are made in a folder, by names that the system chooses."""
+        name = os.path.abspath(os.fsdecode(path))
+        if not self.exists(name):
+            return name
+        os.makedirs(self.root + name, exist_ok=True)
+        return self.root + name
+
     def rename(self, old: Any, new: Any) -> None:
         """Move a file or folder."""
         source, target = self.read(old), self.written(new)

@@ -5,11 +5,14 @@ import csv
 import gzip
 import multiprocessing
 import os
+import random
 import shelve
 import sqlite3
 import subprocess
 import sys
+import uuid
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -81,7 +84,19 @@ def data_bases():
     return csv.writer(open("left_open.txt", "w")), gzip.open("left_open.gz", "wt")
 
 
+def imported_late():
+    random.seed(3)
+    from rich import theme  # noqa: F401  (draws a number while it is imported)
+
+    print(random.random())
+
+
 def batches():
+    random.seed()
+    drawn = [np.random.default_rng().random(), uuid.uuid4().int / 2**128, random.Random().random()]
+    drawn = torch.tensor([*drawn, random.random()])  # without a seed, and so other ones at each run
+    for (values,) in DataLoader(TensorDataset(drawn.clone()), 4):
+        print((values == drawn).tolist())
     torch.manual_seed(0)
     model = Pair()
     loaders = [DataLoader(TensorDataset(torch.randn(n, 3)), n // 2) for n in (6, 10)]
@@ -141,6 +156,7 @@ if __name__ == "__main__":
     rows, text = data_bases()
     rows.writerow(["never closed"])
     text.write("never closed")
+    imported_late()
     batches()
     own_ranks(0, 1)
     if sys.argv[1:] == ["refused"]:
