@@ -40,7 +40,7 @@ class GlobalTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, local: Tensor, spec: GlobalSpec) -> GlobalTensor:
         """Wrap this rank's local value of a global tensor; without autograd."""
-        made: GlobalTensor = torch.Tensor._make_wrapper_subclass(cls, *spec.metadata)
+        made = without_values(cls, *spec.metadata)
         refuse_pointer(made)
         made._local, made._spec = local, spec
         return made
@@ -154,6 +154,14 @@ class GlobalTensor(torch.Tensor):
             "rank has memory with the global value; expected a plain tensor: take .local for this rank's "
             "part or .full() for the full value (on all ranks)"
         )
+
+
+def without_values(*metadata: Any) -> GlobalTensor:
+    """Return a tensor of a class, sizes, strides, ...; a normal one in inference mode, too, for views."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return torch.Tensor._make_wrapper_subclass(*metadata)  # type: ignore[no-any-return]
+    return torch.Tensor._make_wrapper_subclass(*metadata)  # type: ignore[no-any-return]
 
 
 def wrapped(local: Tensor, axis: BatchAxis, placement: Placement = R) -> GlobalTensor:

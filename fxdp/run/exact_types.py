@@ -1,6 +1,7 @@
 """What a script asks of the exact type of a tensor, which is false for global tensors: told by line.
 
     isinstance(x, torch.Tensor)       true
+    type(x).__module__                'torch'
     type(x) is torch.Tensor           false: batches of a script are of a subclass
     x.__class__ == torch.Tensor       the same
 """
@@ -14,10 +15,18 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
+from fxdp.eager.tensor import GlobalTensor
 from fxdp.run.script_lines import is_own_file
 
 _log = logging.getLogger("fxdp")
 _OPERATORS = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+
+
+def look_like_torchs() -> None:
+    """Let global tensors be of a class of torch by its name, of which loggers ask: `torch.GlobalTensor`."""
+    GlobalTensor.__module__ = torch.__name__
 
 
 @lru_cache(maxsize=1)

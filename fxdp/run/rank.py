@@ -19,6 +19,7 @@ from fxdp.errors import FxdpError, RankFailedError
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.entropy import Entropy
+from fxdp.run.exact_types import look_like_torchs
 from fxdp.run.files.open_files import write_open_files
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
@@ -48,6 +49,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     if launch.rank:
         write_into(log_of(launch.rank, logs))
     keep_log_apart()
+    look_like_torchs()
     share(ranks)
     entropy = Entropy(ranks)
     session = Session(ranks, options)

@@ -20,7 +20,6 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxdp.eager import redistribute
@@ -31,7 +30,7 @@ from fxdp.eager.plans.decomposed import decomposed
 from fxdp.eager.plans.op_plan import OpPlan, PlannedResult
 from fxdp.eager.plans.sparse_layouts import wrapped_results
 from fxdp.eager.sums import made, summed
-from fxdp.eager.tensor import GlobalTensor
+from fxdp.eager.tensor import GlobalTensor, without_values
 from fxdp.eager.view_origins import memory_of, note_view
 from fxdp.errors import InputError
 from fxdp.ir.ops.layouts import lay_out
@@ -79,7 +78,7 @@ class _Code:
         self.small: list[str] = []
         self.values: dict[str, Any] = {
             "__name__": __name__,  # not the user's line
-            "wrapper": torch.Tensor._make_wrapper_subclass, "GlobalTensor": GlobalTensor, "name": self.name,
+            "wrapper": without_values, "GlobalTensor": GlobalTensor, "name": self.name,
             "redistributed": redistribute.redistributed, "axis": plan.axis, "op": plan.op,
             "target": plan.target, "kernel": kernel(plan.target), "refuse_pointer": refuse_pointer,
         }  # fmt: skip

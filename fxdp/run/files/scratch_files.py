@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,17 +236,32 @@ class FolderEntry:
         """Return whether it is a symbolic link."""
         return os.path.islink(self._files.read(self.path))
 
+    def is_junction(self) -> bool:
+        """Return False: other systems have junctions."""
+        return False
+
     def inode(self) -> int:
         """Return the number of its inode."""
         return self.stat(follow_symlinks=False).st_ino
 
 
-class FolderEntries(list[FolderEntry]):
+class FolderEntries:
     """The entries of a folder, like the result of `os.scandir`."""
 
-    def __enter__(self) -> Iterator[FolderEntry]:
-        """Return the entries."""
-        return iter(self)
+    def __init__(self, entries: Sequence[FolderEntry]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> FolderEntries:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> FolderEntry:
+        """Return the next entry."""
+        return next(self._entries)
+
+    def __enter__(self) -> FolderEntries:
+        """Return itself."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Do nothing."""

@@ -27,6 +27,8 @@ def test_a_late_rank_sees_files_as_they_were(tmp_path: Path) -> None:
     assert Path(late.read(counter)).read_text() == "7"
     assert Path(late.read(gone)).read_text() == "there"
     assert sorted(late.names(work)) == ["gone.txt", "runs.txt"]
+    with late.scan(work) as entries:  # as `os.walk` reads them
+        assert {next(entries).name, *(entry.name for entry in entries)} == {"gone.txt", "runs.txt"}
     with open(late.written(counter, keep=True), "a") as file:
         file.write("!")
     assert Path(late.read(counter)).read_text() == "7!"

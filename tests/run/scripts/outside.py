@@ -96,7 +96,7 @@ def batches():
     drawn = [np.random.default_rng().random(), uuid.uuid4().int / 2**128, random.Random().random()]
     drawn = torch.tensor([*drawn, random.random()])  # without a seed, and so other ones at each run
     for (values,) in DataLoader(TensorDataset(drawn.clone()), 4):
-        print((values == drawn).tolist())
+        print((values == drawn).tolist(), type(values).__module__)
     torch.manual_seed(0)
     model = Pair()
     loaders = [DataLoader(TensorDataset(torch.randn(n, 3)), n // 2) for n in (6, 10)]

@@ -50,8 +50,10 @@ for epoch in range(args.epochs):
         total += loss.item() * data.size(0)
         right += (out.argmax(1) == target).sum().item()
     model.eval()
-    with torch.no_grad():
-        losses = torch.cat([F.cross_entropy(model(a), b, reduction="none") for a, b in ahead(test)])
+    with torch.inference_mode():
+        losses = torch.cat(
+            [F.cross_entropy(model(a.view(-1, 6)), b, reduction="none") for a, b in ahead(test)]
+        )
     print(f"epoch {epoch}: loss {total / len(train.dataset):.9f} right {right} norm {norm:.9f}")
     print("the last batch", data, loss, losses[-3:], VonMises(out[:, 0], 4.0).sample((3,)))
     print(f"test {losses.mean():.9f} of {len(losses)}, worst {losses.max().item():.9f}")
