@@ -140,6 +140,11 @@ def hide_launch() -> None:
         del os.environ[name]
 
 
+def log_nothing_elsewhere() -> None:
+    """Let this process, a rank above 0, send nothing by loggers with a process or a server of their own."""
+    os.environ["WANDB_MODE"] = "disabled"
+
+
 def lead_gloo_to(interface: str) -> None:
     """Let gloo use this network interface, unless the environment names one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

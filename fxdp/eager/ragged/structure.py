@@ -264,7 +264,7 @@ def within(rows: Any, path: str) -> Any:
 
 def _parts(prefix: Any, value: Any, path: str) -> dict[Any, Any]:
     """Return the part of a prefix for each key or index of a container."""
-    keys = value if isinstance(value, Mapping) else range(len(value))
+    keys = value.keys() if isinstance(value, Mapping) else range(len(value))
     if isinstance(prefix, Mapping) and isinstance(value, Mapping):
         return {key: prefix.get(key, LEFT_OUT) for key in keys}
     if isinstance(prefix, (list, tuple)) and not isinstance(value, Mapping) and len(prefix) == len(value):

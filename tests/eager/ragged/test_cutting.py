@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,28 @@ def _sizes(batch: Any, world: int, parts: Sequence[int] = ()) -> dict[str, Any]:
     found = on_virtual_ranks(world, on_rank)
     assert all(one == found[0] for one in found)
     return found[0]
+
+
+class _Table(UserDict[str, Any]):
+    """A mapping whose iterator gives rows, as that of a TensorDict."""
+
+    def __iter__(self) -> Any:
+        return iter([{}, {}])
+
+    def keys(self) -> Any:
+        return self.data.keys()
+
+    def values(self) -> Any:
+        return self.data.values()
+
+    def items(self) -> Any:
+        return self.data.items()
+
+
+def test_a_mapping_is_read_by_its_keys() -> None:
+    batch = _Table()
+    batch.data = {"x": torch.arange(14.0).view(7, 2), "y": torch.arange(7)}
+    assert _sizes(batch, 2) == {"x": (4, 3), "y": (4, 3)}
 
 
 def test_graphs_stay_on_one_rank_with_even_nodes() -> None:
