@@ -30,7 +30,7 @@ from fxdp.run.ranks import log_of, write_into
 from fxdp.run.replacements import replacements
 from fxdp.run.script import run_script
 from fxdp.run.session import RunOptions, Session
-from fxdp.settings.launch import Launch, log_nothing_elsewhere
+from fxdp.settings.launch import Launch, log_into
 from fxdp.torch_compat import patched_everywhere, replace_for_good
 
 _OURS = ("fxdp.run.", "fxdp.ranks.", "fxdp.cli", "fxdp.__main__", "fxdp.torch_compat.patch")
@@ -48,7 +48,7 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     options = replace(options, logs=logs)
     if launch.rank:
         write_into(log_of(launch.rank, logs))
-        log_nothing_elsewhere()
+        log_into(str(logs / f"rank{launch.rank}.files"))
     keep_log_apart()
     look_like_torchs()
     share(ranks)

@@ -140,9 +140,9 @@ def hide_launch() -> None:
         del os.environ[name]
 
 
-def log_nothing_elsewhere() -> None:
-    """Let this process, a rank above 0, send nothing by loggers with a process or a server of their own."""
-    os.environ["WANDB_MODE"] = "disabled"
+def log_into(folder: str) -> None:
+    """Let loggers with a process and a server of their own keep what they log in a folder: of a rank above 0."""
+    os.environ.update(WANDB_MODE="offline", WANDB_DIR=folder)
 
 
 def lead_gloo_to(interface: str) -> None:

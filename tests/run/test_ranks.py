@@ -36,7 +36,7 @@ def test_a_file_is_new_on_each_rank_and_written_once_until_the_disk_is_full(tmp_
             with open(path, "a") as file:
                 file.write(text)
         print(open(path).read(), os.access(path, os.W_OK), flush=True)
-        assert os.environ.get("WANDB_MODE") == ("disabled" if rank else None)
+        assert os.environ.get("WANDB_MODE") == ("offline" if rank else None)
         import resource, tempfile
         folder = os.path.dirname(path)
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
