@@ -141,7 +141,7 @@ def hide_launch() -> None:
 
 
 def log_into(folder: str) -> None:
-    """Let loggers with a process and a server of their own keep what they log in a folder: of a rank above 0."""
+    """Let loggers that have a process and a server, on a rank above 0, keep what they log in a folder."""
     os.environ.update(WANDB_MODE="offline", WANDB_DIR=folder)
 
 
