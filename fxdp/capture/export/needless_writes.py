@@ -67,9 +67,13 @@ def drop_needless_writes(gm: fx.GraphModule) -> None:
 
 
 def _is_read_once(write: fx.Node) -> bool:
-    """Return whether the written value has no further reader, and the new value would have the same dtype."""
+    """Return whether the written value has no further reader, and the new value would have the same dtype.
+
+    A size that is written, as by `index += x.shape[0]`, has no dtype of its own.
+    """
     written: Any = write.args[0]
-    kinds = {value.meta["val"].dtype for value in write.all_input_nodes}
+    values = (value.meta["val"] for value in write.all_input_nodes)
+    kinds = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     return len(kinds) == 1 and write.kwargs.keys() <= {"alpha"} and _is_own(written, write)
 
 

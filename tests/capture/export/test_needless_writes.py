@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
+from fxdp import Rows
 from tests.lockstep import check
+from tests.oracle.test_ragged_axes import run_ragged
 
 
 class Relative(nn.Module):
@@ -40,3 +42,21 @@ class CountsInMemory(nn.Module):
 def test_where_memory_is_counted_in_it_stays() -> None:
     model, x = CountsInMemory(), torch.arange(36.0).view(6, 6).requires_grad_()
     assert fxdp.compile(model, backend="eager")(x) == model(x)
+
+
+class Counted(nn.Module):
+    """As torch_geometric's HGT numbers edges from items behind those from users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        moved = items * self.scale
+        moved += users.shape[0]
+        return moved.square().sum() + users.sum()
+
+
+def test_a_size_is_written() -> None:
+    parts = [(torch.randn(n, 2).double(), torch.randn(m, 2).double()) for n, m in ((2, 3), (0, 1), (3, 0))]
+    run_ragged(Counted(), parts, (Rows("users"), Rows("items")))
