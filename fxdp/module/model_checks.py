@@ -39,13 +39,13 @@ def check_model(model: Any) -> nn.Module:
             f"the model is {a_kind(model)}, expected a torch.nn.Module, whose parameters are trained, or a "
             "function that uses modules"
         )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            "the model is a torch.jit.ScriptModule, which has no Python code that could be captured; "
-            "expected the module that was scripted or traced"
-        )
     children = [(f"its part {n!r}", m) for n, m in _children(model)]
     for where, module in [("the model", model), *children]:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{where} is a torch.jit.ScriptModule, which has no Python code that could be captured; "
+                "expected the module that was scripted or traced"
+            )
         _check_plain(where, module)
     lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
     if lazy:

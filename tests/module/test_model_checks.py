@@ -43,6 +43,7 @@ class Outer(nn.Module):
         (lambda: fxdp.compile(nn.Linear(2, 2)), "the model is compiled by fxdp already"),
         (Outer, "its part 'net' is compiled by fxdp already"),
         (lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "its part '0' is a DataParallel"),
+        (lambda: nn.Sequential(torch.jit.ScriptModule()), "its part '0' is a torch.jit.ScriptModule"),
     ],
 )
 def test_no_plain_module(way: Callable[[Any], Any], model: Callable[[], Any], words: str) -> None:
