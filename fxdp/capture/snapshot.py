@@ -143,7 +143,7 @@ class ValueSnapshot:
             if id(one) not in seen and not isinstance(one, torch.Size):
                 seen.add(id(one))
                 kind = next(kind for kind in FILLED if isinstance(one, kind))
-                self._parts.append((one, kind, one.copy() if kind is np.ndarray else kind(one)))
+                self._parts.append((one, kind, _copied(one, kind)))
                 todo.extend(x for x in _plain_items(one) if isinstance(x, FILLED))
 
     def is_changed(self, now: Any) -> bool:
@@ -165,6 +165,7 @@ class ValueSnapshot:
 
 
 _MUTABLE: tuple[Any, ...] = (OrderedDict, dict, list, deque, set)
+_SEQUENCES: tuple[Any, ...] = (list, tuple)
 FILLED: tuple[Any, ...] = (*_MUTABLE, tuple, frozenset, np.ndarray)
 """Classes with contents."""
 
@@ -191,6 +192,12 @@ def _position(value: Any) -> Any:
         with contextlib.suppress(OSError, ValueError):  # a pipe, or a closed file
             return value.tell()
     return length_hint(value, 0) if isinstance(value, Iterator) else None
+
+
+def _copied(one: Any, kind: Any) -> Any:
+    if kind is np.ndarray:
+        return one.copy()
+    return kind(_plain_items(one) if kind in _SEQUENCES else one)
 
 
 def _token(value: Any) -> Any:
@@ -227,4 +234,9 @@ def _flattened(value: Any) -> tuple[list[Any], list[bytes]]:
 def _plain_items(container: Any) -> Iterable[Any]:
     if isinstance(container, np.ndarray):
         return ()
-    return (x for pair in container.items() for x in pair) if isinstance(container, dict) else container
+    if isinstance(container, dict):
+        return (x for pair in container.items() for x in pair)
+    for kind in _SEQUENCES:  # a class of the user's may have no len()
+        if isinstance(container, kind):
+            return kind.__iter__(container)  # type: ignore[no-any-return]
+    return container  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.capture.external_state import external_state
+from fxdp.run.calls.observed_call import Effects
 
 
 @dataclass
@@ -242,3 +243,30 @@ def test_names_of_code_say_what_is_read() -> None:
     read = external_state(Base())
     assert {"fc", "read", "factor"} & read.names == {"fc", "read"}
     assert all("factor" not in place.name for place in read.places)
+
+
+class _Irreps(tuple[int, ...]):
+    """A tuple that does not want to be counted, as a library of representations has it."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_tuple_without_a_length_is_read_by_its_items() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.irreps = nn.Linear(3, 3), _Irreps((1, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * sum(self.irreps)
+
+    layer, x = Layer(), torch.randn(4, 3)
+    compiled = fxdp.compile(layer, backend="eager")
+    for values in ((1, 2), (3, 4)):
+        layer.irreps = _Irreps(values)
+        torch.testing.assert_close(compiled(x), layer(x))
+    effects = Effects()
+    with effects.of(layer):
+        layer(x)
+    assert not effects.found
