@@ -20,6 +20,7 @@ from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.liveness.failure import broadcast_all
 from fxdp.run.entropy import Entropy
 from fxdp.run.exact_types import look_like_torchs
+from fxdp.run.files.native_calls import native_calls
 from fxdp.run.files.open_files import write_open_files
 from fxdp.run.generators import share
 from fxdp.run.hidden_ranks import hide_ranks, join
@@ -27,7 +28,7 @@ from fxdp.run.loaders import compare_apart
 from fxdp.run.own_log import keep_log_apart
 from fxdp.run.process_groups import add_remedy
 from fxdp.run.ranks import log_of, write_into
-from fxdp.run.replacements import replacements
+from fxdp.run.replacements import file_calls, replacements
 from fxdp.run.script import run_script
 from fxdp.run.session import RunOptions, Session
 from fxdp.settings.launch import Launch, log_into
@@ -56,7 +57,9 @@ def be_rank(launch: Launch, options: RunOptions) -> NoReturn:
     session = Session(ranks, options)
     replace_for_good("threading:excepthook", lambda hook: partial(_thread_failed, hook))
     code = 0
-    with hide_ranks(), patched_everywhere([*entropy.patches(), *replacements(session)]):
+    calls = file_calls(session)
+    patches = [*entropy.patches(), *replacements(session, calls)]
+    with hide_ranks(), patched_everywhere(patches), native_calls(calls):
         try:
             try:
                 run_script(options)

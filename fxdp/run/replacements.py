@@ -26,7 +26,16 @@ from fxdp.run.threads import thread_patches
 from fxdp.torch_compat import MapFetcher, Patch, around
 
 
-def replacements(session: Session) -> Iterator[Patch]:
+def file_calls(session: Session) -> FileCalls:
+    """Return how a rank's script finds files."""
+    own = session.options.logs
+    journal = own / "new_files"
+    rank = session.ranks.rank
+    files = ScratchFiles(own / f"rank{rank}.files", journal) if rank else NotedFiles(journal)
+    return FileCalls(files, str(own))
+
+
+def replacements(session: Session, calls: FileCalls) -> Iterator[Patch]:
     """Yield the replacements for a script."""
 
     def batches(plain: Any, loader: Any) -> Any:
@@ -38,18 +47,10 @@ def replacements(session: Session) -> Iterator[Patch]:
     def fetch(plain: Any, fetcher: Any, indices: Any) -> Any:
         return fetched(plain, fetcher, indices, session)
 
-    own = session.options.logs
-    journal = own / "new_files"
-    files = (
-        ScratchFiles(own / f"rank{session.ranks.rank}.files", journal)
-        if session.ranks.rank
-        else NotedFiles(journal)
-    )
     rank_zero = RankZero(session)
-    calls = FileCalls(files, str(own))
     yield from file_patches(calls)
     yield from database_patches(calls, rank_zero.meet)
-    yield from child_patches(files, str(own))
+    yield from child_patches(calls.files, str(session.options.logs))
     yield from seed_patches(session.seeded)
     yield from group_patches()
     yield from wrapper_patches()

@@ -27,6 +27,7 @@ _GATE = ("torch_compat/patch.py", "torch_compat/permanent.py")
 
 CHANGES = {
     "capture/patches/silence.py": {"warnings.filters"},
+    "run/files/native_calls.py": {"sys.meta_path"},
     "run/rank.py": {"replace_for_good"},
     "run/ranks.py": {"signal.signal"},
     "run/standard_input.py": {"sys.stdin"},

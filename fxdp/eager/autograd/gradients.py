@@ -222,6 +222,23 @@ def _grad(args: Any, kwargs: dict[str, Any]) -> Any:
     return result
 
 
+def _backward(args: Any, kwargs: dict[str, Any]) -> None:
+    """Run a backward inside of which hooks, and functions that compute again, get what a forward gets.
+
+    Given a tensor, torch would turn `__torch_function__` off until the backward ends.
+    """
+    given = dict(zip(("gradient", "retain_graph", "create_graph", "inputs"), args[1:], strict=False)) | kwargs
+    with without_torch_function():
+        value: Tensor = args[0]
+        gradient = given.pop("gradient", None)
+        if gradient is None and value.numel() == 1:
+            gradient = torch.ones_like(value)
+        if not value.requires_grad or gradient is None:
+            value.backward(gradient, **given)  # type: ignore[no-untyped-call]  # torch refuses it
+        edge = torch.autograd.graph.get_gradient_edge(value)
+    torch.autograd.backward(edge, gradient, **given)
+
+
 def _register_hook(args: Any, kwargs: dict[str, Any]) -> Any:
     """Register a hook of a global tensor, which sees each parameter's `.grad` up to date."""
     hook = args[1] if len(args) > 1 else kwargs["hook"]
@@ -244,6 +261,7 @@ def _number(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
     torch.autograd.grad: _grad,
+    torch.Tensor.backward: _backward,
     torch.Tensor.register_hook: _register_hook,
     torch.Tensor.data_ptr: lambda args, kwargs: args[0].data_ptr(),  # of the class, as some libraries call it
     torch.Tensor.untyped_storage: lambda args, kwargs: args[0].untyped_storage(),

@@ -206,6 +206,12 @@ class FileCalls:
         """Return the entries of a folder."""
         return plain(path) if self.is_plain(path) else self.of_files(self._scratch.scan, path)
 
+    def place(self, path: Any, writes: bool) -> Any:
+        """Return where code that opens a file by its name reads or writes the file."""
+        if self.is_plain(path, makes=writes):
+            return path
+        return self.of_files(self.files.written, path) if writes else self._read(path)
+
     def own_copy(self, path: Any, limit: int | None = None) -> Any:
         """Return where C code that is given a name writes a file, copied from what was there before.
 
@@ -246,20 +252,13 @@ def file_patches(calls: FileCalls) -> Iterator[Patch]:
     for name in ("link", "symlink"):
         yield Patch(os, name, around(calls.writes_second))
     yield Patch(torch, "save", around(calls.writes_second))
-    safetensors = None
-    if importlib.util.find_spec("safetensors") is not None:
-        safetensors = importlib.import_module("safetensors.torch")
-        yield Patch(safetensors, "serialize_file", around(calls.writes_second))
     for name in ("remove", "unlink"):
         yield Patch(os, name, around(calls.remove))
     if isinstance(files, NotedFiles):
         return
     yield Patch(tempfile, "_sanitize_params", around(calls.temporary))
     yield Patch(torch, "load", around(calls.reads_file))
-    if safetensors is not None:
-        for module in (safetensors, importlib.import_module("safetensors")):
-            yield Patch(module, "safe_open", around(calls.reads))
-    for name in ("stat", "lstat", "readlink"):
+    for name in ("stat", "lstat", "readlink", "statvfs"):
         yield Patch(os, name, around(calls.reads))
     yield Patch(os, "access", around(calls.access))
     for name in ("utime", "chmod", "truncate"):

@@ -99,6 +99,7 @@ def checkpoints(batch: Batch) -> dict[str, Any]:
         model.zero_grad()
         hidden = checkpoint(model[:2], x.clone().requires_grad_(), use_reentrant=reentrant)
         F.cross_entropy(model[2:](hidden), y).backward()
+        assert all(type(parameter.grad) is Tensor for parameter in model.parameters())
         found |= {f"{reentrant} {name}": grad for name, grad in gradients(model).items()}
     return found
 

@@ -10,11 +10,14 @@ import shelve
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import uuid
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -91,6 +94,18 @@ def imported_late():
     print(random.random())
 
 
+def files_of_packages():
+    os.mkdir("tokens")
+    path = os.path.join("tokens", "tokenizer.json")
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(path)
+    with tempfile.NamedTemporaryFile("w", dir="tokens", delete=False) as file:
+        file.write("written at once")
+    os.replace(file.name, os.path.join("tokens", "atomic.txt"))
+    print(os.path.isfile(path), Tokenizer.from_file(path).get_vocab_size(), sorted(os.listdir("tokens")))
+    torch.jit.script(nn.Linear(1, 1)).save("scripted.pt")
+    print(type(torch.jit.load("scripted.pt")).__name__)
+
+
 def batches():
     random.seed()
     drawn = [np.random.default_rng().random(), uuid.uuid4().int / 2**128, random.Random().random()]
@@ -154,6 +169,7 @@ if __name__ == "__main__":
     text_and_programs()
     processes()
     rows, text = data_bases()
+    files_of_packages()
     rows.writerow(["never closed"])
     text.write("never closed")
     imported_late()
