@@ -134,9 +134,7 @@ def _step_value(node: fx.Node, full: sympy.Basic) -> sympy.Basic:
     return full if python is None else python(*operands)
 
 
-def _localize_call(
-    node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node], parts: _Parts
-) -> None:
+def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node], parts: _Parts) -> None:
     known = meta(node)
     if node.target in redistributions.REDISTRIBUTIONS or not isinstance(node.target, OpOverload):
         _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))

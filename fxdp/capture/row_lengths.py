@@ -1,9 +1,9 @@
 """Where rows begin, as a rank counts them, as lengths: the one form in which programs get all of these.
 
-             rank 0          rank 1        the program: lengths of all ranks, one after the other
-    starts   0 3 3           0 2           3 0 1  2 2
-    bounds   0 3 3 4         0 2 4         3 0 1  2 2
-                                           the model: starts 0 3 3 4 6, bounds 0 3 3 4 6 8
+         rank 0          rank 1        the program: lengths of all ranks, one after the other
+starts   0 3 3           0 2           3 0 1  2 2
+bounds   0 3 3 4         0 2 4         3 0 1  2 2
+                                       the model: starts 0 3 3 4 6, bounds 0 3 3 4 6 8
 """
 
 from __future__ import annotations

@@ -262,9 +262,7 @@ def _axis_rows(program: Program, split: Sequence[int]) -> tuple[AxisRow, ...]:
         for name in found:
             work[name] += node_cost(node) / len(found)
     total = sum(work.values()) or 1.0
-    return tuple(
-        AxisRow.of(names[name], sizes, work[name] / total) for name, sizes in by_axis(split).items()
-    )
+    return tuple(AxisRow.of(names[name], sizes, work[name] / total) for name, sizes in by_axis(split).items())
 
 
 def _axes(node: fx.Node) -> set[str]:

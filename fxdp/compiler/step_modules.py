@@ -42,9 +42,7 @@ _KINDS = ("stage", "round", "finish", "exchange")
 _NOTHING: frozenset[int] = frozenset()
 
 
-def wanted_parts(
-    program: Program, layout: MicrobatchSizes, batches: tuple[int, ...]
-) -> list[WantedPart]:
+def wanted_parts(program: Program, layout: MicrobatchSizes, batches: tuple[int, ...]) -> list[WantedPart]:
     """Return the parts that this pipeline rank runs, for each micro-batch and once per step (index None)."""
     cut, rank = program.partition, program.mesh.rank
     sizes, own = layout.sizes, _own_stages(program)
@@ -176,9 +174,7 @@ def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.
     return StepModule(lambda: tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype in types))
 
 
-def _transport_modules(
-    process_mesh: ProcessMesh, streams: Streams, *, strided: bool
-) -> dict[str, nn.Module]:
+def _transport_modules(process_mesh: ProcessMesh, streams: Streams, *, strided: bool) -> dict[str, nn.Module]:
     comms, pipeline = process_mesh.comms, process_mesh.mesh.pipeline
     if comms is None or pipeline.size == 1:
         return {}

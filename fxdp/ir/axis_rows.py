@@ -1,9 +1,9 @@
 """Rows of each rank along the axes of a batch: how even they are, and how long others wait for the heaviest.
 
-    rows of the heaviest rank
-      nodes: 2.33 of the mean (7 2 0 3 on the ranks, 64 % of the work)
-      edges: 2.29 of the mean (12 0 0 9 on the ranks, 36 % of the work)
-    by an estimate it has 2.31 of the mean work: the others wait 57 % of a step; ...
+rows of the heaviest rank
+  nodes: 2.33 of the mean (7 2 0 3 on the ranks, 64 % of the work)
+  edges: 2.29 of the mean (12 0 0 9 on the ranks, 36 % of the work)
+by an estimate it has 2.31 of the mean work: the others wait 57 % of a step; ...
 """
 
 from __future__ import annotations

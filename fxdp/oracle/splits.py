@@ -61,7 +61,9 @@ def check_splits(
 
 
 def ragged_splits(
-    splits: Sequence[Sequence[int]] | Sequence[int] | None, ends: Mapping[str, Sequence[int]], world: int,
+    splits: Sequence[Sequence[int]] | Sequence[int] | None,
+    ends: Mapping[str, Sequence[int]],
+    world: int,
     block: int = 1,
 ) -> tuple[Split, ...]:
     """Return the splits to run of a ragged batch, with the ranks' rows along each axis.

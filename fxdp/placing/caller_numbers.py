@@ -1,8 +1,8 @@
 """Row numbers as the caller of a rank counts them: from the first row of the rank's own part.
 
-    edge_index                       0 1 2 on each rank
-    %add = edge_index + offset       global row numbers, as the program means them
-    gather(x, edge_index)            by a rule that reads own rows, which would subtract the offset again
+edge_index                       0 1 2 on each rank
+%add = edge_index + offset       global row numbers, as the program means them
+gather(x, edge_index)            by a rule that reads own rows, which would subtract the offset again
 """
 
 from __future__ import annotations

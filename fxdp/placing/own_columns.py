@@ -1,8 +1,8 @@
 """A rank's own columns of a mask, computed from its own part of the operands and not cut from the mask.
 
-    before: %eq = eq(%rows, %columns)                          the rank's rows, all columns
-    after:  %own = slice(%columns, -1, offset, offset + b)
-            %eq_own = eq(%rows, %own)                          the rank's rows and columns
+before: %eq = eq(%rows, %columns)                          the rank's rows, all columns
+after:  %own = slice(%columns, -1, offset, offset + b)
+        %eq_own = eq(%rows, %own)                          the rank's rows and columns
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which values number packed samples, none of which two ranks share.
 
-    position_ids                    positions      by contract: each rank's part begins with a 0
-    diff(position_ids) != 1         borders        True where a sample begins, so at the first row of a rank
-    position_ids == 0               borders
-    borders.cumsum(-1)              numbers        equal in rows of one sample, so on one rank alone
-    row numbers                     apart          equal on one rank alone, by contract
+position_ids                    positions      by contract: each rank's part begins with a 0
+diff(position_ids) != 1         borders        True where a sample begins, so at the first row of a rank
+position_ids == 0               borders
+borders.cumsum(-1)              numbers        equal in rows of one sample, so on one rank alone
+row numbers                     apart          equal on one rank alone, by contract
 """
 
 from __future__ import annotations

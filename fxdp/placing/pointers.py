@@ -60,7 +60,9 @@ def moved_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def moved_shard(
-    node: fx.Node, shards: Mapping[fx.Node, Shard], known: Mapping[fx.Node, Pointer],
+    node: fx.Node,
+    shards: Mapping[fx.Node, Shard],
+    known: Mapping[fx.Node, Pointer],
     selections: SelectedRows | None = None,
 ) -> Shard | None:
     """Return the shard of a node's result that comes from these shards of its operands, rank by rank.

@@ -1,14 +1,14 @@
 """Which values say how many rows each sample has, or where these begin or end.
 
-    lengths                                   lengths    by contract: on each rank they add up to its rows
-    lengths.cumsum(0)                         ends
-    pad(ends, (1, 0)), cat([zeros(1), ends])  bounds     as cu_seqlens
-    bounds[1:], bounds[:-1]                   ends, starts
-    ends - starts, ends - lengths             lengths, starts
-    starts + lengths                          ends
-    repeat_interleave(lengths)                row numbers of samples
-    bucketize(arange(rows), ends, right=True)       row numbers of samples
-    bucketize(arange(rows), bounds, right=True) - 1       of starts and bounds
+lengths                                   lengths    by contract: on each rank they add up to its rows
+lengths.cumsum(0)                         ends
+pad(ends, (1, 0)), cat([zeros(1), ends])  bounds     as cu_seqlens
+bounds[1:], bounds[:-1]                   ends, starts
+ends - starts, ends - lengths             lengths, starts
+starts + lengths                          ends
+repeat_interleave(lengths)                row numbers of samples
+bucketize(arange(rows), ends, right=True)       row numbers of samples
+bucketize(arange(rows), bounds, right=True) - 1       of starts and bounds
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows that values select, each rank of its own part: which nodes select these, and the axes born so.
 
-    %index: f32[u0, 4] {dp=S(0)} = aten.index(%x, [%mask])       %mask selects the rows of the axis `u0`
-    %nonzero: i64[u1, 1] {dp=S(0)} = aten.nonzero(%mask)         and of `u1`; the values point into the batch
+%index: f32[u0, 4] {dp=S(0)} = aten.index(%x, [%mask])       %mask selects the rows of the axis `u0`
+%nonzero: i64[u1, 1] {dp=S(0)} = aten.nonzero(%mask)         and of `u1`; the values point into the batch
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Nodes for the sizes of axes born inside a program: what each rank reads from its own rows, and exchanges.
 
-    %index: f32[B_u0, 4] {dp=S(0)} = aten.index(%x, [%mask])
-    %sym_size: int(b_u0) = aten.sym_size.int(%index, 0)                    on this rank
-    %exchange_sizes = exchange_sizes([%sym_size])                          if more than that is read
-    %wait = wait(%exchange_sizes)                                          offset, total, largest, ...
-    %select = aten.select(%wait, 0, 1)
-    %total: int(B_u0) = aten._local_scalar_dense(%select)
+%index: f32[B_u0, 4] {dp=S(0)} = aten.index(%x, [%mask])
+%sym_size: int(b_u0) = aten.sym_size.int(%index, 0)                    on this rank
+%exchange_sizes = exchange_sizes([%sym_size])                          if more than that is read
+%wait = wait(%exchange_sizes)                                          offset, total, largest, ...
+%select = aten.select(%wait, 0, 1)
+%total: int(B_u0) = aten._local_scalar_dense(%select)
 """
 
 from __future__ import annotations

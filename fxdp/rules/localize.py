@@ -95,9 +95,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     return found
 
 
-def _arguments(
-    op: Op, rewrite: Rewrite, replaced: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(op: Op, rewrite: Rewrite, replaced: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if rewrite.target is not None:
         return _for_target(op, rewrite.target, replaced), {}
     names = [argument.name for argument in op.target._schema.arguments]

@@ -1,9 +1,9 @@
 """What a script asks of the exact type of a tensor, which is false for global tensors: told by line.
 
-    isinstance(x, torch.Tensor)       true
-    type(x).__module__                'torch'
-    type(x) is torch.Tensor           false: batches of a script are of a subclass
-    x.__class__ == torch.Tensor       the same
+isinstance(x, torch.Tensor)       true
+type(x).__module__                'torch'
+type(x) is torch.Tensor           false: batches of a script are of a subclass
+x.__class__ == torch.Tensor       the same
 """
 
 from __future__ import annotations

@@ -71,7 +71,10 @@ def _bad_input() -> dict[str, str]:
 def test_what_is_not_equal_is_told_by_line(ranks: RankPool) -> None:
     for found in ranks.run(2, _bad_input):
         for name, shape in {
-            "noise": "(4, 3)", "parameter": "(2, 3)", "order": "(20,)", "fifth line": "(3,)",
+            "noise": "(4, 3)",
+            "parameter": "(2, 3)",
+            "order": "(20,)",
+            "fifth line": "(3,)",
         }.items():
             assert f"a plain tensor of shape {shape} that has other values on ranks [1]" in found[name], found
             assert "test_equal_operands.py:" in found[name]

@@ -123,9 +123,7 @@ def _gathered(part: Tensor, split: tuple[int, ...]) -> list[Tensor]:
     return [found[: len(empty)] for found, empty in zip(full, parts, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("split", "strategy"), [((5, 0, 3), "replicate"), ((5, 3), "shard")], ids=str
-)
+@pytest.mark.parametrize(("split", "strategy"), [((5, 0, 3), "replicate"), ((5, 3), "shard")], ids=str)
 def test_refused_models_are_exact(ranks: RankPool, split: tuple[int, ...], strategy: str) -> None:
     for found in ranks.run(len(split), _errors, split, strategy):
         wrong = {name: where for name, (error, where) in found.items() if error > EXACT}

@@ -1,8 +1,8 @@
 """A rank without an image, a positive anchor, a document or an edge: none hangs, compiled or not.
 
-    step       0        1        2      3      a timeout ends what hangs, and says the last line of each rank:
-    rank 0     none     some     none   none   `images, compiled, step 1: rank 1 has none`
-    rank 1     some     none     some   none
+step       0        1        2      3      a timeout ends what hangs, and says the last line of each rank:
+rank 0     none     some     none   none   `images, compiled, step 1: rank 1 has none`
+rank 1     some     none     some   none
 """
 
 from __future__ import annotations

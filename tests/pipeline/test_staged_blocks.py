@@ -198,4 +198,3 @@ def test_rows_that_data_chooses_do_not_travel_between_stages() -> None:
     values = StepValues(cast(Any, None), cast(Any, SimpleNamespace(everything=())), [0, 1])
     with pytest.raises(fxdp.StageError, match=r"how many rows there are at .* follows from the data"):
         values.type(Total("chosen", 0, False, chosen, Replicate()))
-

@@ -144,8 +144,18 @@ def _returns(data: Any, i: int) -> Any:
 @pytest.mark.parametrize(
     "load",
     [
-        _counts, _keeps, _logs, _saves, _tells, _counts_globally, _by_function, _writes_in_place,
-        _draws_for_some, _draws_from_a_global, _draws_by_an_object, _goes_on,
+        _counts,
+        _keeps,
+        _logs,
+        _saves,
+        _tells,
+        _counts_globally,
+        _by_function,
+        _writes_in_place,
+        _draws_for_some,
+        _draws_from_a_global,
+        _draws_by_an_object,
+        _goes_on,
     ],
 )
 def test_effects_are_found(load: Callable[[Any, int], Any]) -> None:

@@ -1,8 +1,8 @@
 """Refusal of steps of optimizers in captured code: a program computes gradients, and changes none.
 
-    def step(x, y):
-        optimizer.zero_grad()       refused: it would act once, at capture
-        return F.cross_entropy(net(x), y)
+def step(x, y):
+    optimizer.zero_grad()       refused: it would act once, at capture
+    return F.cross_entropy(net(x), y)
 """
 
 from __future__ import annotations

@@ -180,9 +180,7 @@ _SYSTEM_DRAWS: tuple[Patch, ...] = (
 """Patches that refuse random numbers which the system draws, without a seed."""
 
 
-def _functions(
-    module: ModuleType, noted: list[SideEffect]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _functions(module: ModuleType, noted: list[SideEffect]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return replacements for a random module: one for `seed`, one for a drawing function by name."""
     seeded = False
 

@@ -57,9 +57,7 @@ def tells_of_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _dims(value: Any, path: str, beside: bool) -> Any:
     """Return the part of `batch_dims`; `beside`: there are graphs in the call, so nothing means samples."""
     if is_graph(value):
-        return {
-            name: _of_graph(name, rows, path) for name, rows in geometric.rows_of_program(value).items()
-        }
+        return {name: _of_graph(name, rows, path) for name, rows in geometric.rows_of_program(value).items()}
     if isinstance(value, Mapping):
         told = {key: rows for key, rows in rows_by_key(value).items() if isinstance(value.get(key), Tensor)}
         if packed_tokens.rows(value):  # a rank's first one begins on it

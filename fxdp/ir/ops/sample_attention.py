@@ -87,9 +87,7 @@ def _backward_like(
 _OPERANDS = "Tensor query, Tensor key, Tensor value"
 _SAMPLES = "Tensor numbers, bool causal, float? scale"
 
-ATTENTION = opaque(
-    f"sample_attention({_OPERANDS}, {_SAMPLES}) -> (Tensor, Tensor)", _forward, _forward_like
-)
+ATTENTION = opaque(f"sample_attention({_OPERANDS}, {_SAMPLES}) -> (Tensor, Tensor)", _forward, _forward_like)
 """`(query, key, value [1, heads, rows, features], numbers [rows], ...)` -> output, log-sum-exps.
 
 Rows of one number follow one another; a row attends to those of its number, if causal to earlier ones alone.

@@ -31,9 +31,7 @@ def batches_of(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(found[place] for place in range(mesh.size))
 
 
-def all_axes(
-    call: Call, batches: tuple[int, ...], further: Sequence[tuple[int, ...]]
-) -> tuple[int, ...]:
+def all_axes(call: Call, batches: tuple[int, ...], further: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the ranks' batch sizes, with those of the further axes and the cuts of a ragged batch.
 
     `further` are the columns of the exchange from `FURTHER` on.

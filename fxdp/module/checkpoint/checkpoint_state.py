@@ -93,7 +93,6 @@ def _add_options(group: dict[str, Any], optimizer: Optimizer, prefix: str, metad
             group[name] = torch.empty(found.size, dtype=found.properties.dtype)
 
 
-
 def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
     """Return a copy of the optimizer's state; empty if a parameter has none, as torch then creates all.
 

@@ -270,8 +270,8 @@ class Reading(NamedTuple):
 class Comparison(NamedTuple):
     """A guard: items are read and must equal the expected ones, one by one; their number is fixed.
 
-        Comparison(partial(map, len, registries), eq, [2, 0, 1])      as many parameters, ... as before
-        Comparison(partial(map, type, modules), is_, [Linear, ReLU])  modules of the same classes
+    Comparison(partial(map, len, registries), eq, [2, 0, 1])      as many parameters, ... as before
+    Comparison(partial(map, type, modules), is_, [Linear, ReLU])  modules of the same classes
     """
 
     read: Callable[[], Iterable[Any]]

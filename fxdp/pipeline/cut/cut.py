@@ -29,9 +29,7 @@ from fxdp.torch_compat import aten
 _ADD = aten.add.Tensor
 
 
-def assign(
-    graph: fx.Graph, phases: Phases, stages: int | Sequence[str], *, keeps_sums: bool = False
-) -> None:
+def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str], *, keeps_sums: bool = False) -> None:
     """Set `meta(node).stage` on every node that belongs to one stage.
 
     With `keeps_sums` gradients of a tied parameter are added in each micro-batch, in the order of one stage,

@@ -1,7 +1,7 @@
 """A sharded parameter that meets a plain tensor outside of the compiled module: what to do about it.
 
-    model[0](x)             an uncompiled layer of a model that is sharded: torch refuses in DTensor's words
-    model[0].weight         the same, where a parametrization (spectral norm) computes it with its buffers
+model[0](x)             an uncompiled layer of a model that is sharded: torch refuses in DTensor's words
+model[0].weight         the same, where a parametrization (spectral norm) computes it with its buffers
 """
 
 from __future__ import annotations

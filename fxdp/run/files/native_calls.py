@@ -1,7 +1,7 @@
 """Functions in C++ and Rust that open files by their names; replaced once their module is imported.
 
-    import tokenizers          the module runs, then the functions of the table are replaced
-    tokenizer.save("t.json")   rank 0: t.json, noted as new if it is; rank 1: t.json in its own folder
+import tokenizers          the module runs, then the functions of the table are replaced
+tokenizer.save("t.json")   rank 0: t.json, noted as new if it is; rank 1: t.json in its own folder
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ Run by: torchrun --nproc-per-node 4 {script}
 
 def test_a_script_for_ddp_has_remarks() -> None:
     text = edited(_DDP, edits_of(_DDP))
-    assert "        self.model = fxdp.compile(net.to(rank), rng=\"single-device\")\n" in text
+    assert '        self.model = fxdp.compile(net.to(rank), rng="single-device")\n' in text
     assert "        for x, y in tqdm(fxdp.shard(self.loader), disable=rank):\n" in text
     assert text.startswith(_DDP[: _DDP.index("\nclass")] + "import fxdp\n")
     assert [(remark.line, remark.text.partition(":")[0]) for remark in remarks_of(_DDP)] == [
@@ -142,7 +142,7 @@ model = torch.load("best.pt").eval()
 """
     text = edited(source, edits_of(source))
     assert text.count("fxdp.compile") == 1
-    assert "\nmodel = model.to(device)\nmodel = fxdp.compile(model, rng=\"single-device\")\n" in text
+    assert '\nmodel = model.to(device)\nmodel = fxdp.compile(model, rng="single-device")\n' in text
     assert "for x in fxdp.shard(loader_of_parts(loader)):\n" in text
 
 

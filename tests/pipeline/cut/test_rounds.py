@@ -36,18 +36,23 @@ def _lines(ranks: int) -> str:
 
 
 def test_what_blocks_wait_for_ends_a_round() -> None:
-    assert_expected_inline(_lines(1), """\
+    assert_expected_inline(
+        _lines(1),
+        """\
 round 0:  -> sum_3
 exchange 0: sum_3 -> wait_2 div_2
 round 1:  -> mm moments
 exchange 1: moments -> select rsqrt
 round 2: mm select rsqrt div_2 -> sum_2 mm_3 t_5 mul_5 div_3 div_4
 exchange 2: div_3 div_4 -> wait_3 wait_4
-round 3: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""")
+round 3: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""",
+    )
 
 
 def test_stages_take_turns_in_a_round() -> None:
-    assert_expected_inline(_lines(2), """\
+    assert_expected_inline(
+        _lines(2),
+        """\
 round 0 turn 0:  -> sum_3
 exchange 0: sum_3 -> wait_2 div_2
 round 1 turn 0:  -> mm moments
@@ -55,7 +60,8 @@ exchange 1: moments -> select rsqrt
 round 2 turn 1: mm select rsqrt div_2 -> sum_2 mm_3 t_5
 round 2 turn 2: mm select rsqrt mm_3 -> mul_5 div_3 div_4
 exchange 2: div_3 div_4 -> wait_3 wait_4
-round 3 turn 2: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""")
+round 3 turn 2: rsqrt mm_3 mul_5 wait_3 wait_4 -> t_8""",
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -20,13 +20,19 @@ ROUNDS = ([(0, F)], [(0, F), (1, (*F, *B))], [(0, B)], [(0, B)])
 
 def test_a_round_begins_when_all_have_ended_the_one_before() -> None:
     schedule = in_rounds(ROUNDS, (0, 1), 2)
-    assert_expected_inline(timetable(schedule), """\
+    assert_expected_inline(
+        timetable(schedule),
+        """\
 rank 0: F0r0 F1r0 F0r1 F1r1 .    .    .    .    .    B0r2 B0r2 B1r2 B1r2 B0r3 B0r3 B1r3 B1r3
-rank 1: .    .    .    F0r1 B0r1 B0r1 F1r1 B1r1 B1r1""")
-    assert_expected_inline("\n".join(schedule_lines(schedule, 60)), """\
+rank 1: .    .    .    F0r1 B0r1 B0r1 F1r1 B1r1 B1r1""",
+    )
+    assert_expected_inline(
+        "\n".join(schedule_lines(schedule, 60)),
+        """\
 round 0: stage 0 forward
 round 1: stage 0 forward, stage 1 forward and backward
-rounds 2 to 3: stage 0 backward""")
+rounds 2 to 3: stage 0 backward""",
+    )
     assert schedule.trains
     assert not schedule.forward_only().trains
     assert csv.parse(csv.write(schedule), "rounds") == schedule
