@@ -29,10 +29,10 @@ import torch
 import torch.distributed as dist
 
 from fxdp.errors import InputError, RankFailedError, StateError, a_kind
+from fxdp.ranks.forked_store import ForkedStore
 from fxdp.ranks.liveness.failure import report_errors
 from fxdp.settings import Settings
 from fxdp.settings.launch import Launch, become
-from fxdp.torch_compat import TCPStore
 
 _GRACE_S = 2.0
 """Seconds to wait for all ranks after one has failed: all may fail, and the first is not always the cause."""
@@ -74,9 +74,10 @@ def launch(
     InputError : `fn` is no function, or `nproc` is below 1.
     """
     _check(fn, nproc)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = ForkedStore()
     places = [Launch(rank, nproc, rank, "127.0.0.1", store.port) for rank in range(nproc)]
-    with _terminated_as_exit(), _started(places, lambda: fn(*args, **kwargs)) as children:
+    with _terminated_as_exit(), _started(places, store, lambda: fn(*args, **kwargs)) as children:
+        store.serve()
         answers = _collected(children, timeout)
         failed = {rank: answer for rank, answer in answers.items() if answer.error}
         if failed:
@@ -116,14 +117,16 @@ def _check(fn: Any, nproc: Any) -> None:
 
 
 @contextlib.contextmanager
-def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[_Child]]:
+def _started(places: Sequence[Launch], store: ForkedStore, run: Callable[[], Any]) -> Iterator[list[_Child]]:
     """Start the ranks; on exit, kill all that are still running."""
     context = multiprocessing.get_context("fork")
     children: list[_Child] = []
     try:
         for place in places:
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_be_rank, args=(place, run, theirs), name=f"rank {place.rank}")
+            process = context.Process(
+                target=_be_rank, args=(place, store, run, theirs), name=f"rank {place.rank}"
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
                 process.start()
@@ -158,7 +161,8 @@ def _exit(number: int, _: Any) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None:
+def _be_rank(place: Launch, store: ForkedStore, run: Callable[[], Any], answers: Connection) -> None:
+    store.leave()
     if signal.getsignal(signal.SIGTERM) is _exit:  # a rank handles SIGTERM by itself, and reports the signal
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     become(place)

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from torch import Tensor
-
 from fxdp.eager.tensor import GlobalTensor
 from fxdp.run.script_lines import is_own_file
 
@@ -26,7 +24,7 @@ _OPERATORS = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 def look_like_torchs() -> None:
     """Let global tensors be of a class of torch by its name, of which loggers ask: `torch.GlobalTensor`."""
-    GlobalTensor.__module__ = Tensor.__module__
+    GlobalTensor.__module__ = "torch"
 
 
 @lru_cache(maxsize=1)

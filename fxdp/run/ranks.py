@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fxdp.errors import StateError
+from fxdp.ranks.forked_store import ForkedStore
 from fxdp.settings.launch import Launch, become
-from fxdp.torch_compat import TCPStore
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
@@ -55,7 +55,7 @@ def start_ranks(nproc: int, logs: Path) -> int | None:
             f"fxdp run forks ranks that Linux ends with their parent, and this is {sys.platform}; expected "
             "Linux, or fxdp.compile in a script under torchrun"
         )
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = ForkedStore()
     parent, received = os.getpid(), list[int]()
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     ranks: list[_Rank] = []
@@ -63,11 +63,13 @@ def start_ranks(nproc: int, logs: Path) -> int | None:
         pid = os.fork()
         if not pid:
             _die_with(parent)
+            store.leave()
             _restore(before)
             become(Launch(rank, nproc, rank, "127.0.0.1", store.port))
             return None
         ranks.append(_Rank(pid))
     try:
+        store.serve()
         asked = _wait(ranks, received)
     finally:
         _kill(ranks, signal.SIGKILL)
