@@ -95,7 +95,7 @@ def _run_with(folder: Path, slow_s: int = 1200, **programs: str) -> subprocess.C
 def test_what_runs_behind_the_tests_is_told_in_order(tmp_path: Path) -> None:
     found = _run_with(tmp_path, python="sleep 1; echo said by python")
     behind = [f"torch {NEWEST}", "core", "wings", "mypy", "wheel", "docs"]
-    said = ["pip", "python", "ruff", "seconds", *behind, "seconds"]
+    said = ["pip", "python", "ruff", "ruff", "seconds", *behind, "seconds"]
     lines = re.sub("(?m)^processor time of .* [1-9]\\d* s$", "seconds", found.stdout.replace("said by ", ""))
     assert lines.split("\n") == [*said, ""], found.stderr
     assert found.returncode == 0

@@ -21,11 +21,11 @@ def _verified(**options: Any) -> fxdp.Report:
 def test_graphs_are_split_over_ranks() -> None:
     report = _verified(mesh={"dp": 4})
     assert report.ok, report
-    assert [list(run.split) for run in report.splits] == [[7, 1, 3, 4], [8, 3, 0, 4], [0, 0, 0, 15]]
-    assert report.splits[0].split.further["graphs"] == (2, 1, 1, 1)  # type: ignore[attr-defined]
+    assert [list(run.split) for run in report.splits] == [[2, 1, 1, 1], [3, 1, 0, 1], [0, 0, 0, 5]]
+    assert report.splits[0].split.further["nodes"] == (7, 1, 3, 4)  # type: ignore[attr-defined]
     given = _verified(mesh={"dp": 3}, splits=[0, 4, 1], strategy="shard")
     assert given.ok, given
-    assert list(given.splits[0].split) == [0, 11, 4]
+    assert list(given.splits[0].split) == [0, 4, 1]
 
 
 def test_splits_that_leave_out_samples_or_cut_blocks_are_refused() -> None:
@@ -38,5 +38,5 @@ def test_splits_that_leave_out_samples_or_cut_blocks_are_refused() -> None:
 def test_blocks_of_graphs_have_the_bits_of_one_device() -> None:
     report = _verified(mesh={"dp": 3}, numerics=fxdp.Bitwise(block=2), strategy="shard", backend="eager")
     assert report.ok, report
-    assert [list(run.split) for run in report.bits] == [[7, 4, 4], [11, 0, 4], [0, 0, 15]]
+    assert [list(run.split) for run in report.bits] == [[2, 2, 1], [4, 0, 1], [0, 0, 5]]
     assert all(run.nodes > 100 for run in report.bits)
