@@ -13,8 +13,8 @@ import socket
 
 from fxdp.torch_compat import TCPStore
 
-_WAITING = 1024
-"""The most connections that wait until this process serves; Linux has a bound of its own."""
+_HOST = "127.0.0.1"
+_WAITING = 1024  # the most connections that wait until this process serves; Linux has a bound of its own
 
 
 class ForkedStore:
@@ -26,7 +26,7 @@ class ForkedStore:
     """
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=_WAITING)
+        self._listener = socket.create_server((_HOST, 0), backlog=_WAITING)
         self.port: int = self._listener.getsockname()[1]
         self._served: TCPStore | None = None
 
@@ -36,10 +36,5 @@ class ForkedStore:
 
     def serve(self) -> None:
         """Answer the forks as long as this object lives."""
-        self._served = TCPStore(
-            "127.0.0.1",
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=self._listener.detach(),
-        )
+        fd = self._listener.detach()
+        self._served = TCPStore(_HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
