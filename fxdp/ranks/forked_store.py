@@ -28,7 +28,7 @@ class ForkedStore:
     def __init__(self) -> None:
         self._listener = socket.create_server((_HOST, 0), backlog=_WAITING)
         self.port: int = self._listener.getsockname()[1]
-        self._served: TCPStore | None = None
+        self._store: TCPStore | None = None
 
     def leave(self) -> None:
         """Close the port in a fork, so that it ends with this process."""
@@ -37,4 +37,4 @@ class ForkedStore:
     def serve(self) -> None:
         """Answer the forks as long as this object lives."""
         fd = self._listener.detach()
-        self._served = TCPStore(_HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        self._store = TCPStore(_HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
