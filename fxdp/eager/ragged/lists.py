@@ -73,9 +73,9 @@ def untold(value: Any) -> Any:
     if value is None or isinstance(value, (*_PLAIN, Tensor)):
         return None
     if isinstance(value, Mapping):
-        return next(filter(None, map(untold, [*value, *value.values()])), None)
+        value = [*value, *value.values()]
     if isinstance(value, (list, tuple)):
-        return next(filter(None, map(untold, value)), None)
+        return next((found for found in map(untold, value) if found is not None), None)
     return value
 
 

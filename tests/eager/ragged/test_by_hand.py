@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -191,6 +192,11 @@ def test_offsets_that_do_not_fit(offsets: list[int], words: str) -> None:
     good, bad = bags(0, [2, 1]), bags(1, [4])
     bad["offsets"], bad["label"] = torch.tensor(offsets, dtype=torch.int64), torch.zeros(len(offsets)).long()
     assert f"rank 1, ['offsets']: {words}" in refusal_of([good, bad])
+
+
+def test_elements_of_a_list_that_cannot_be_told() -> None:
+    text = refusal_of([[{"boxes": np.zeros(3)}], [{"boxes": np.zeros(0)}]], Rows("images", dim=None))
+    assert "rank 0, : an element has a ndarray" in text, text
 
 
 def test_descriptions_that_do_not_fit() -> None:
