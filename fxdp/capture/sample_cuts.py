@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -169,7 +169,8 @@ def _joined(names: Sequence[str], pointers: Sequence[_Pointers], sizes: Mapping[
             for one, other in product(pointers, pointers)
             if one.target == root and not one.connect and other.axis == one.axis and other.target not in done
         )
-        for one, other in islice(both, 1):
+        if pair := next(both, None):
+            one, other = pair
             rows = one.least.new_zeros(sizes[root])
             largest = rows.scatter_reduce(0, one.least, other.largest, "amax")
             least = (rows + _NO_ROW).scatter_reduce(0, one.least, other.least, "amin")
