@@ -110,18 +110,15 @@ class Programs:
         """Compile for a call that came for the first time; a collective call."""
         sizes = CallSizes.of(call, batches, self._mesh.rank)
         kind = self.kinds.find(call.kind)
-        first = kind is None
-        generic, dynamic = self.varied
-        if kind is None:
+        generic, dynamic = self.varied if kind is None else (True, self._needs_open_dims(kind, sizes))
+        if is_new := kind is None:
             if self._options.block is not None:
                 check_fingerprints(self._process_mesh)
             check_inputs_agree(self._process_mesh, call)
-            kind = GuardKey(call.dims)
-        else:
-            generic, dynamic = True, self._needs_open_dims(kind, sizes)
+        kind = kind or GuardKey(call.dims)
         captured = self._captured_for(kind, sizes, partial(self._capture, call), dynamic=dynamic)
         cache_entry = self._serve(captured, sizes, generic=generic)
-        if first:
+        if is_new:
             self.kinds.add(call.kind, kind)
         kind.calls[sizes.key] = cache_entry
         return cache_entry
@@ -188,8 +185,7 @@ class Programs:
             program = capture(hint=sizes.batch)
         if broken := sizes.broken(program):
             error = decided_error(broken, sizes.batch)
-            falls_back = self._options.fallback is not None
-            raise everywhere(FallsBackError(str(error), sizes.key) if falls_back else error)
+            raise everywhere(FallsBackError(str(error), sizes.key) if self._options.fallback else error)
         known.append(CompiledVariants(program, self._process_mesh, self._module, self._streams, self._full))
         return known[-1]
 

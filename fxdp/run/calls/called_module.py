@@ -189,8 +189,10 @@ class CalledModule:
         if torch.is_grad_enabled():
             replayed = ReplayedCall(plain, program, args, kwargs, kind.note)
         compiled = program.compiled
+        if not kind.programs:
+            program.expect(kind.is_varied, kind.has_varied_dims(given.dims))
         try:
-            output = program.call(args, kwargs, kind.is_varied, kind.has_varied_dims(given.dims))
+            output = program.call(args, kwargs)
         except FxdpError as error:
             if not fails_this_call_alone(error):
                 raise
@@ -200,7 +202,8 @@ class CalledModule:
             kind.refused = program.refusal
             return output
         anew = program.compiled > compiled
-        kind.compiled(given.shapes, anew=anew, for_any=program.takes_any_size)
+        if anew or not kind.takes(given.shapes):
+            kind.compiled(given.shapes, anew=anew, for_any=program.takes_any_size)
         self.anew = self.anew + 1 if anew else 0
         if self.anew > _ANEW:
             self.refuse("each call compiles anew, as by a number that decides in Python and changes")

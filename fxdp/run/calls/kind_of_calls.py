@@ -58,22 +58,23 @@ class KindOfCalls:
     def add(self, sizes: Sizes) -> None:
         """Count a call of these sizes."""
         self.calls += 1
-        if not (self._takes(sizes) or self.refused):
+        if not (self.takes(sizes) or self.refused):
             self._waiting[sizes] += 1
 
     def waits(self, sizes: Sizes, first: int) -> int:
         """Return after how many calls one of these sizes is compiled; `first` is the number of the first."""
-        if self._takes(sizes):
+        if self.takes(sizes):
             return 0
         return max(0, (first << max(0, self.programs - 1)) - self._waiting.total())
 
     def is_turn(self, sizes: Sizes) -> bool:
         """Return whether a call of these sizes may be compiled; the first has the most frequent ones."""
-        if self._takes(sizes) or self.programs or self.is_varied:
+        if self.takes(sizes) or self.programs or self.is_varied:
             return True
         return self._waiting[sizes] == max(self._waiting.values())
 
-    def _takes(self, sizes: Sizes) -> bool:
+    def takes(self, sizes: Sizes) -> bool:
+        """Return whether a program takes calls of these sizes."""
         return self._takes_any or sizes in self._known
 
     @property

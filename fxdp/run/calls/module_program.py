@@ -62,16 +62,16 @@ class ModuleProgram(CompiledModule):
     random_before: RandomState | None
     """The state of the generators before the last call; None if no program draws."""
 
-    def call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varied: bool = False, varied_dims: bool = False
-    ) -> Any:
+    def expect(self, varied: bool, varied_dims: bool) -> None:
+        """Expect calls of any batch if these are `varied`, and of any other dims, of each new kind."""
+        self._programs.varied = varied, varied_dims
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module with global tensors.
 
-        The first program of a kind is for any batch if calls are `varied`, and for any other dims, too.
         Statistics are written without autograd's notice, as torch's own BatchNorm writes them: a call before
         this one, which ran op by op, may have saved them.
         """
-        self._programs.varied = varied, varied_dims
         if torch.is_grad_enabled():
             self.buffers_before = {}
             self._copy_buffers(self._read_again)
