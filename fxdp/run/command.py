@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from fxdp.errors import InputError
 from fxdp.settings import Settings, check_settings, hashes_alike
 
-_PAYS = 50
-"""A module is compiled from this call on: by then op by op has cost about as much as compiling will."""
+_CALLS, _SECONDS = 50, 10.0
+"""A module is compiled when so many calls took so long op by op, about as long as compiling takes."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +24,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=_parts, default=(), help=argparse.SUPPRESS)  # for tests of splits
     parser.add_argument("--eager", action="store_true", help="run all op by op, and compile no module")
     parser.add_argument(
-        "--compile-from", type=int, default=_PAYS, metavar="N",
-        help=f"the number of a module's first compiled call of a kind (default: {_PAYS})",
+        "--compile-from", type=int, metavar="N",
+        help="the number of a module's first compiled call of a kind"
+        f" (default: {_CALLS}, or as many more as take {_SECONDS:.0f} s)",
     )  # fmt: skip
     parser.add_argument("--compile", action=_Default, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -53,9 +54,18 @@ def run(asked: argparse.Namespace) -> NoReturn:
     launch = Settings.from_environment().launch
     nproc = len(asked.parts) or asked.nproc
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
-    compile_from = 0 if asked.eager else max(1, asked.compile_from)
+    compile_from, compile_after_s = asked.compile_from, 0.0
+    if compile_from is None:
+        compile_from, compile_after_s = _CALLS, _SECONDS
     options = RunOptions(
-        asked.script, tuple(asked.arguments), asked.is_module, logs, asked.parts, compile_from, asked.backend
+        asked.script,
+        tuple(asked.arguments),
+        asked.is_module,
+        logs,
+        asked.parts,
+        0 if asked.eager else max(1, compile_from),
+        compile_after_s,
+        asked.backend,
     )
     if launch is None:
         nproc = _number(nproc)

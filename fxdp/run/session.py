@@ -23,6 +23,7 @@ class RunOptions:
     logs : the folder for the output of ranks above 0.
     parts : the ranks' shares of each batch, as `(3, 1)`; equal ones if empty.
     compile_from : the number of the first call of each kind that runs compiled; 0: all run op by op.
+    compile_after_s : the seconds that calls of a kind take op by op before one is compiled.
     backend : what compiles, as of `fxdp.compile`.
     """
 
@@ -32,6 +33,7 @@ class RunOptions:
     logs: Path = Path()
     parts: tuple[int, ...] = ()
     compile_from: int = 0
+    compile_after_s: float = 0.0
     backend: str = "inductor"
 
 

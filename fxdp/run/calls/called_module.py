@@ -3,8 +3,9 @@
     call 1 ... 49    op by op; in the last two: does the code print, count, draw in Python? and in all: is
                      its gradient differentiated again, or twice, and not seldom? then this kind of call
                      stays op by op
-    call 50 ...      compiled, with `compile_from=50`; a backward that a program has not, as that of a
-                     penalty each 16th step, runs the call again (`ReplayedCall`)
+    call 50 ...      compiled, with `compile_from=50`, if the calls took as long as compiling does, else from
+                     call 100, 200, 400, ...; a backward that a program has not, as that of a penalty each
+                     16th step, runs the call again (`ReplayedCall`)
 
 Calls are of one kind if one program may serve them: equal structure, dtypes, modes and Python state. The
 ranks decide alike, because they run the same lines.
@@ -13,6 +14,7 @@ ranks decide alike, because they run the same lines.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +45,8 @@ _LOOKS = 2
 """The calls before the first compiled one that are looked at for what they do beside their result."""
 _PATIENCE = 4
 """Calls that may have a backward wait for the first one as many times longer."""
+_WITH_BACKWARD = 3
+"""How many times as long as its forward a call takes, about."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class CompileRule:
     compile_from : the number of the first compiled call of a kind.
     backend : as of `fxdp.compile`.
     axis_of : the batch axis of so many samples.
+    pays : says, on all ranks alike, whether compiling costs no more than so many seconds op by op.
     least_work : the number of parameters times samples from which on plain arguments are cut.
     """
 
@@ -61,6 +66,7 @@ class CompileRule:
     backend: str
     axis_of: Callable[[int], BatchAxis]
     least_work: int = 1 << 20
+    pays: Callable[[float], bool] = lambda seconds: True
 
 
 @dataclass(eq=False)
@@ -101,6 +107,9 @@ class CalledModule:
             self._stay_eager(kind, why or "it has hooks")
             return plain(module, *args, **kwargs)
         kind.hooks = True
+        if not (kind.takes(given.shapes) or self.rule.pays(kind.seconds)):
+            kind.postpone()
+            return self._observed(plain, module, kind, given, is_looked_at=False)
         program = program or self._made(module, kind, given)
         if program is None:
             return plain(module, *args, **kwargs)
@@ -144,6 +153,7 @@ class CalledModule:
         """Run a call op by op, and note what would be no single device's in a program."""
         if kind.refused or self.refused:
             return plain(module, *given.args, **given.kwargs)
+        start = time.perf_counter()
         if is_looked_at:
             effects = Effects()
             with effects.of(module):
@@ -151,6 +161,8 @@ class CalledModule:
             kind.effect, kind.looks = effects.found, kind.looks + 1
         else:
             output = plain(module, *given.args, **given.kwargs)
+        took = time.perf_counter() - start
+        kind.seconds += took * _WITH_BACKWARD if torch.is_grad_enabled() else took
         if not Backwards(lambda unlike: self._derived(kind, unlike)).watch(output):
             self._stay_eager(kind, "it returns no tensors")
         return output

@@ -5,8 +5,8 @@
                                        the 50th of the others: for any size
     31 27 44 29 ...                    the 50th: for any size
 
-A program is made when so many calls that need it have run op by op that it costs about as much as these did;
-each one after the second waits for twice as many as the one before.
+A program is made when so many calls that need it have run op by op that it costs about as much as these did.
+Each one after the second waits for twice as many as the one before, and so does one that does not pay yet.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class KindOfCalls:
     hooks : whether the module's hooks were looked at.
     refused : why the calls run op by op.
     programs : the number of programs that were compiled for the calls.
+    seconds : what the calls took op by op since the last program was made, about.
     """
 
     calls: int = 0
@@ -50,6 +51,8 @@ class KindOfCalls:
     hooks: bool = False
     refused: str = ""
     programs: int = 0
+    seconds: float = 0.0
+    _postponed: int = 0
     _known: set[Sizes] = field(default_factory=set)
     _takes_any: bool = False
     _waiting: Counter[Sizes] = field(default_factory=Counter)
@@ -65,7 +68,11 @@ class KindOfCalls:
         """Return after how many calls one of these sizes is compiled; `first` is the number of the first."""
         if self.takes(sizes):
             return 0
-        return max(0, (first << max(0, self.programs - 1)) - self._waiting.total())
+        return max(0, (first << max(0, self.programs - 1) + self._postponed) - self._waiting.total())
+
+    def postpone(self) -> None:
+        """Wait for twice as many calls, as those so far have taken less than a program costs."""
+        self._postponed += 1
 
     def is_turn(self, sizes: Sizes) -> bool:
         """Return whether a call of these sizes may be compiled; the first has the most frequent ones."""
@@ -90,6 +97,7 @@ class KindOfCalls:
         """Note that a program ran a call of these sizes: one made `anew`, one `for_any` size."""
         if anew:
             self.programs += 1
+            self.seconds, self._postponed = 0.0, 0
             self._waiting.clear()
             # of which one was made nevertheless: the next one waits
             self._takes_any = for_any and not self._takes_any

@@ -93,11 +93,21 @@ def _is_compiled(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
+def _pays(session: Session, seconds: float) -> bool:
+    """Return whether calls have taken so long on some rank that they are compiled; a collective call."""
+    least = session.options.compile_after_s
+    if not least:
+        return True
+    with session.ranks.message("whether compiling a module pays"):
+        slowest: float = max(session.ranks.gather(seconds))
+    return slowest >= least
+
+
 def module_patches(session: Session) -> Iterator[Patch]:
     """Yield the replacements by which a script's modules are compiled; none with `compile_from=0`."""
     options = session.options
     if options.compile_from:
-        rule = CompileRule(options.compile_from, options.backend, session.axis)
+        rule = CompileRule(options.compile_from, options.backend, session.axis, pays=partial(_pays, session))
         calls = ModuleCalls(rule, lambda: session.loads or session.is_child)
         yield Patch(nn.Module, "__call__", around(calls.call))
         yield Patch(torch, "compile", around(calls.compile))

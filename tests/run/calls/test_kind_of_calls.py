@@ -51,6 +51,25 @@ def test_code_that_fixes_its_sizes_is_compiled_ever_more_seldom() -> None:
     assert found == [5, 10, 20, 40, 80, 160]
 
 
+def test_calls_that_take_less_than_a_program_costs_wait_for_twice_as_many() -> None:
+    kind, shapes, asked = KindOfCalls(), (torch.Size((8, 3)),), list[int]()
+    for number in range(1, 40):
+        kind.add(shapes)
+        kind.seconds += 1
+        if kind.waits(shapes, FIRST):
+            continue
+        asked.append(number)
+        if kind.seconds < 4 * FIRST:
+            kind.postpone()
+        else:
+            kind.compiled(shapes, anew=True, for_any=False)
+            break
+    assert asked == [FIRST, 2 * FIRST, 4 * FIRST]
+    assert kind.seconds == 0  # the next program has calls of its own to pay for it
+    kind.add(shapes := (torch.Size((3, 3)),))
+    assert kind.waits(shapes, FIRST) == FIRST - 1
+
+
 def test_calls_vary_in_the_batch_alone_or_in_other_dims() -> None:
     kind, other = KindOfCalls(), KindOfCalls()
     for size in range(1, 6):

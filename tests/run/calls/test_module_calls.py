@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from fxdp.eager.data_ranks import data_ranks
 from fxdp.run.calls import called_module
 from fxdp.run.calls.called_module import CompileRule
-from fxdp.run.calls.module_calls import ModuleCalls
+from fxdp.run.calls.module_calls import ModuleCalls, _pays
+from fxdp.run.session import RunOptions, Session
 from fxdp.torch_compat import Patch, around, patched_everywhere
 from tests.eager.running import EXACT, OnRanks, difference, on_one_device, plain
 from tests.rank_pool import RankPool
@@ -259,3 +260,33 @@ def test_programs_are_made_for_sizes_that_come_often(sizes: list[tuple[int, int]
             found = [net(x) for x in batches]
     assert all(map(torch.allclose, found, expected))
     assert [program.compiled for one in calls.compiled for program in one.programs.values()] == [programs]
+
+
+def test_calls_that_ran_shortly_stay_op_by_op_until_they_took_as_long_as_compiling() -> None:
+    net, ranks, asked = _Scores(), data_ranks(None, "cpu"), list[float]()
+
+    def pays(seconds: float) -> bool:
+        asked.append(seconds)
+        return len(asked) == 3
+
+    calls = ModuleCalls(CompileRule(2, "eager", lambda total: ranks.axis((total,)), 1, pays))
+    x, compiled = torch.randn(4, 6), list[int]()
+    with torch.no_grad():
+        expected = net(x)
+        with _compiling(calls):
+            for _ in range(9):
+                assert torch.allclose(net(x), expected)
+                compiled.append(sum(len(one.programs) for one in calls.compiled))
+    assert compiled == [0] * 7 + [1, 1]  # asked at calls 2, 4 and 8
+    assert 0 < asked[0] < asked[1] < asked[2]
+
+
+def _slow_on_one(least: float) -> bool:
+    ranks = data_ranks(None, "cpu")
+    options = RunOptions("", compile_from=1, compile_after_s=least)
+    return _pays(Session(ranks, options), 10.0 if ranks.mesh.rank else 1.0)
+
+
+def test_the_slowest_rank_decides_for_all(ranks: RankPool) -> None:
+    assert ranks.run(2, _slow_on_one, 9.0) == [True, True]
+    assert ranks.run(2, _slow_on_one, 11.0) == [False, False]
