@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.cli.demo.data import Corpus
+from fxdp.cli.demo.data import text_batch
 from fxdp.cli.demo.model import GPT, GPTConfig
 
 
@@ -50,9 +50,9 @@ def main() -> None:
         backend=asked.backend,
     )
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True) for m in (model, alone)]
-    corpus, furthest, is_first = Corpus.from_standard_library(), 0.0, dist.get_rank() == 0
+    furthest, is_first = 0.0, dist.get_rank() == 0
     for step in range(asked.steps):
-        batch = corpus.batch(step, size=16, length=64)
+        batch = text_batch(step, size=16, length=64)
         mine = batch.part(place, data_ranks)
         loss = compiled(mine.tokens, mine.targets)
         loss.backward()

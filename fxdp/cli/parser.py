@@ -19,6 +19,7 @@ from fxdp import __version__
 from fxdp.errors import FxdpError, RankFailedError
 
 _COMMANDS = {
+    "demo": "train a small GPT on real text on local ranks, beside one device",
     "run": "run a script for one device, unedited, on many ranks; its numbers are one device's",
     "port": "the edits by which a script does that by hand, and lines that need a look",
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.unfreeze)  # else nanobind, which binds triton 3.9, reports all objects as leaked
         gc.freeze()  # this process is the command: imported objects stay, so the collector may skip them
     try:
-        return _demo(asked) if asked.command == "demo" else int(asked.run(asked))
+        return int(asked.run(asked))
     except FxdpError as error:
         if asked.debug:
             raise
@@ -73,15 +74,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fxdp", description="Automatic data parallelism for torch models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="fxdp's release and torch's")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    demo = commands.add_parser(
-        "demo",
-        help="train a small GPT on real text on local ranks, beside one device",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    if named == "demo":
-        from fxdp.cli.demo.options import add_demo_arguments
-
-        add_demo_arguments(demo)
     for name, text in _COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name == named:
@@ -114,10 +106,3 @@ def _imported(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
-
-
-def _demo(asked: argparse.Namespace) -> int:
-    from fxdp.cli.demo.options import demo_options
-    from fxdp.cli.demo.run import run_demo
-
-    return run_demo(demo_options(asked))

@@ -98,7 +98,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fxdp.cli.demo.run.run_demo", interrupt)
+    monkeypatch.setattr("fxdp.cli.demo.demonstration.run_demo", interrupt)
     assert main(["demo"]) == 130
 
 
@@ -108,6 +108,6 @@ def test_every_fxdp_error_is_a_message(
     def fail(*_: object) -> int:
         raise FxdpError("where [got] expected: remedy")
 
-    monkeypatch.setattr("fxdp.cli.demo.run.run_demo", fail)
+    monkeypatch.setattr("fxdp.cli.demo.demonstration.run_demo", fail)
     assert main(["demo", "--out", str(tmp_path / "x.png")]) == 2
     assert capsys.readouterr().err == "fxdp: error: where [got] expected: remedy\n"

@@ -8,53 +8,34 @@ With a global batch of five on two ranks:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
 from pydoc_data import topics
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-VOCABULARY = 256  # bytes
 
-
-@dataclass(frozen=True, slots=True)
-class TextBatch:
+class TextBatch(NamedTuple):
     """Sequences of bytes, with the next byte for each byte."""
 
-    tokens: torch.Tensor
-    targets: torch.Tensor
-
-    def to(self, device: torch.device) -> TextBatch:
-        """Return the batch on `device`."""
-        return TextBatch(self.tokens.to(device), self.targets.to(device))
+    tokens: Tensor
+    targets: Tensor
 
     def part(self, rank: int, ranks: int) -> TextBatch:
-        """Return the rows of one rank."""
-        rows = share(len(self.tokens), rank, ranks)
-        return TextBatch(self.tokens[rows], self.targets[rows])
+        """Return the rows of one rank; the first ranks have one row more if the rows do not divide."""
+        return TextBatch(*(rows.tensor_split(ranks)[rank] for rows in self))
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """A text as one long row of byte values."""
-
-    text: torch.Tensor
-
-    @classmethod
-    def from_standard_library(cls) -> Corpus:
-        """Return the help texts of `pydoc_data.topics`: about 450,000 bytes of English and Python."""
-        text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
-        return cls(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long())
-
-    def batch(self, step: int, size: int, length: int) -> TextBatch:
-        """Return the global batch of a step: `size` passages drawn from the step number alone."""
-        generator = torch.Generator().manual_seed(step)
-        starts = torch.randint(len(self.text) - length, (size,), generator=generator)
-        passages = self.text[starts[:, None] + torch.arange(length + 1)]
-        return TextBatch(passages[:, :-1].contiguous(), passages[:, 1:].contiguous())
+@cache
+def text() -> Tensor:
+    """Return the help texts of `pydoc_data.topics` as bytes: about 450,000 of English and Python."""
+    joined = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+    return torch.frombuffer(bytearray(joined.encode()), dtype=torch.uint8).long()
 
 
-def share(rows: int, rank: int, ranks: int) -> slice:
-    """Return the contiguous rows of one rank; the first ranks have one row more if the rows do not divide."""
-    full, more = divmod(rows, ranks)
-    start = rank * full + min(rank, more)
-    return slice(start, start + full + (rank < more))
+def text_batch(step: int, size: int, length: int) -> TextBatch:
+    """Return the global batch of a step: `size` passages drawn from the step number alone."""
+    starts = torch.randint(len(text()) - length, (size,), generator=torch.Generator().manual_seed(step))
+    passages = text()[starts[:, None] + torch.arange(length + 1)]
+    return TextBatch(passages[:, :-1].contiguous(), passages[:, 1:].contiguous())

@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import isnan
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from fxdp.cli.demo.curves import differences
-from fxdp.cli.demo.data import VOCABULARY, TextBatch
+from fxdp.cli.demo.command import DemoOptions
+from fxdp.cli.demo.data import TextBatch
 from fxdp.cli.demo.model import GPT, GPTConfig
-from fxdp.cli.demo.options import DemoOptions
 from fxdp.errors import InputError
 
 LENGTH = 128
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingStep:
+class TrainingStep(NamedTuple):
     """One finished step."""
 
     loss: float
@@ -44,21 +43,26 @@ class Curve:
         """The median time of a step; the first step, which may compile, counts only if there is no second."""
         return median(step.seconds for step in self.steps[1:] or self.steps)
 
+    def differences(self, reference: Curve) -> list[float]:
+        """Return the difference of each loss from the reference, relative to the reference."""
+        pairs = zip(self.losses, reference.losses, strict=True)
+        return [abs(loss - expected) / abs(expected) for loss, expected in pairs]
 
-def largest_difference(curve: Curve, reference: Curve) -> float:
-    """Return the largest difference between the losses of two runs, relative to the reference."""
-    found = differences(curve.losses, reference.losses)
-    return float("inf") if any(map(isnan, found)) else max(found)  # nan is no agreement
+    def largest_difference(self, reference: Curve) -> float:
+        """Return the largest of these differences."""
+        found = self.differences(reference)
+        return float("inf") if any(map(isnan, found)) else max(found)  # nan is no agreement
 
 
-def make_model(options: DemoOptions, device: torch.device) -> nn.Module:
+def make_model(options: DemoOptions) -> nn.Module:
     """Return the model to train; every call creates equal parameters."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(VOCABULARY, LENGTH)) if options.model == "plain" else _transformers_gpt2()
-    return model.to(device, options.dtype)
+    size = GPTConfig(length=LENGTH)
+    model = GPT(size) if options.model == "plain" else _transformers_gpt2(size)
+    return model.to(options.device, getattr(torch, options.dtype))
 
 
-def _transformers_gpt2() -> nn.Module:
+def _transformers_gpt2(size: GPTConfig) -> nn.Module:
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -66,7 +70,6 @@ def _transformers_gpt2() -> nn.Module:
             "--model transformers: transformers is not installed. Install it (pip install transformers) "
             "or leave --model out."
         ) from None
-    size = GPTConfig(VOCABULARY, LENGTH)
     config = GPT2Config(
         vocab_size=size.vocabulary,
         n_positions=size.length,

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fxdp.cli.demo.data import Corpus
-from fxdp.cli.demo.options import DemoOptions
-from fxdp.cli.demo.training import Curve, TrainingStep, call, largest_difference, make_model, train
+from fxdp.cli.demo.command import DemoOptions
+from fxdp.cli.demo.data import text_batch
+from fxdp.cli.demo.training import Curve, TrainingStep, call, make_model, train
 
 
 def _curve(*losses: float) -> Curve:
@@ -17,11 +17,11 @@ def _curve(*losses: float) -> Curve:
 
 
 def test_the_difference_is_relative_and_the_largest() -> None:
-    assert largest_difference(_curve(4.0, 2.5), _curve(4.0, 2.0)) == pytest.approx(0.25)
+    assert _curve(4.0, 2.5).largest_difference(_curve(4.0, 2.0)) == pytest.approx(0.25)
 
 
 def test_nan_is_no_agreement() -> None:
-    assert largest_difference(_curve(4.0, math.nan), _curve(4.0, 2.0)) == math.inf
+    assert _curve(4.0, math.nan).largest_difference(_curve(4.0, 2.0)) == math.inf
 
 
 def test_the_first_step_does_not_count_for_speed() -> None:
@@ -37,8 +37,8 @@ def test_the_first_step_does_not_count_for_speed() -> None:
 @pytest.mark.parametrize("kind", ["plain", "transformers"])
 def test_training_lowers_the_loss(kind: str) -> None:
     options = DemoOptions(model=kind)
-    model = make_model(options, torch.device("cpu"))
-    batches = [Corpus.from_standard_library().batch(0, 2, 16)] * 4
+    model = make_model(options)
+    batches = [text_batch(0, 2, 16)] * 4
     losses = [
         step.loss for step in train(lambda batch: call(options, model, batch), model.parameters(), batches)
     ]
@@ -46,7 +46,7 @@ def test_training_lowers_the_loss(kind: str) -> None:
 
 
 def test_each_call_makes_the_same_parameters() -> None:
-    first, second = (make_model(DemoOptions(), torch.device("cpu")) for _ in range(2))
+    first, second = (make_model(DemoOptions()) for _ in range(2))
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -55,8 +55,8 @@ def test_each_call_makes_the_same_parameters() -> None:
     ("options", "tolerance"),
     [
         (DemoOptions(), 1e-4),
-        (DemoOptions(dtype=torch.float64), 1e-9),
-        (DemoOptions(dtype=torch.float64, model="transformers"), 1e-5),
+        (DemoOptions(dtype="float64"), 1e-9),
+        (DemoOptions(dtype="float64", model="transformers"), 1e-5),
     ],
 )
 def test_the_tolerance_fits_the_arithmetic(options: DemoOptions, tolerance: float) -> None:
