@@ -8,7 +8,7 @@ The flag is computed for the global batch, so all ranks see the same flag and ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import eq
 
@@ -44,19 +44,7 @@ class OtherBranch:
         return sum(map(eq, captured.branches, self.branches))
 
 
-def on_its_branch(
-    checks: Sequence[Check], before: StateBefore, run: Callable[[], Sequence[Tensor]]
-) -> Sequence[Tensor] | OtherBranch:
-    """Run a call; return the outputs, or the branches of the call if these differ from the program's."""
-    outputs = run()
-    other = _other_branch(checks, outputs)
-    if other is None:
-        return outputs
-    before.put_back()
-    return other
-
-
-def _other_branch(checks: Sequence[Check], outputs: Sequence[Tensor]) -> OtherBranch | None:
+def other_branch(checks: Sequence[Check], outputs: Sequence[Tensor]) -> OtherBranch | None:
     """Return the branches of a call that left the program's branches before a check raised; else None."""
     known: list[bool] = []
     for i, check in enumerate(checks):

@@ -33,7 +33,7 @@ from fxdp.ir.graph.draws import graph_draws
 from fxdp.ir.graph.graphs import no_collection
 from fxdp.ir.types.sizes import axis, by_axis, is_even
 from fxdp.module.assertion_attribution import failing_ranks
-from fxdp.module.branch_specialization import OtherBranch, StateBefore, on_its_branch
+from fxdp.module.branch_specialization import OtherBranch, StateBefore, other_branch
 from fxdp.module.cache import LRU
 from fxdp.module.cache_entry import CacheEntry, GuardKey, Kinds
 from fxdp.module.calls.call import Call, ProgramKey, request_of
@@ -283,17 +283,14 @@ class Programs:
         tensors: Sequence[Tensor] = call.inputs.tensors
         if self._mesh.size > 1:
             tensors = chained(tensors, call.inputs.batch_dims, self._mesh.size)
-        even = is_even(batches)
+        before = None
+        if cache_entry.branches:
+            before = StateBefore(cache_entry.program.gm.graph, self._module, call.tensors)
         with without_autocast():
-            if not cache_entry.branches:
-                outputs = runs.run(tensors, values, rows, even)
-            else:
-                run = partial(runs.run, tensors, values, rows, even)
-                before = StateBefore(cache_entry.program.gm.graph, self._module, call.tensors)
-                found = on_its_branch(captured.checks, before, run)
-                if isinstance(found, OtherBranch):
-                    return found
-                outputs = found
+            outputs = runs.run(tensors, values, rows, is_even(batches))
+        if before is not None and (other := other_branch(captured.checks, outputs)) is not None:
+            before.put_back()
+            return other
         if captured.checks:
             told = partial(failing_ranks, self._process_mesh, self._module, self._options.loss_fn, call)
             raise_if_checked(captured.checks, outputs, told)
