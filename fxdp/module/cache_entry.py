@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
+from fxdp.capture.captured import OutputLeaf, SizeLeaf
 from fxdp.compiler.executable import CompiledVariants, Runs
 from fxdp.compiler.program import Program
 from fxdp.module.cache import LRU
 from fxdp.module.calls.call import ProgramKey
-from fxdp.module.calls.outputs import has_size_leaves, returns_tensor
 
 _KINDS = 64  # kinds with cached programs
 _CALLS = 1024  # cached sets of sizes per kind
@@ -46,11 +46,12 @@ class CacheEntry:
 
     def __post_init__(self) -> None:
         captured = self.program.captured
-        self.takes_sizes = self.runs.takes_sizes or self.runs.takes_rows or has_size_leaves(captured)
+        returns_sizes = any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
+        self.takes_sizes = self.runs.takes_sizes or self.runs.takes_rows or returns_sizes
         self.keeps_unsharded = self.program.options.keeps_unsharded
         self.reads_layouts = bool(captured.layout_reads)
         self.branches = bool(captured.branches)
-        self.returns_tensor = returns_tensor(captured)
+        self.returns_tensor = captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf)
 
 
 @dataclass(slots=True)

@@ -65,13 +65,3 @@ def raise_if_checked(
     said = {"raises": raising, "not finite": other_branch, "other number": other_number}
     worst = next(kind for kind in said if any(check.otherwise == kind for check in failed))
     raise everywhere(InputError(said[worst]))
-
-
-def returns_tensor(captured: Captured) -> bool:
-    """Return whether the model returns one tensor, the first of the flat outputs."""
-    return captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf)
-
-
-def has_size_leaves(captured: Captured) -> bool:
-    """Return whether the model returns numbers that are computed from sizes."""
-    return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
