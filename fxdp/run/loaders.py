@@ -6,7 +6,8 @@
                                                 of graphs and packed documents those where samples end
 
 Loading its own samples alone is one device's only if loading draws no random numbers and changes nothing:
-else a rank loads all samples, and has one device's draws.
+else a rank loads all samples, and has one device's draws. Samples of a batch may differ in dtype, shape or
+keys (`[1, 2.5]`), or fail to load: then all ranks load all of that batch, and collate or raise as one device.
 
 A thread beside the script's main one, which fetches batches ahead, cannot meet other ranks' threads in an
 order: its batches are compared when the script ends.
@@ -18,12 +19,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from fxdp.eager.ragged.cutting import cut
 from fxdp.eager.ragged.structure import Opened, tensors_in
@@ -50,25 +51,28 @@ class OwnSamples:
     Attributes
     ----------
     data : the collated samples; of one sample if this rank has none.
-    count, total : the number of this rank's samples, and of the batch's.
-    digest : a number for the batch's sample indices.
+    count : the number of this rank's samples.
+    indices : those of all samples of the batch.
+    digest : a number for the indices.
+    form : a number for structure, dtypes and shapes beside the batch; -1 if loading has failed.
     """
 
     data: Any
     count: int
-    total: int
+    indices: Sequence[Any]
     digest: int
+    form: int
 
     def pin_memory(self) -> OwnSamples:
         """Return the samples in pinned memory, as the DataLoader asks for them."""
-        return OwnSamples(map_tensors(self.data, Tensor.pin_memory), self.count, self.total, self.digest)
+        return replace(self, data=map_tensors(self.data, Tensor.pin_memory))
 
 
 class GlobalBatches:
     """Iterator of a DataLoader, with global tensors."""
 
-    def __init__(self, batches: Iterator[Any], session: Session) -> None:
-        self._batches, self._session = batches, session
+    def __init__(self, batches: Iterator[Any], loader: DataLoader[Any], session: Session) -> None:
+        self._batches, self._loader, self._session = batches, loader, session
         self._apart: list[int] | None = None
 
     def __iter__(self) -> GlobalBatches:
@@ -79,10 +83,17 @@ class GlobalBatches:
         """Return the next batch; a collective call in the main thread."""
         batch = next(self._batches)
         if threading.current_thread() is threading.main_thread():
-            return entered(batch, self._session)
+            return entered(batch, self._session, all_of=self._all_of)
         if self._apart is None:
             self._apart = apart_of_thread(self._session)
-        return entered(batch, self._session, self._apart)
+        return entered(batch, self._session, self._apart, self._all_of)
+
+    def _all_of(self, indices: Sequence[Any]) -> Any:
+        """Load all samples of a batch in this process."""
+        loader = self._loader
+        fetcher: Any = MapFetcher(loader.dataset, True, loader.collate_fn, loader.drop_last)
+        fetcher._all_samples = True
+        return fetcher.fetch(indices)
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -92,10 +103,18 @@ class GlobalBatches:
         return getattr(self._batches, name)
 
 
-def entered(batch: Any, session: Session, apart: list[int] | None = None) -> Any:
+def entered(
+    batch: Any,
+    session: Session,
+    apart: list[int] | None = None,
+    all_of: Callable[[Sequence[Any]], Any] | None = None,
+    *,
+    compares: bool = False,
+) -> Any:
     """Return a batch with global tensors, after a comparison with all ranks; a collective call.
 
-    With `apart` nothing is sent, and a number for the batch is kept there.
+    With `apart` nothing is sent, and a number for the batch is kept there. `all_of` loads the samples of
+    these indices, where ranks' own samples do not make one batch. `compares` has all values compared.
 
     Raises
     ------
@@ -107,18 +126,22 @@ def entered(batch: Any, session: Session, apart: list[int] | None = None) -> Any
     is_ragged = opened is not None and opened.is_ragged
     leaves = tensors_in(data) if is_ragged else leaves_of(data)
     tensors = [leaf for leaf in leaves if can_be_cut(leaf)]
-    if not tensors:
+    if not tensors and own is None:
         return data
-    total = tensors[0].shape[0] if own is None else own.total
+    total = tensors[0].shape[0] if own is None else len(own.indices)
     tell_of_exact_types()
     if apart is None:
         session.batches += 1
     number = session.batches if apart is None else len(apart) + 1
-    digest = own.digest if own is not None else _checksum(tensors) if _is_compared(number) else 0
-    if apart is None:
-        _compare(session, total, digest)
-    else:
-        apart.append(zlib.crc32(repr((total, digest)).encode()))
+    digest = own.digest if own is not None else _checksum(tensors) if compares or _is_compared(number) else 0
+    form = 0 if own is None else own.form
+    if apart is not None:
+        apart.append(zlib.crc32(repr((total, digest, form)).encode()))
+    fits = form >= 0 if apart is not None else _fit(session, total, digest, form)
+    if not fits:
+        assert own is not None
+        assert all_of is not None
+        return entered(all_of(own.indices), session, apart, compares=True)
     if opened is not None and is_ragged:
         return cut(opened, session.axis)
     axis = session.axis(total)
@@ -179,11 +202,15 @@ def _fetched(plain: Callable[..., Any], fetcher: MapFetcher, indices: Any, sessi
     axis = session.axis(len(indices))
     own = indices[axis.offset : axis.offset + axis.local]
     before = generator_states()
-    data = plain(fetcher, own or indices[:1])
+    try:
+        data = plain(fetcher, own or indices[:1])
+    except Exception:  # one device's error, which all ranks raise when they load all
+        set_generator_states(before)
+        return OwnSamples(None, 0, indices, zlib.crc32(repr(indices).encode()), -1)
     size = max(len(own), 1)
     if generator_states() == before:
         if all(can_be_cut(leaf) and leaf.shape[0] == size for leaf in leaves_of(data)):
-            return OwnSamples(data, len(own), len(indices), _digest(plain, fetcher, indices))
+            return OwnSamples(data, len(own), indices, _digest(plain, fetcher, indices), _form(data))
     else:
         set_generator_states(before)
     fetcher._all_samples = True  # type: ignore[attr-defined]
@@ -195,6 +222,11 @@ def _digest(plain: Callable[..., Any], fetcher: Any, indices: Sequence[Any]) -> 
     fetcher._number = getattr(fetcher, "_number", 0) + 1
     values = leaves_of(plain(fetcher, indices[:1])) if _is_compared(fetcher._number) else ()
     return zlib.crc32(repr(indices).encode(), _checksum([one for one in values if can_be_cut(one)]))
+
+
+def _form(data: Any) -> int:
+    """Return a number above 0 for all that collated samples have in common with those of other ranks."""
+    return zlib.crc32(repr(map_tensors(data, lambda leaf: (leaf.dtype, leaf.shape[1:]))).encode()) or 1
 
 
 def _by_samples(fetcher: Any, indices: Any) -> bool:
@@ -226,17 +258,22 @@ def _checksum(tensors: Sequence[Tensor]) -> int:
     return found
 
 
-def _compare(session: Session, total: int, digest: int) -> None:
-    """Compare with all ranks what must be equal where a batch enters."""
+def _fit(session: Session, total: int, digest: int, form: int) -> bool:
+    """Compare with all ranks what must be equal where a batch enters; return whether samples' forms are."""
     ranks = session.ranks
     comms = ranks.process_mesh.comms
     if comms is None:
-        return
+        return form >= 0
     own = (total, digest, comms.sequence_log.order, *digests())
     with guard(ranks.process_mesh):
-        rows = ranks.exchange(own)
+        rows = ranks.exchange((*own, form))
+    forms = [row[-1] for row in rows]
+    fits = min(forms) >= 0 and len(set(forms)) == 1
+    rows = [row[:-1] for row in rows]
+    if not fits and all(forms):  # a sample that fails to load has no values to compare
+        rows = [(row[0], own[1], *row[2:]) for row in rows]
     if all(row == own for row in rows):
-        return
+        return fits
     if any(row[2] != own[2] for row in rows):
         check_order(ranks.process_mesh)
     differing = [rank for rank, row in enumerate(rows) if row != rows[0]]

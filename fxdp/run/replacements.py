@@ -42,7 +42,7 @@ def replacements(session: Session, calls: FileCalls) -> Iterator[Patch]:
         if session.is_child:
             session.alone = True
             return plain(loader)
-        return GlobalBatches(plain(loader), session)
+        return GlobalBatches(plain(loader), loader, session)
 
     def fetch(plain: Any, fetcher: Any, indices: Any) -> Any:
         return fetched(plain, fetcher, indices, session)

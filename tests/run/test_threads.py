@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from fxdp.eager.data_ranks import data_ranks
 from fxdp.errors import FxdpError, InputError, StateError
@@ -27,7 +28,7 @@ def _fetched(orders: list[list[int]]) -> tuple[list[Any], str]:
     """Fetch batches of the numbers below some by a thread; return their values and the error."""
     ranks = data_ranks(None, "cpu")
     session = Session(ranks, RunOptions(""))
-    batches = GlobalBatches(iter([torch.arange(1.0, n) for n in orders[ranks.rank]]), session)
+    batches = GlobalBatches(iter([torch.arange(1.0, n) for n in orders[ranks.rank]]), DataLoader([]), session)
     found: list[Any] = []
     thread = threading.Thread(target=found.extend, args=(batches,))
     thread.start()
@@ -55,7 +56,7 @@ def _here(value: Any = None) -> tuple[bool, Any]:
 def _handed_over() -> list[Any]:
     session = Session(data_ranks(None, "cpu"), RunOptions(""))
     share(session.ranks)
-    batch = {"x": next(GlobalBatches(iter([torch.arange(3)]), session))}
+    batch = {"x": next(GlobalBatches(iter([torch.arange(3)]), DataLoader([]), session))}
     tasks = (partial(_here, batch), lambda: _here(batch), _here, lambda: 1 // int(batch["x"][0]))
     with patched_everywhere(thread_patches()), ThreadPoolExecutor(1) as pool:
         *done, failed = [pool.submit(task) for task in tasks]
