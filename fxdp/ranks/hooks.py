@@ -104,11 +104,12 @@ class _Termination:
     """Handler of SIGTERM, which reports the signal and then ends the process.
 
     Python runs signal handlers only in the main thread, between bytecodes: a main thread that waits in C++
-    would outlive the signal. So a second thread reads the descriptor to which Python writes each signal.
+    would outlive the signal. So a second thread reads the descriptor to which Python writes each signal. A
+    handler that a script installs afterwards is obeyed instead.
     """
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
+        self._owner, self._wakeup = os.getpid(), -1
         self._once = threading.Lock()
 
     def install(self) -> None:
@@ -125,7 +126,7 @@ class _Termination:
             ours.close()
             theirs.close()
             return
-        theirs.detach()  # Python writes to it until the process ends
+        self._wakeup = theirs.detach()  # Python writes to it until the process ends
         signal.signal(signal.SIGTERM, self._handle)
         threading.Thread(target=self._listen, args=(ours,), name="fxdp-signals", daemon=True).start()
         atexit.register(self._give_back)
@@ -133,16 +134,21 @@ class _Termination:
 
     def _give_back(self) -> None:
         """Restore the default handler at exit and in a forked child, where no thread listens any more."""
-        if signal.getsignal(signal.SIGTERM) == self._handle:
+        if self._is_in_charge():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
+        before = signal.set_wakeup_fd(-1)
+        if before != self._wakeup:  # a script's own
+            signal.set_wakeup_fd(before)
+
+    def _is_in_charge(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._handle
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._end()
 
     def _listen(self, signals: socket.socket) -> None:
         while data := signals.recv(64):
-            if signal.SIGTERM in data:
+            if signal.SIGTERM in data and self._is_in_charge():
                 self._end()
 
     def _end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -103,3 +104,28 @@ def test_other_errors_of_destructors_are_shown_as_before(monkeypatch: pytest.Mon
     dropped = _Dropped()
     del dropped
     assert len(seen) == 1
+
+
+_OWN_HANDLER = """
+import os, signal, time
+from fxdp.ranks.hooks import _Termination
+_Termination().install()
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+child = os.fork()
+if not child:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    os._exit(len(told))
+_, status = os.waitpid(child, 0)
+assert told == []
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+print(len(told), os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_script_s_own_handler_of_sigterm_is_obeyed_by_it_and_its_children() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _OWN_HANDLER]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert ended.stdout.split() == ["1", "1"]
