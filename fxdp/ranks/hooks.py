@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from fxdp.ranks.comms import Departure, DepartureKind, broadcast_everywhere, speaking_comms
@@ -114,9 +114,8 @@ class _Termination:
 
     def install(self) -> None:
         """Install the handler, unless SIGTERM or the wakeup descriptor is in use; only in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
@@ -127,7 +126,7 @@ class _Termination:
             theirs.close()
             return
         self._wakeup = theirs.detach()  # Python writes to it until the process ends
-        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGTERM, self._end)
         threading.Thread(target=self._listen, args=(ours,), name="fxdp-signals", daemon=True).start()
         atexit.register(self._give_back)
         os.register_at_fork(after_in_child=self._give_back)
@@ -141,17 +140,14 @@ class _Termination:
             signal.set_wakeup_fd(before)
 
     def _is_in_charge(self) -> bool:
-        return signal.getsignal(signal.SIGTERM) == self._handle
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._end()
+        return signal.getsignal(signal.SIGTERM) == self._end
 
     def _listen(self, signals: socket.socket) -> None:
         while data := signals.recv(64):
             if signal.SIGTERM in data and self._is_in_charge():
                 self._end()
 
-    def _end(self) -> None:
+    def _end(self, *_: object) -> None:
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
             with contextlib.suppress(Exception):
                 if not speaking_comms():
