@@ -1,4 +1,4 @@
-"""An op with a fault: its bits depend on the samples that the rank has had before."""
+"""Ops whose bits depend on more than operands: on earlier samples of the rank, on where operands begin."""
 
 from __future__ import annotations
 
@@ -26,13 +26,24 @@ drifting.register_fake(torch.empty_like)
 drifting.register_autograd(lambda ctx, grad: grad)
 
 
+@torch.library.custom_op("fxdp_tests::placed", mutates_args=())
+def placed(x: Tensor) -> Tensor:
+    """Return x, a little larger if it begins at no 64 bytes: as some kernels on some processors do."""
+    return x * (1 + (x.data_ptr() % 64 != 0) * 2**-20)
+
+
+placed.register_fake(torch.empty_like)
+placed.register_autograd(lambda ctx, grad: grad)
+
+
 @pytest.fixture
 def drifting_rule() -> Iterator[None]:
-    """Give the op a rule, as its author would."""
+    """Give the ops a rule, as their author would."""
     fxdp.register_rule(drifting, pointwise=True)
+    fxdp.register_rule(placed, pointwise=True)
     _SEEN.clear()
     yield
-    registry.remove(torch.ops.fxdp_tests.drifting)
+    registry.remove(torch.ops.fxdp_tests.drifting, torch.ops.fxdp_tests.placed)
 
 
 class Drifting(nn.Module):

@@ -66,6 +66,8 @@ class BitWatch:
     record: BitRecord
     rank: int
     fault: BitFault | None = None
+    place: int = 0
+    """How many results one device had before the fault's."""
     compared: int = 0
 
     def see(self, moment: Moment, node: fx.Node, call: Call | None, result: Any) -> None:
@@ -82,6 +84,7 @@ class BitWatch:
             why = self._why(moment, node, call, _digests(found))
             text, location = node_text(node, ("dp",)), meta(node).location
             self.fault = BitFault(node.name, text, str(moment), self.rank, why, location)
+            self.place = list(self.record.found).index((moment, node.name))
 
     def _why(self, moment: Moment, node: fx.Node, call: Call | None, own: list[str]) -> str:
         """Return the reason for the rank's `own` bits."""

@@ -48,7 +48,7 @@ class BitRun:
     Attributes
     ----------
     split : samples per rank.
-    fault : the first op whose bits differ, if any.
+    fault : the first op on one device whose bits differ on a rank, if any.
     differing : the outputs, gradients, and parameters after a step of AdamW whose bits differ.
     nodes, results : the numbers of compared nodes and results.
     """
@@ -111,7 +111,8 @@ class BitSubject:
                 watches = [BitWatch(record, rank) for rank in range(mesh.size)]
                 values = self._run(program, split, [watch.see for watch in watches])
                 differing = tuple(name for name, of in values.items() if _differ(of, expected[name]))
-                fault = next((watch.fault for watch in watches if watch.fault is not None), None)
+                faulty = [watch for watch in watches if watch.fault is not None]
+                fault = min(faulty, key=lambda watch: watch.place).fault if faulty else None
                 nodes = sum(watch.compared for watch in watches)
                 runs.append(BitRun(split, fault, differing, nodes, len(values)))
         return tuple(runs)
