@@ -29,9 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxdp.ir.types.sizes import number
 from fxdp.torch_compat import aten, graph_module
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_ANY_NUMBER = 97
 
 
 def traces_channels_last(device: torch.device) -> bool:
@@ -93,7 +95,11 @@ def _differs(node: Any, stride: Sequence[int]) -> bool:
 
 
 def _hint(size: Any) -> Any:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+    """Return a typical value of a size, by which sizes and strides that differ can be told apart."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    hint = size.node.hint  # None: the number of rows that values select
+    return number(size.node.expr, {}, unknown=_ANY_NUMBER) if hint is None else hint
 
 
 def copied(gm: fx.GraphModule, which: Collection[int] = ()) -> fx.GraphModule:
@@ -115,11 +121,11 @@ def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
     """Return whether elements, with dims in this order, have no gaps; a part of a larger value has gaps."""
-    step = 1
+    step: Any = 1
     for d in reversed(order):
-        if _hint(value.shape[d]) != 1 and _hint(value.stride(d)) != step:
+        if _hint(value.shape[d]) != 1 and _hint(value.stride(d)) != _hint(step):
             return False
-        step *= _hint(value.shape[d])
+        step = step * value.shape[d]
     return True
 
 

@@ -83,6 +83,21 @@ def test_a_part_with_gaps_is_copied_at_any_size() -> None:
         torch.testing.assert_close(found, half(len(batch), batch)[0])
 
 
+def test_rows_that_values_select_are_copied() -> None:
+    def half(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        rows = aten.index.Tensor(x, [mask])
+        return aten.permute.default(rows, [2, 1, 0]), aten.slice.Tensor(rows, 2, 0, 2)
+
+    gm, fake_mode = fx.symbolic_trace(half), FakeTensorMode(shape_env=ShapeEnv())
+    x, mask = torch.randn(5, 4, 3), torch.tensor([True, False, True, True, False])
+    FakeTensorProp(gm, fake_mode).propagate(x, mask)
+    copy = copied(gm, [0, 1])
+    for found, expected in zip(copy(x, mask), half(x, mask), strict=True):
+        assert found.stride() == expected.stride()
+        assert found.untyped_storage().data_ptr() != expected.untyped_storage().data_ptr()
+        torch.testing.assert_close(found, expected)
+
+
 def test_strides_of_single_elements_and_of_nothing_do_not_count() -> None:
     gm = fx.symbolic_trace(lambda a, b, c: (a, b, c, None))
     for node, size in zip(gm.graph.find_nodes(op="placeholder"), [(1, 3), (0, 3), (2, 3)], strict=True):
