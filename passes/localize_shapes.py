@@ -20,8 +20,8 @@ from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
 from fxdp.ir.types.born_axes import in_parts, is_born
 from fxdp.ir.types.mesh import Mesh
 from fxdp.ir.types.placements import R, Shard
-from fxdp.ir.types.sizes import Axis, axis_of, named_size
 from fxdp.ir.types.sizes import axis as axis_named
+from fxdp.ir.types.sizes import axis_of, named_size
 from fxdp.ir.types.value_types import ScalarType, TensorType
 from fxdp.placing.caller_numbers import enter, own_numbers
 from fxdp.placing.op_view import op_view
@@ -158,7 +158,7 @@ def _localize_call(node: fx.Node, sizes: _Sizes, entered: dict[fx.Node, fx.Node]
     def made(value: Any) -> Any:
         if isinstance(value, MinusOffset):
             source = sources[value.operand.index]
-            return own_numbers(source, entered) or _minus_offset(source, node, sizes, value.axis)
+            return own_numbers(source, entered) or _minus_offset(source, node, sizes.of(value.offset, node))
         if isinstance(value, OwnColumns):
             source, along = sources[value.operand.index], value.axis
             start, size = sizes.of(along.offset, node), sizes.of(along.local, node)
@@ -199,8 +199,7 @@ def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
     return fx.node.map_aggregate(arguments, global_size)
 
 
-def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes, axis: Axis) -> fx.Node:
-    offset = sizes.of(axis.offset, user)
+def _minus_offset(source: fx.Node, user: fx.Node, offset: fx.Node | int) -> fx.Node:
     with user.graph.inserting_before(user):
         made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
     placement = meta(source).placement

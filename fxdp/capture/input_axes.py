@@ -120,7 +120,7 @@ def _symbol_name(name: str, known: dict[str, str]) -> str:
         return ""
     made = re.sub(r"\W+", "_", name).strip("_") or "axis"
     # `u0` is an axis born inside a program
-    while made in known.values() or made.startswith("max") or re.fullmatch(r"u\d+", made):
+    while made in known.values() or made.startswith("max") or re.fullmatch(r"u\d+(x\d+)?", made):
         made += "_"
     return made
 

@@ -82,7 +82,7 @@ class LockStep:
                 continue  # on first use: then its rows, of an axis born inside, are known
             try:
                 self._values[node] = self._run(node)
-                self._ranks.learn(node, self._values[node])
+                self._ranks.learn(node, self._values[node], self._values)
                 if node.op != "placeholder":
                     self._check(node)
             except _ERRORS as error:

@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.graph.metadata import meta
+from fxdp.ir.graph.metadata import meta, tensor_operands
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parameter_shards import own_shard
 from fxdp.ir.ops.parts import combine, unflatten
@@ -63,15 +63,23 @@ class VirtualRanks:
         born = {f"B_{name}": size for name, size in self._symbols.items()}  # also where no rank has a part
         return evaluate(in_parts(sympy.sympify(expr)), {**born, **self._symbols, **own})
 
-    def learn(self, node: fx.Node, values: Sequence[Any]) -> None:
-        """Learn the ranks' sizes of an axis born inside from the first value that has rows of it."""
+    def learn(self, node: fx.Node, values: Sequence[Any], read: Mapping[fx.Node, Sequence[Any]]) -> None:
+        """Learn the ranks' sizes of an axis born inside from the first value that has rows of it.
+
+        `read` has the values of the node's operands, of which a mask tells the sizes of runs.
+        """
         type_, placement = meta(node).type, meta(node).placement
         if not isinstance(type_, TensorType) or not isinstance(placement, Shard):
             return
         of, known = axis_of(type_.shape[placement.dim]), by_axis(self.sizes)
-        if of is not None and of.is_contiguous and of.name not in known:
-            sizes = [value.shape[placement.dim] for value in values]
-            self.sizes = Split(self.sizes, {**{n: s for n, s in known.items() if n}, of.name: sizes})
+        if of is None or "+" in of.name or of.name in known:
+            return
+        found = {of.name: [value.shape[placement.dim] for value in values]}
+        if not of.is_contiguous:
+            masks = (mask.reshape(len(of.parts), -1) for mask in read[tensor_operands(node)[-1]])
+            counts = [mask.count_nonzero(1).tolist() for mask in masks]
+            found |= zip(of.parts, map(list, zip(*counts, strict=True)), strict=True)
+        self.sizes = Split(self.sizes, {**{n: s for n, s in known.items() if n}, **found})
 
     def split(self, full: Tensor, placement: Placement | None, type_: NodeType) -> list[Tensor]:
         """Return every rank's part of a global value; the full value for placements that are not sharded."""

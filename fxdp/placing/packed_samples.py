@@ -98,8 +98,8 @@ class PackedSamples:
         moved = moved_operands(node)
         before = self.apart.get(moved[0]) if len(moved) == 1 else None
         numbers = before.numbers if before is not None and self._keeps_order(node) else None
-        if node in self.pointers:
-            return _Apart(*self.pointers[node], node if is_number else numbers)
+        if (into := self.pointers.get(node)) is not None and into.per == 1:
+            return _Apart(into.axis, into.shard, node if is_number else numbers)
         if may_round(node) or not node.args:
             return None
         args: Any = node.args

@@ -43,10 +43,10 @@ def pointer_of(
     """Return where the values of a node point, from what is known of earlier nodes."""
     moved = [] if may_round(node) else moved_operands(node)
     facts = [known[source] for source in moved if source in known]
-    if not moved or len(facts) < len(moved) or len({fact.axis for fact in facts}) != 1:
+    if not moved or len(facts) < len(moved) or len({fact.size for fact in facts}) != 1:
         return None
     shard = moved_shard(node, {source: known[source].shard for source in moved}, known, selections)
-    return None if shard is None else Pointer(facts[0].axis, shard)
+    return None if shard is None else facts[0]._replace(shard=shard)
 
 
 def moved_operands(node: fx.Node) -> list[fx.Node]:

@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 from torch import fx
 
 from fxdp.ir.graph.metadata import meta, tensor_operands, tensor_type
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.born_axes import concatenation, renamed, unborn
-from fxdp.ir.types.placements import Shard
-from fxdp.ir.types.sizes import Axis, axis_of, is_axis
+from fxdp.ir.types.placements import S, Shard
+from fxdp.ir.types.sizes import Axis, axis_of, batch_factor
 from fxdp.ir.types.value_types import NodeType, TensorType
-from fxdp.rules.families.indexing import MASKS, SELECTIONS
+from fxdp.rules.families.indexing import MASKS, SELECTIONS, runs_of
 from fxdp.rules.registry import Pointer
 
 
@@ -44,6 +47,7 @@ class SelectedRows:
     def __init__(self, pointers: dict[fx.Node, Pointer], born: BornAxes | None) -> None:
         self._pointers, self._born = pointers, born
         self._axes: dict[fx.Node, tuple[str, ...]] = {}
+        self._columns: dict[fx.Node, tuple[int, Pointer]] = {}
 
     def axes_of(self, node: fx.Node) -> tuple[str, ...] | None:
         """Return the axes of the rows that a node selects; None where no axis may be born."""
@@ -64,6 +68,9 @@ class SelectedRows:
         placement, type_ = meta(node).placement, meta(node).type
         if self._born is None or not isinstance(placement, Shard) or not isinstance(type_, TensorType):
             return False
+        if (into := self._column(node)) is not None:
+            self._pointers[node] = into
+            return True
         size, sources = type_.shape[placement.dim], tensor_operands(node)
         if node.target is aten.cat.default:
             joined = concatenation([tensor_type(source).shape[placement.dim] for source in sources])
@@ -73,16 +80,35 @@ class SelectedRows:
             node.target is aten.index.Tensor and tensor_type(sources[-1]).dtype not in MASKS
         ):
             return False
-        if (of := unborn(size)) is not None:
+        rows, read = tensor_type(sources[-1]).shape, meta(node).operands[-1]
+        assert isinstance(read, Shard)
+        if (of := unborn(size, runs_of(rows, read))) is not None:
             self._born.add(of)
             self._axes[sources[-1]] = (*self._axes.get(sources[-1], ()), of.name)
-        rows = tensor_type(sources[-1]).shape
-        if node.target not in _NUMBERS or len(rows) > 1 or not is_axis(rows[0]):
+        if node.target not in _NUMBERS:
             return False
-        along = axis_of(rows[0])
+        along, per = axis_of(rows[read.dim]), batch_factor(rows[read.dim])
         assert along is not None
-        self._pointers[node] = Pointer(along.name, placement)
+        assert per is not None
+        into = Pointer(along.name, placement, per)
+        if len(rows) == 1:
+            self._pointers[node] = into
+        else:
+            self._columns[node] = read.dim, into
         return True
+
+    def _column(self, node: fx.Node) -> Pointer | None:
+        """Return where the values point, if a node is the column of numbers along the mask's sharded dim."""
+        args: Any = node.args
+        if node.target is aten.select.int:
+            source, dim, place = args
+        elif node.target is operator.getitem and args[0].target is aten.unbind.int:
+            (source, dim), place = (*args[0].args, 0)[:2], args[1]
+        else:
+            return None
+        column, into = self._columns.get(source, (None, None))
+        is_column = into is not None and dim in (1, -1) and place == column
+        return into if is_column and meta(node).placement == S(0) else None
 
 
 _NUMBERS = frozenset({aten.nonzero.default, aten.repeat_interleave.Tensor})

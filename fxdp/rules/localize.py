@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.types.decompositions import Rewrite
+from fxdp.ir.types.placements import Dim
 from fxdp.ir.types.sizes import Axis, axis, axis_of
 from fxdp.ir.types.value_types import local_shape
 from fxdp.rules.registry import Alternative, Op, Operand, overloads
@@ -59,10 +60,10 @@ SIZE_ARGUMENT: dict[OpOverload, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MinusOffset:
-    """Index operand with global row numbers of an axis, which must count from the rank's first row."""
+    """Index operand with global row numbers, which must count from the rank's first row, `offset`."""
 
     operand: Operand
-    axis: Axis
+    offset: Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     def changed(operand: Operand) -> Operand | MinusOffset | OwnColumns:
         if operand.index in columns:
             return OwnColumns(operand, columns[operand.index], along)
-        return MinusOffset(operand, along) if operand.index in rewrite.minus_offset else operand
+        return MinusOffset(operand, rewrite.offset) if operand.index in rewrite.minus_offset else operand
 
     found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Operand, changed, (args, kwargs))
     return found

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fxdp.errors import InputError
 from fxdp.ir.types.decompositions import Decomposition, Rewrite
 from fxdp.ir.types.placements import Dim, Placement, R, Shard
-from fxdp.ir.types.sizes import batch_factor
+from fxdp.ir.types.sizes import axis, batch_factor, product
 from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
 
@@ -24,11 +24,23 @@ from fxdp.torch_compat import OpOverload, OpOverloadPacket
 class Pointer(NamedTuple):
     """Fact about a value: what lies on a rank under `shard` are global row numbers of its rows of an axis.
 
-    The fact is about values, and holds wherever these were computed.
+    The fact is about values, and holds wherever these were computed. Each row of the axis may be `per` rows
+    that are counted, as the `T` tokens of a sample in a dim of `T*B`.
     """
 
     axis: str
     shard: Shard
+    per: Dim = 1
+
+    @property
+    def size(self) -> Dim:
+        """The number of all rows that are counted."""
+        return product(self.per, axis(self.axis).total)
+
+    @property
+    def offset(self) -> Dim:
+        """The number of these rows on the ranks before this one."""
+        return product(self.per, axis(self.axis).offset)
 
 
 class SampleMask(NamedTuple):

@@ -147,7 +147,7 @@ def test_what_is_as_good_as_sure_is_taken_for_sure() -> None:
 
 
 class Mixture(nn.Module):
-    """A mixture of experts, of whom those run that some token of the batch chose."""
+    """A mixture of experts, of whom those run that some token of the batch chose, here each twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,11 +158,13 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         weight, chosen = self.router(tokens).softmax(-1).max(-1)
-        mask = nn.functional.one_hot(chosen, 3).T
+        weights, twice = torch.stack([weight, weight.square()], 1), torch.stack([chosen, chosen], 1)
+        mask = nn.functional.one_hot(twice, 3).permute(2, 1, 0)
         made = torch.zeros_like(tokens)
-        for i in mask.sum(-1).gt(0).nonzero(as_tuple=False):
-            (rows,) = torch.where(mask[int(i)])
-            made.index_add_(0, rows, self.experts[f"expert_{i[0]}"](tokens[rows]) * weight[rows, None])
+        for i in mask.sum((-1, -2)).gt(0).nonzero(as_tuple=False):
+            place, rows = torch.where(mask[int(i)])
+            mixed = self.experts[f"expert_{i[0]}"](tokens[rows]) * weights[rows, place, None]
+            made.index_add_(0, rows, mixed)
         return made.square().mean()
 
 

@@ -111,6 +111,58 @@ def test_joined_rows_are_gathered_in_the_order_of_one_device() -> None:
     assert any(str(node.target).count("exchange_sizes") for node in graph.nodes)
 
 
+class _Experts(nn.Module):
+    """Tokens read by the experts that these choose, `top` each, as the code of Mixtral and Switch does.
+
+    `first` is what the mask counts first: the `choices` of all tokens, or `tokens`.
+    """
+
+    def __init__(self, first: str, top: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(5, 3).double()
+        self.experts = nn.ModuleList(nn.Linear(5, 5).double() for _ in range(3))
+        self.first, self.top = first, top
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        tokens = torch.stack([x, x.sin()], 1).flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(1).topk(self.top)
+        mask = F.one_hot(chosen, 3).permute(2, 1, 0)
+        mixed = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            if self.first == "choices":
+                choice, token = torch.where(mask[number])
+            else:
+                token, choice = torch.where(chosen == number)
+            rows = expert(tokens[None, token].reshape(-1, 5))
+            mixed.index_add_(0, token, rows * weights[token, choice, None])
+        return mixed.unflatten(0, (-1, 2)).sum(1).square().mean() + y.sum()
+
+
+@pytest.mark.parametrize(("first", "top"), [("choices", 1), ("choices", 2), ("tokens", 2)])
+def test_experts_read_and_write_tokens_of_their_rank(first: str, top: int) -> None:
+    assert gathered(_run(_Experts(first, top), _batches(2), _SAMPLES)) == []
+
+
+class _Runs(_Layer):
+    """Rows of several runs, of which more is asked than a rank's own rows tell."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h = self.layer(x).t()
+        mask = (h > 0).unflatten(0, (2, 2))
+        pair, _, at = torch.where(mask)
+        values = torch.masked_select(h.unflatten(0, (2, 2)), mask)
+        order = values.softmax(0)
+        full = h.new_zeros(len(values)).index_add(0, torch.arange(len(values)).flip(0), values)
+        return order, full, at, pair, (values * y[at] * order).sum()
+
+
+def test_rows_of_several_runs_are_gathered_in_the_order_of_one_device() -> None:
+    graph = _run(_Runs(), _batches(3), _SAMPLES)
+    assert gathered(graph)
+    assert any(str(node.target).count("exchange_sizes") for node in graph.nodes)
+
+
 class _TwoMasks(_Layer):
     """Two masks that select as many rows of the batch, though not of each rank's part."""
 

@@ -2,10 +2,13 @@
 
 Capture names a data-dependent size `u0`. Where each rank selects rows of its own part, the selected rows are
 a batch axis of this name, with the symbols `B_u0`, `b_u0` and `offset_u0`; the types of the program then say
-`B_u0` instead of `u0`. Concatenated rows of the axes `u0` and `nodes` are the axis `u0+nodes`: a rank has its
-rows of `u0`, then its rows of `nodes`, and so no single range of the global rows.
+`B_u0` instead of `u0`. Of a mask with `k` rows, each of all samples, a rank selects `k` runs: these are the
+axes `u0xk.0`, `u0xk.1`, ..., of which the axis `u0xk` consists. Concatenated rows of the axes `u0` and
+`nodes` are the axis `u0+nodes`: a rank has its rows of `u0`, then its rows of `nodes`, and so no single range
+of the global rows.
 
     index: f32[u0, 4] = x[mask]         u0 -> B_u0              where x and mask are S(0)
+    nonzero: i64[u1, 2] = nonzero(y)    u1 -> B_u1x3            where y is b8[3, B] and S(1)
     cat: i64[2, B_u0 + B_nodes]         -> B_u0+nodes           where both operands are S(1)
 
 The sizes of these axes are no inputs of the program: ranks exchange these where the program reads them.
@@ -13,6 +16,7 @@ The sizes of these axes are no inputs of the program: ranks exchange these where
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -25,14 +29,14 @@ from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 
 def is_born(of: Axis) -> bool:
     """Return whether the axis is born inside the program."""
-    return not of.is_contiguous or (of.name[:1] == "u" and of.name[1:].isdigit())
+    return not of.is_contiguous or re.fullmatch(r"u\d+(x\d+\.\d+)?", of.name) is not None
 
 
-def unborn(size: Dim) -> Axis | None:
+def unborn(size: Dim, runs: int = 1) -> Axis | None:
     """Return the axis that a data-dependent size becomes where ranks select their own rows, or None."""
     if not isinstance(size, sympy.Symbol) or not size.name.startswith("u"):
         return None
-    return axis(size.name)
+    return axis(size.name if runs == 1 else f"{size.name}x{runs}")
 
 
 def read_from_rows(symbol: sympy.Basic) -> bool:
@@ -78,8 +82,9 @@ def renamed(type_: NodeType, of: Axis) -> NodeType:
 def _renamed(size: Dim, of: Axis) -> Dim:
     if isinstance(size, int):
         return size
-    if of.is_contiguous:
-        return size.xreplace({sympy.Symbol(of.name, integer=True, nonnegative=True): of.total})
+    if "+" not in of.name:
+        captured = of.name.partition("x")[0]
+        return size.xreplace({sympy.Symbol(captured, integer=True, nonnegative=True): of.total})
     *others, last = (axis(part).total for part in of.parts)
     # a multiple of the sum, 2*B_u0 + 2*B_nodes, is one of the concatenation
     found = sympy.expand(size.xreplace({last: of.total - sympy.Add(*others)}))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fxdp.ir.types.placements import Placement
+from fxdp.ir.types.placements import Dim, Placement
+from fxdp.ir.types.sizes import OFFSET
 from fxdp.ir.types.value_types import TensorType
 from fxdp.torch_compat import OpOverload
 
@@ -23,8 +24,9 @@ class Rewrite:
     local : names of schema arguments whose sizes count the rank's own batch (slice bounds on the sharded dim,
         group_norm's N); every remaining number stays global.
     minus_offset : operands whose values are global row numbers and must count from the rank's first row.
+    offset : the number of that row, in `offset`.
     own_columns : operands, with a dim of each, of which the rank reads its own range of the axis only.
-    axis : the batch axis of these rows, by name.
+    axis : the batch axis of these columns, by name.
     arguments : schema arguments with new values, in `B`, `b` and `offset` (a diagonal's offset).
     target : the op that runs instead, if the original fails for 0 or 1 local samples (`split` of an empty
         part, `squeeze` of a single sample); it has the same tensor arguments.
@@ -32,6 +34,7 @@ class Rewrite:
 
     local: tuple[str, ...] = ()
     minus_offset: tuple[int, ...] = ()
+    offset: Dim = OFFSET
     own_columns: tuple[tuple[int, int], ...] = ()
     axis: str = ""
     arguments: tuple[tuple[str, Any], ...] = ()

@@ -12,6 +12,7 @@ Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -51,8 +52,14 @@ class Axis(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the axes of which this axis is the concatenation, in order; else its own name."""
-        return tuple(self.name.split("+"))
+        """The names of the axes of which this axis is the concatenation, in order; else its own name.
+
+        The parts of `u0x2` are `u0x2.0` and `u0x2.1`.
+        """
+        runs = re.fullmatch(r"u\d+x(\d+)", self.name)
+        return tuple(
+            self.name.split("+") if runs is None else (f"{self.name}.{i}" for i in range(int(runs[1])))
+        )
 
     @property
     def is_contiguous(self) -> bool:

@@ -14,7 +14,7 @@ from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.ops.sparse_rows import SPARSE_ROWS
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Dim, P, R, S
-from fxdp.ir.types.sizes import axis, hint, product
+from fxdp.ir.types.sizes import hint, product
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, Operand, Pointer, rule
@@ -31,11 +31,11 @@ def no_larger(a: TensorType, b: TensorType) -> bool:
 def _own_rows(size: Dim, indices: Operand) -> Pointer | None:
     """Return where indices point, if these are rows of the rank's own in a table of this size."""
     into = indices.into
-    return None if into is None or size != axis(into.axis).total else into
+    return None if into is None or size != into.size else into
 
 
 def _less(indices: Operand, own: Pointer) -> Rewrite:
-    return Rewrite(minus_offset=(indices.index,), axis=own.axis)
+    return Rewrite(minus_offset=(indices.index,), offset=own.offset)
 
 
 @rule("embedding", aten.embedding.default)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from fxdp.ir.ops.library import aten
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import P, Placement, S, Shard
-from fxdp.ir.types.sizes import axis
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -126,8 +125,8 @@ def _own_rows(
     the `written` values and of what is read belongs.
     """
     into = index.into
-    # exactly one axis: with several blocks a local row number is not the global one minus the offset
-    if into is None or into.shard.dim != along or accessed.shape[dim] != axis(into.axis).total:
+    # one block of rows: with several, a local row number is not the global one minus the offset
+    if into is None or into.shard.dim != along or accessed.shape[dim] != into.size:
         return
     positions = Shard(dim, into.shard.outer)
     if any(value.shape[dim] != index.shape[along] for value in written or ()):
@@ -135,7 +134,7 @@ def _own_rows(
     chosen: dict[int, Placement] = {value.index: positions for value in written or ()}
     chosen |= {accessed.index: S(dim), index.index: into.shard}
     result = positions if written is None else S(dim)
-    yield op.alternative(dict(chosen), result, Rewrite(minus_offset=(index.index,), axis=into.axis))
+    yield op.alternative(dict(chosen), result, Rewrite(minus_offset=(index.index,), offset=into.offset))
 
 
 def _adds(op: Op) -> bool:

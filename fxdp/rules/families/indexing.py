@@ -9,6 +9,7 @@ them, and the index dim as the index is. One value written through a mask keeps 
 Selected rows: what ranks select from their parts, concatenated in rank order, is what one device selects, if
 the parts are one range each of the first dim that has several elements. So the selected rows are a batch
 axis, born here (`fxdp/ir/types/born_axes.py`): their number on a rank is known once the rank has selected.
+Behind dims of known sizes, as of a mixture's `k` experts for each token, the parts are interleaved in runs.
 The axis belongs to its mask: another mask may select as many rows of the global batch, but not on each rank.
 """
 
@@ -25,7 +26,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.types.born_axes import unborn
 from fxdp.ir.types.decompositions import Rewrite
 from fxdp.ir.types.placements import Dim, Placement, S, Shard
-from fxdp.ir.types.sizes import axis, axis_of
+from fxdp.ir.types.sizes import axis_of, product
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
@@ -80,7 +81,7 @@ def _own_rows(
     """
     for dim, index in layout.indexed:
         into = index.into
-        if into is None or source.shape[dim] != axis(into.axis).total:
+        if into is None or source.shape[dim] != into.size:
             continue
         label, size = trailing(layout.broadcast, index.ndim)[into.shard.dim], index.shape[into.shard.dim]
         along = [*layout.indices, *([] if values is None else [values])]
@@ -91,7 +92,7 @@ def _own_rows(
             o.index: Shard(d, into.shard.outer) for o, d in places if o.shape[d] == size
         }
         result = Shard(layout.result.index(label), into.shard.outer) if values is None else Shard(dim)
-        rewrite = Rewrite(minus_offset=(index.index,), axis=into.axis)
+        rewrite = Rewrite(minus_offset=(index.index,), offset=into.offset)
         yield op.alternative({**chosen, source.index: Shard(dim)}, result, rewrite)
 
 
@@ -198,14 +199,20 @@ def _selected_write(
 def _rows_of_each_rank(selector: Operand, size: Dim) -> Iterator[Shard]:
     """Yield the shards of a selector under which a dim of this size has the rows that each rank selects."""
     of = axis_of(size)
-    known = of is not None and size == of.total and of.name in (selector.selects or ())
+    known = of if of is not None and size == of.total and of.name in (selector.selects or ()) else None
     if selector.selects is None or not (known or unborn(size)):
         return
     for shard in selector.shards:
-        along = axis_of(selector.shape[shard.dim])
-        first = shard.outer == 1 and all(n == 1 for n in selector.shape[: shard.dim])
-        if first and along is not None and along.is_contiguous:
+        along, runs = axis_of(selector.shape[shard.dim]), runs_of(selector.shape, shard)
+        is_range = runs > 0 and along is not None and along.is_contiguous
+        if is_range and (known is None or len(known.parts) == runs):
             yield shard
+
+
+def runs_of(shape: tuple[Dim, ...], shard: Shard) -> int:
+    """Return how many ranges of the selected rows each rank selects from its shard; 0: it cannot be known."""
+    before = product(*shape[: shard.dim])
+    return before if isinstance(before, int) and shard.outer == 1 else 0
 
 
 def _first_row(selector: Operand, shard: Shard) -> Dim:

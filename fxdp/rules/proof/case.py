@@ -26,7 +26,7 @@ from fxdp.errors import RuleError
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.types.decompositions import Decomposition, DecompositionStep, Term
 from fxdp.ir.types.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.types.sizes import OFFSET, batch_factor, rank_sizes
+from fxdp.ir.types.sizes import batch_factor, rank_sizes
 from fxdp.ir.types.value_types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
 from fxdp.rules.proof import samples
@@ -216,7 +216,7 @@ def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) 
     if isinstance(leaf, Operand):
         return tensors[leaf.index]
     if isinstance(leaf, MinusOffset):
-        return tensors[leaf.operand.index] - sizes[OFFSET.name]
+        return tensors[leaf.operand.index] - samples.on_rank(leaf.offset, sizes)
     return samples.on_rank(leaf, sizes)
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.types.placements import Dim, Partial, Placement, Shard
-from fxdp.ir.types.sizes import B, number, rank_sizes
+from fxdp.ir.types.sizes import B, batch_factor, number, rank_sizes
 from fxdp.ir.types.value_types import TensorType
 from fxdp.rules.registry import Pointer
 
@@ -26,7 +26,7 @@ class Sample:
     """Tensor argument of a check: a shape in `B` (or strings like `"2*B"`), and how to fill the tensor.
 
     Numbers are uniform in `[low, high)` if these are given (bounds may count `B`), else normal; `fill` makes
-    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast. With
+    the value from the concrete shape and a generator. `iota=d` is `arange` along `d`, broadcast. With
     `selects`, the values select (or repeat) as many rows of a rank as the rank has samples. With `counts`,
     they are numbers of samples, one after the other.
     """
@@ -45,7 +45,9 @@ class Sample:
     @property
     def pointer(self) -> Pointer | None:
         """The fact that rules know of row numbers of the batch."""
-        return None if self.iota is None else Pointer("", Shard(self.iota))
+        if self.iota is None:
+            return None
+        return Pointer("", Shard(self.iota), batch_factor(self.shape[self.iota]) or 1)
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
@@ -57,7 +59,7 @@ class Sample:
             return self.fill(shape, generator).to(self.dtype)
         if self.iota is not None:
             line = [-1 if d == self.iota else 1 for d in range(len(shape))]
-            return torch.arange(batch).view(line).expand(shape).to(self.dtype).contiguous()
+            return torch.arange(shape[self.iota]).view(line).expand(shape).to(self.dtype).contiguous()
         low, high = (concrete(v, batch) for v in (self.low, self.high))
         return _random(shape, self.dtype, low, high, generator)
 

@@ -34,6 +34,7 @@ def _gather(g: Draw) -> Call:
             call(g.t("4a"), 0, g.ints("Na")),
             call(g.t("B"), 0, own("B")),
             call(T("B", 3), 0, own("B", 2)),
+            call(T("2*B", 3), 0, own("2*B", 2)),
             call(g.t("aN4"), -1, g.ints("aN2")),
         ]
     )
@@ -73,6 +74,7 @@ def _index_select(g: Draw) -> Call:
             call(g.t("N4"), 1, g.ints("a")),
             call(g.t("a4"), 1, g.ints("N")),
             call(g.t("a", "B"), 1, own("B")),
+            call(g.t("a", "2*B"), 1, own("2*B")),
         ]
     )
 
@@ -82,6 +84,7 @@ def _index_write(*rest: Any, add: bool = False, value: bool = True) -> Maker:
         forms = [
             (g.t("N3"), 1, distinct(2), g.t("N2")),
             (T("B", 3), 0, own("B"), T("B", 3)),
+            (T("3*B", 3), 0, own("3*B"), T("3*B", 3)),
         ]
         if add:
             forms.append((g.t("a3"), 1, g.ints("N"), g.t("aN")))
@@ -99,6 +102,7 @@ def _index(g: Draw) -> Call:
             call(T(3, "B", 4), [g.ints("2"), None, g.ints("21")]),
             call(T(5, 3, 4, "B"), [None, T("B", 1, dtype=I64, low=0, high=3), g.ints("2")]),
             call(T("B", 4), [own("B"), T("B", dtype=I64, low=0, high=3)]),
+            call(T("2*B", 4), [own("2*B"), T("2*B", dtype=I64, low=0, high=3)]),
             call(T("B", "B"), [own("B"), own("B")]),
             call(T(4, 2, "B"), [g.ints("31"), None, own(3, "B", iota=1)]),
         ]
