@@ -17,6 +17,7 @@ from fxdp.ir.types.born_axes import concatenation, renamed, unborn
 from fxdp.ir.types.placements import S, Shard
 from fxdp.ir.types.sizes import Axis, axis_of, batch_factor
 from fxdp.ir.types.value_types import NodeType, TensorType
+from fxdp.placing.equal_values import equal_values
 from fxdp.rules.families.indexing import MASKS, SELECTIONS, runs_of
 from fxdp.rules.registry import Pointer
 
@@ -32,10 +33,10 @@ class BornAxes:
         for node, type_ in self._captured:
             meta(node).type = type_
 
-    def add(self, of: Axis) -> None:
-        """Rename the sizes of all nodes to those of an axis."""
+    def add(self, of: Axis, equal: Axis | None = None) -> None:
+        """Rename the sizes of all nodes to those of an axis, or of one with as many rows on each rank."""
         for node, _ in self._captured:
-            meta(node).type = renamed(meta(node).type, of)
+            meta(node).type = renamed(meta(node).type, of, equal)
 
 
 class SelectedRows:
@@ -47,11 +48,18 @@ class SelectedRows:
     def __init__(self, pointers: dict[fx.Node, Pointer], born: BornAxes | None) -> None:
         self._pointers, self._born = pointers, born
         self._axes: dict[fx.Node, tuple[str, ...]] = {}
+        self._equal: dict[fx.Node, fx.Node | None] = {}
+        self._selected: dict[tuple[fx.Node, bool], Axis] = {}
+        """The axis that a mask selects, or to which lengths repeat rows."""
         self._columns: dict[fx.Node, tuple[int, Pointer]] = {}
 
     def axes_of(self, node: fx.Node) -> tuple[str, ...] | None:
         """Return the axes of the rows that a node selects; None where no axis may be born."""
-        return None if self._born is None else self._axes.get(node, ())
+        if self._born is None or not self._axes:
+            return None if self._born is None else ()
+        if node not in self._axes and node not in self._equal and tensor_type(node).dtype in MASKS:
+            self._equal[node] = next((mask for mask in self._axes if equal_values(mask, node)), None)
+        return self._axes.get(self._equal.get(node) or node, ())
 
     def shard_of(self, node: fx.Node) -> Shard | None:
         """Return the shard of a node that selects rows."""
@@ -80,11 +88,12 @@ class SelectedRows:
             node.target is aten.index.Tensor and tensor_type(sources[-1]).dtype not in MASKS
         ):
             return False
-        rows, read = tensor_type(sources[-1]).shape, meta(node).operands[-1]
+        mask, rows, read = sources[-1], tensor_type(sources[-1]).shape, meta(node).operands[-1]
         assert isinstance(read, Shard)
         if (of := unborn(size, runs_of(rows, read))) is not None:
-            self._born.add(of)
-            self._axes[sources[-1]] = (*self._axes.get(sources[-1], ()), of.name)
+            known = self._known(of, mask, node.target is aten.repeat_interleave.Tensor)
+            self._born.add(of, known)
+            self._axes[mask] = (*self._axes.get(mask, ()), known.name)
         if node.target not in _NUMBERS:
             return False
         along, per = axis_of(rows[read.dim]), batch_factor(rows[read.dim])
@@ -96,6 +105,14 @@ class SelectedRows:
         else:
             self._columns[node] = read.dim, into
         return True
+
+    def _known(self, of: Axis, mask: fx.Node, repeats: bool) -> Axis:
+        """Return the axis of an equal mask if there is one, else the new one."""
+        for (other, kind), axis in self._selected.items():
+            if kind == repeats and len(axis.parts) == len(of.parts) and equal_values(other, mask):
+                return axis
+        self._selected[mask, repeats] = of
+        return of
 
     def _column(self, node: fx.Node) -> Pointer | None:
         """Return where the values point, if a node is the column of numbers along the mask's sharded dim."""

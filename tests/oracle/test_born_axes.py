@@ -163,6 +163,21 @@ def test_rows_of_several_runs_are_gathered_in_the_order_of_one_device() -> None:
     assert any(str(node.target).count("exchange_sizes") for node in graph.nodes)
 
 
+class _Twice(_Layer):
+    """One mask, which is computed anew wherever it is read."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x)
+        loss = F.cross_entropy(h[y != -100], y[y != -100])
+        h = h * 1.0
+        h[y != -100] = h[torch.where(y != -100)[0]] * 2 + y[y != -100][:, None]
+        return loss, h
+
+
+def test_rows_of_a_mask_that_is_computed_twice() -> None:
+    assert gathered(_run(_Twice(), _batches(4), _SAMPLES)) == []
+
+
 class _TwoMasks(_Layer):
     """Two masks that select as many rows of the batch, though not of each rank's part."""
 

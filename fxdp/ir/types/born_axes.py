@@ -67,24 +67,27 @@ def in_parts(expr: sympy.Expr) -> sympy.Expr:
     return expr.xreplace(found) if found else expr
 
 
-def renamed(type_: NodeType, of: Axis) -> NodeType:
-    """Return the type of a node, with sizes as capture names them in terms of an axis that was born."""
+def renamed(type_: NodeType, of: Axis, equal: Axis | None = None) -> NodeType:
+    """Return the type of a node, with sizes as capture names them in terms of an axis that was born.
+
+    An axis `equal` with as many rows on each rank, if there is one, takes its place.
+    """
     if isinstance(type_, TensorType):
-        return TensorType(type_.dtype, tuple(_renamed(size, of) for size in type_.shape))
+        return TensorType(type_.dtype, tuple(_renamed(size, of, equal or of) for size in type_.shape))
     if isinstance(type_, ScalarType):
-        return ScalarType(sympy.sympify(_renamed(type_.expr, of)))
+        return ScalarType(sympy.sympify(_renamed(type_.expr, of, equal or of)))
     if isinstance(type_, tuple):
-        return tuple(renamed(one, of) for one in type_)  # type: ignore[misc]
+        return tuple(renamed(one, of, equal) for one in type_)  # type: ignore[misc]
     return None
 
 
 @lru_cache(maxsize=65536)
-def _renamed(size: Dim, of: Axis) -> Dim:
+def _renamed(size: Dim, of: Axis, equal: Axis) -> Dim:
     if isinstance(size, int):
         return size
     if "+" not in of.name:
         captured = of.name.partition("x")[0]
-        return size.xreplace({sympy.Symbol(captured, integer=True, nonnegative=True): of.total})
+        return size.xreplace({sympy.Symbol(captured, integer=True, nonnegative=True): equal.total})
     *others, last = (axis(part).total for part in of.parts)
     # a multiple of the sum, 2*B_u0 + 2*B_nodes, is one of the concatenation
     found = sympy.expand(size.xreplace({last: of.total - sympy.Add(*others)}))
