@@ -42,3 +42,23 @@ def test_a_value_on_which_the_code_decides_is_a_constant_of_the_plan() -> None:
         program, _ = _local_program(_ByMode(), inputs, {}, {"dp": 2}, Options())
         assert factor in [value for node in program.gm.graph.nodes for value in node.args]
         assert "on mesh(dp=2)" in str(fxdp.plan(_ByMode(), inputs, mesh={"dp": 2}))
+
+
+class _Selected(nn.Module):
+    """Two runs of rows on each rank, of which the program gathers all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.linear(x).t()
+        rows = scores[scores > 0]
+        return (rows.softmax(0) * rows).sum()
+
+
+def test_rows_that_values_select_count_as_samples_in_a_plan() -> None:
+    plan = fxdp.plan(_Selected(), (torch.randn(6, 4),), mesh={"dp": 2})
+    (forward,) = [row for row in plan.collectives() if row.kind == "all_gather" and row.phase == "forward"]
+    assert forward.type == "f32[B_u0x2]"
+    assert forward.bytes == 12 * 4

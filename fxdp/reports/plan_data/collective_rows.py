@@ -73,7 +73,7 @@ class Reader:
         """Return the bytes of the value, or of the communicated piece of the value."""
         type_ = meta(producer).type
         if cause.elements is None:
-            return type_bytes(type_, self.sizes)
+            return type_bytes(type_, self.sizes, unknown=self.sizes.get(B.name))
         return cause.elements * tensor_types(type_)[0].dtype.itemsize
 
 
@@ -161,7 +161,7 @@ def _collective(
         part=part,
         kind=target_text(node.target),
         words=found.words,
-        bytes=type_bytes(known.type, reader.sizes),
+        bytes=type_bytes(known.type, reader.sizes, unknown=reader.sizes.get(B.name)),
         type=type_text(type_),
         dtype=dtype_name(type_.dtype),
         axis=found.axis or ", ".join(axes),
