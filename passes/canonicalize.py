@@ -46,6 +46,16 @@ def _computed_as(target: OpOverload) -> _Rewrite:
     return rewrite
 
 
+def _conjugate(node: fx.Node) -> bool:
+    """Compute a conjugate at once; that of a Python number, as in the backward of `1j * x`, is a constant."""
+    node.target, (value, *_) = aten._conj_physical.default, node.args
+    type_ = meta(node).type
+    if isinstance(value, complex) and isinstance(type_, TensorType):  # to which no op on tensors applies
+        node.target, node.args = aten.scalar_tensor.default, (value.conjugate(),)
+        node.kwargs = {"dtype": type_.dtype}
+    return True
+
+
 def _say_what_strides_mean(node: fx.Node) -> bool:
     """Replace an `as_strided` that only reshapes an entire contiguous value; return whether it does.
 
@@ -184,7 +194,7 @@ def _is_empty(type_: object, dim: int) -> bool:
 
 
 _REWRITES: dict[Any, _Rewrite] = {
-    aten._conj.default: _computed_as(aten._conj_physical.default),
+    aten._conj.default: _conjugate,
     aten._neg_view.default: _computed_as(aten.neg.default),
     aten.cat.default: _drop_empty_operands,
     aten.as_strided.default: lambda node: _say_what_strides_mean(node) or _lay_in_order(node),

@@ -29,7 +29,7 @@ from fxdp.ir.types.value_types import NodeType, ScalarType, TensorType
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-    "i64": torch.int64, "b8": torch.bool,
+    "i64": torch.int64, "b8": torch.bool, "c128": torch.complex128,
 }  # fmt: skip
 _SYMBOLS = {"B": B, "b": LOCAL, "offset": OFFSET, "s0": sympy.Symbol("s0", integer=True, positive=True)}
 _Place = Placement | tuple[Placement | None, ...] | None

@@ -196,3 +196,15 @@ mesh(dp=2)
   return output 0=%_neg_view_default
 """,
     )
+
+
+def test_conjugates_of_python_numbers_are_constants() -> None:
+    """The backward of `1j * x` has them: torch's tensor of the number is the number in a graph."""
+    g = Sketch()
+    conj = g.call(aten._conj.default, 1j, type="c128[]")
+    gm = g.returns(
+        {Output(0): g.call(aten.mul.Tensor, g.add(Input(0, "x"), "c128[B]"), conj, type="c128[B]")}
+    )
+    assert "aten.scalar_tensor(-1j, dtype=c128)" in after(Canonicalize(), gm)
+    model = _Strided(lambda x: (torch.exp(1j * x) / (2 - 1j)).real.square().mean(0))
+    check(model, (torch.randn(7, 3, 4, 4, dtype=torch.float64),), splits=((4, 3),))
