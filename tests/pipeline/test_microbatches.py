@@ -153,6 +153,26 @@ def test_all_reasons_are_listed_at_once() -> None:
     assert "return (centred.softmax(0) * y).sum()" in str(caught.value)
 
 
+class Whitened(Model):
+    """Whitens its inputs by their covariance in the global batch, which it also keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(EXACT["mse"])
+        self.register_buffer("covariance", torch.zeros(3, 3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = x.T @ x / len(x) + torch.eye(3, dtype=x.dtype)
+        with torch.no_grad():
+            self.covariance.lerp_(found, 0.1)
+        return super().forward(x @ torch.linalg.inv(found), y)
+
+
+def test_products_of_the_inputs_over_the_batch() -> None:
+    """They are known before the first micro-batch: the prologue computes the product that it sums."""
+    for pipeline in ({}, {"stages": ["last"]}):
+        assert _error(Whitened().double(), (7, 8, 2), 3, pipeline=pipeline) <= 1e-12
+
+
 class Centred(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 3)

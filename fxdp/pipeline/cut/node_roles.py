@@ -47,6 +47,16 @@ def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
     return _of_inputs(graph, known, lambda node: not node_draws(node) and node.target not in costly)
 
 
+def heavy_before(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the costly ops that these nodes depend on, which whoever computes these must compute, too."""
+    found, waiting = set[fx.Node](), list(nodes)
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return {node for node in found if node.target in _HEAVY}
+
+
 def _of_inputs(graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """Return the `known` nodes, inputs, and all nodes accepted by `counts` that read only these."""
     found = set(known)

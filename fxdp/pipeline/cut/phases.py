@@ -28,7 +28,7 @@ from fxdp.ir.graph.signature import Input, Mutation
 from fxdp.ir.types.placements import P, ParamShard, Partial, R, Replicate, Shard
 from fxdp.ir.types.sizes import is_axis
 from fxdp.ir.types.value_types import ScalarType, TensorType
-from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
+from fxdp.pipeline.cut.node_roles import free_nodes, heavy_before, input_only, parameter_views
 from fxdp.pipeline.cut.rounds import Rounds, find_rounds
 
 
@@ -104,7 +104,7 @@ def _is_of_samples(node: fx.Node) -> bool:
 
 def _without_epilogue(graph: fx.Graph, several: bool) -> Phases:
     early = _prologue(graph, several)
-    free = free_nodes(graph, early)
+    free = free_nodes(graph, [*early, *heavy_before(early)])
     free |= {n.args[0] for n in early if n.target in (redistributions.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
     elsewhere = free | views
