@@ -173,6 +173,31 @@ def test_products_of_the_inputs_over_the_batch() -> None:
         assert _error(Whitened().double(), (7, 8, 2), 3, pipeline=pipeline) <= 1e-12
 
 
+class Chosen(nn.Linear):
+    """Keeps a sum over the rows that a mask selects, of values that the loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__(3, D)
+        self.register_buffer("total", torch.zeros(D))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        hidden = super().forward(x)
+        with torch.no_grad():
+            self.total += hidden[mask].sum(0)
+        return hidden.square().mean()
+
+
+def test_rows_selected_under_no_grad() -> None:
+    """Their number, in a region of its own, made the loss one without a gradient."""
+    model = Chosen().double()
+    twin = counterpart_of(model)
+    compiled = fxdp.compile(model, pipeline={"microbatches": 3}, backend="eager")
+    for batch in (7, 8, 2):
+        x, y = _inputs(batch)
+        inputs = x, y[:, 0] > 0
+        assert step_both(compiled, twin, (inputs, {}), None, [batch], 0) <= 1e-12
+
+
 class Centred(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 3)

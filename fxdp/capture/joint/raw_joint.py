@@ -138,7 +138,9 @@ def differentiated(exported: Exported, options: JointOptions, table: Decompositi
 def traced(wrapper: Differentiated, exported: Exported, table: Decompositions) -> Traced:
     """Trace the joint graph of this module with the exported graph's own fake inputs."""
     fake_mode = next((fake.fake_mode for fake in exported.fakes), None)
-    return torch_compat.joint_graph(wrapper, exported.fakes, fake_mode, table), wrapper
+    # what fails within the `no_grad` of a graph leaves gradients off, and the next trace has no backward
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return torch_compat.joint_graph(wrapper, exported.fakes, fake_mode, table), wrapper
 
 
 def _batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:

@@ -134,7 +134,8 @@ def _predict(gm: fx.GraphModule) -> _PredictedForward | None:
         if not isinstance(value, Tensor):
             return None
         found.append((value, node in gradients))
-    if any("unbacked_bindings" in node.meta for node in gm.graph.nodes):
+    graphs = [part.graph for part in gm.modules() if isinstance(part, fx.GraphModule)]  # regions have theirs
+    if any("unbacked_bindings" in node.meta for graph in graphs for node in graph.nodes):
         return None
     written = tuple(node for node in _written(gm) if isinstance(_given(gm, node), Tensor))
     return _PredictedForward(tuple(found), written)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Captured
+from fxdp.capture.joint import raw_joint
 from fxdp.errors import CaptureError
 from fxdp.startup.memoized import predicted_forward
 from fxdp.startup.memoized.predicted_forward import _predict, _PredictedForward, _WrongPredictionError
@@ -223,6 +224,38 @@ def test_what_is_foretold_wrongly_is_found(fault: str, caplog: pytest.LogCapture
     assert _WrongPredictionError.__name__ in caplog.text
     assert first[:-1] == ["run", "run", "run"]  # one that was thrown away, and torch's two
     assert lines(first[-1]) == by_both_runs(name, nullcontext)[0]
+
+
+class ChosenAside(Chosen):
+    """The same by a mask that is given, in a region of `torch.no_grad()`, which is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        y = self.linear(x)
+        with torch.no_grad():
+            self.total += y[mask].sum(0)
+        return y.square().sum()
+
+
+def test_rows_chosen_in_a_region_are_not_foretold() -> None:
+    with counted() as traced:
+        captured = capture(ChosenAside().double(), (_rows(), _rows()[:, 0] > 0), {})
+    assert traced[:2] == ["run", "run"]
+    assert captured.strategy == "symbolic"
+
+
+def test_a_trace_that_fails_under_no_grad_leaves_gradients_on() -> None:
+    def failing(*args: Any) -> Any:
+        torch._C._set_grad_enabled(False)  # as an exported region of `no_grad` that raises
+        raise RuntimeError
+
+    exported = mock.Mock(fakes=())
+    with mock.patch.object(torch_compat, "joint_graph", failing), pytest.raises(RuntimeError):
+        raw_joint.traced(mock.Mock(), exported, {})
+    assert torch.is_grad_enabled()
 
 
 class TensorGuards(nn.Module):
