@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fxdp.run.assigned_data import data_patches
 from fxdp.run.calls.module_calls import module_patches
 from fxdp.run.children import child_patches
 from fxdp.run.files.databases import database_patches
 from fxdp.run.files.file_calls import FileCalls, file_patches
 from fxdp.run.files.scratch_files import NotedFiles, ScratchFiles
+from fxdp.run.full_values import full_value_patches
 from fxdp.run.generators import seed_patches
 from fxdp.run.loaders import GlobalBatches, fetched
 from fxdp.run.parallel_wrappers import wrapper_patches
@@ -55,7 +55,7 @@ def replacements(session: Session, calls: FileCalls) -> Iterator[Patch]:
     yield from group_patches()
     yield from wrapper_patches()
     yield from text_patches()
-    yield from data_patches()
+    yield from full_value_patches()
     yield from thread_patches()
     share_input(rank_zero)
     yield from input_patches(rank_zero)
