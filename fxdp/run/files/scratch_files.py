@@ -119,12 +119,13 @@ class ScratchFiles:
         here = self.root + name
         if os.path.lexists(here):
             return here
+        there = os.path.lexists(name)  # asked before the journal, where rank 0 notes what it will make
         self._noted.read()
         if name in self._noted.kept and name not in self._removed:
             return self._noted.folder + name
         if self._hidden(name):
             raise FileNotFoundError(2, "No such file or directory", os.fsdecode(path))
-        return path
+        return path if there else here
 
     def exists(self, path: Any) -> bool:
         """Return whether a path exists for this rank."""

@@ -37,3 +37,21 @@ def test_a_late_rank_sees_files_as_they_were(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         late.read(made)
     assert counter.read_text() == "9"
+
+
+def test_what_rank_0_makes_while_a_rank_asks_is_not_there(tmp_path: Path) -> None:
+    made, reads = tmp_path / "made.txt", list[None]()
+    first, late = NotedFiles(tmp_path / "journal"), ScratchFiles(tmp_path / "rank1", tmp_path / "journal")
+    read = late._noted.read
+
+    def make_after_the_last() -> None:
+        read()
+        reads.append(None)
+        if len(reads) == 4:  # of the folder, and then of the file
+            Path(first.written(made)).write_text("rank 0's")
+
+    late._noted.read = make_after_the_last  # type: ignore[method-assign]
+    with open(late.written(made, keep=True), "a") as file:
+        file.write("its own")
+    assert Path(late.read(made)).read_text() == "its own"
+    assert made.read_text() == "rank 0's"
