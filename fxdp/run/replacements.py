@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +44,7 @@ def replacements(session: Session, calls: FileCalls) -> Iterator[Patch]:
         if session.is_child:
             session.alone = True
             return plain(loader)
+        loader.in_order = True  # else the order is that in which a rank's workers end
         return GlobalBatches(plain(loader), loader, session)
 
     def fetch(plain: Any, fetcher: Any, indices: Any) -> Any:
@@ -61,5 +64,8 @@ def replacements(session: Session, calls: FileCalls) -> Iterator[Patch]:
     yield from input_patches(rank_zero)
     yield from program_patches(rank_zero)
     yield Patch(DataLoader, "__iter__", around(batches))
+    with contextlib.suppress(ImportError):  # torchdata's, which has one of its own
+        stateful = importlib.import_module("torchdata.stateful_dataloader")
+        yield Patch(stateful.StatefulDataLoader, "__iter__", around(batches))
     yield Patch(MapFetcher, "fetch", around(fetch))
     yield from module_patches(session)
