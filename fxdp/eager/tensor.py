@@ -138,11 +138,15 @@ class GlobalTensor(torch.Tensor):
         """Refuse: there is no memory that has the global value."""
         raise self._no_memory("asked for its data_ptr()")
 
-    def untyped_storage(self) -> NoReturn:
+    def storage(self) -> NoReturn:
         """Refuse: there is no memory that has the global value."""
         raise self._no_memory("asked for its storage")
 
-    storage = _typed_storage = untyped_storage
+    _typed_storage = storage
+
+    def untyped_storage(self) -> Any:
+        """Return the size of one device's memory, which summaries of models ask for; refuse for a view."""
+        return self.storage() if self._viewed or self._origin else _StorageSize(self)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: there is no memory that has the global value."""
@@ -154,6 +158,27 @@ class GlobalTensor(torch.Tensor):
             "rank has memory with the global value; expected a plain tensor: take .local for this rank's "
             "part or .full() for the full value (on all ranks)"
         )
+
+
+class _StorageSize:
+    """The size of a storage that no rank has."""
+
+    def __init__(self, tensor: GlobalTensor) -> None:
+        self._tensor = tensor
+
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        return self._tensor.numel() * self._tensor.element_size()
+
+    size = __len__ = nbytes
+
+    def __sizeof__(self) -> int:
+        """Return what `sys.getsizeof` counts of one device's storage, about."""
+        return object.__sizeof__(self) + self.nbytes()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse: the memory's contents and place."""
+        self._tensor.storage()
 
 
 def without_values(*metadata: Any) -> GlobalTensor:

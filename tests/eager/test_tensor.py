@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ def test_it_reads_as_the_tensor_of_one_device() -> None:
     assert np.array_equal(x.numpy(), np.arange(12.0).reshape(4, 3))
     assert np.array_equal(np.asarray(x), x.numpy())
     assert "GlobalTensor(shape=(4, 3), S(0) of (4,)" in repr(x)
+    assert x.untyped_storage().nbytes() == x.numpy().nbytes <= sys.getsizeof(x.untyped_storage())
     copied = copy.deepcopy(x)
     copied[0] = 7
     assert x[0, 0].item() == 0.0
@@ -46,8 +48,9 @@ def test_it_reads_as_the_tensor_of_one_device() -> None:
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "data_ptr": (lambda x: x.data_ptr(), "data_ptr"),
     "data_ptr of the class": (torch.Tensor.data_ptr, "data_ptr"),
-    "storage of the class": (torch.Tensor.untyped_storage, "storage"),
-    "storage": (lambda x: x.untyped_storage(), "storage"),
+    "storage of the class": (lambda x: torch.Tensor.untyped_storage(x).data_ptr(), "storage"),
+    "storage": (lambda x: x.untyped_storage().data_ptr(), "storage"),
+    "storage of a view": (lambda x: x.t().untyped_storage(), "storage"),
     "typed storage": (lambda x: x.storage(), "storage"),
     "dlpack": (np.from_dlpack, "exported by DLPack"),
     "resize_": (lambda x: x.resize_(2, 2), "resize_|x = x.resize"),
