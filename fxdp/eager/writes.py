@@ -37,12 +37,11 @@ _SCATTERS: Mapping[Any, Callable[..., Any]] = {
 
 
 def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an op that writes its first argument, and return this argument.
+    """Run an op that writes its first argument, and return this argument, but for a list.
 
     Raises
     ------
-    InputError : the op changes memory, writes several tensors or a list, or into a view that cannot be
-        written.
+    InputError : the op changes memory, writes several arguments, or into a view that cannot be written.
     """
     name = op._schema.name.partition("::")[2]
     target = args[0] if args else None
@@ -60,6 +59,10 @@ def write_in_place(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
         return _write_out(op, args, kwargs)
     if (with_written := _with_written(op)) is not None:
         return _write_beside(op, with_written, written, args, kwargs)
+    if isinstance(target, (list, tuple)) and name.endswith("_") and written == ["self"]:
+        for one, value in zip(target, _functional(op)(*args, **kwargs), strict=True):
+            _write(one, value)
+        return None
     if not isinstance(target, Tensor) or not name.endswith("_") or written != [op._schema.arguments[0].name]:
         raise InputError(
             f"{user_line()}: {op} writes into {', '.join(written)}, which global tensors do not support; "

@@ -70,6 +70,20 @@ def views_see_writes(batch: Batch) -> dict[str, Any]:
 
 
 @program
+def batches_trained_by_lists(batch: Batch) -> dict[str, Any]:
+    """As an attack trains its noise; `foreach` writes all of a list at once."""
+    model, (x, y) = net(), batch(*data())
+    pictures, noise = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
+    optimizer = torch.optim.AdamW([pictures, noise], 0.1, foreach=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(pictures + noise), y)
+        loss.backward()
+        optimizer.step()
+    return {"loss": loss.item(), "pictures": pictures.detach(), "noise": noise.detach()}
+
+
+@program
 def assigned_data(batch: Batch) -> dict[str, Any]:
     model, (x, y) = net(), batch(*data())
     moved = torch.zeros_like(x).requires_grad_()
