@@ -22,7 +22,7 @@ from fxdp.eager.plans.op_code import Run, code_of
 from fxdp.eager.plans.op_plan import OpPlan, cheapest_plan, full_plan
 from fxdp.eager.plans.placed_call import placed
 from fxdp.eager.plans.plan_families import FAMILIES_KEPT, families_kept
-from fxdp.eager.plans.sparse_layouts import is_sparse, run_on_full_values
+from fxdp.eager.plans.sparse_layouts import run_on_full_values, stays_plain
 from fxdp.eager.plans.strided import STRIDED
 from fxdp.eager.spec import spec_of
 from fxdp.eager.sums import holding
@@ -118,7 +118,7 @@ def _way(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
     if op._schema.is_mutable:
         return partial(write_in_place, op)
     tensors = tensors_of(args, kwargs)
-    if any(map(is_sparse, tensors)):
+    if any(map(stays_plain, tensors)):
         return partial(run_on_full_values, op)
     if _are_full(tensors):
         return code_of(full_plan(placed(op, CallLeaves(op, args, kwargs)), ""), args, kwargs)

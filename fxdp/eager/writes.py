@@ -96,12 +96,13 @@ def _write_out(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def _write_beside(
     op: OpOverload, with_written: Any, written: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Run an op that writes beside its result, as the noise of `rrelu`; return the result."""
+    """Run an op that writes beside its results, as the noise of `rrelu`; return the results."""
     results = with_written(*_with_defaults(op, args, kwargs), **kwargs)
     targets = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | dict(kwargs)
     for name, value in zip(written, results[-len(written) :], strict=True):
         _write(targets[name], value)
-    return results[0] if len(results) > len(written) else targets[written[0]]
+    own = results[: len(results) - len(written)]
+    return targets[written[0]] if not own else own[0] if len(own) == 1 else tuple(own)
 
 
 def _become_view(op: OpOverload, target: GlobalTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fxdp.eager.autograd.gradient_buckets import keep_term, reduce_pending
 from fxdp.eager.autograd.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.batch_axis import BatchAxis
-from fxdp.eager.plans.sparse_layouts import is_sparse
+from fxdp.eager.plans.sparse_layouts import stays_plain
 from fxdp.eager.sharded_operands import has_sharded, with_full_values, writes_first
 from fxdp.eager.sums import reduce_small
 from fxdp.eager.tensor import GlobalTensor, wrapped
@@ -169,7 +169,7 @@ def _entered(value: Any, axis: BatchAxis) -> Any:
     if type(value) is GlobalTensor:
         return value
     if isinstance(value, Tensor):  # a transform of torch.func derives by its own tensors
-        enters = value.requires_grad and not is_sparse(value) and not of_function_transform(value)
+        enters = value.requires_grad and not stays_plain(value) and not of_function_transform(value)
         return _entered_tensor(value, axis) if enters else value
     if type(value) in (list, tuple):
         return type(value)([_entered(one, axis) for one in value])

@@ -50,5 +50,7 @@ def _add(key: list[Any], values: Iterable[Any]) -> None:
         elif isinstance(value, Tensor):
             is_strided = value.layout is torch.strided
             key += value.dtype, value.shape, value.stride() if is_strided else value.layout
+        elif kind is torch.ScriptObject:  # the weights of a quantized layer, which cannot be compared
+            key += kind, id(value)
         else:
             key += kind, value

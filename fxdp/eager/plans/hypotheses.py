@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.plans.call_leaves import CallLeaves
+from fxdp.eager.plans.sparse_layouts import stays_plain
 from fxdp.ir.types.placements import Dim, Placement, Shard
 from fxdp.ir.types.sizes import B, evaluate
 from fxdp.ir.types.value_types import TensorType
@@ -130,7 +131,7 @@ def proven_results(
                 return None
             results.append(None)
             continue
-        if first.layout is not torch.strided:
+        if stays_plain(first):
             return None
         shape = _linear_shape([tuple(out.shape) for out in outs], batches)
         if shape is None:

@@ -1,4 +1,4 @@
-"""Sparse layouts: ops that read or return sparse tensors run on full values; sparse results stay plain."""
+"""Sparse, nested and quantized tensors stay plain: ops that read or return such run on full values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fxdp.eager.view_origins import gathered
 from fxdp.torch_compat import OpOverload
 
 
-def is_sparse(value: Tensor) -> bool:
-    """Return whether a tensor has another layout than a strided one."""
-    return value.layout is not torch.strided
+def stays_plain(value: Tensor) -> bool:
+    """Return whether a tensor is sparse, nested or quantized, as no global tensor is."""
+    return value.layout is not torch.strided or value.is_nested or value.is_quantized
 
 
 def run_on_full_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an op on the full values of its operands, of which some are sparse."""
+    """Run an op on the full values of its operands, of which some stay plain."""
     units: list[BatchAxis] = []
 
     def full(value: Any) -> Any:
@@ -34,9 +34,9 @@ def run_on_full_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def wrapped_results(results: Any, unit: BatchAxis) -> Any:
-    """Wrap full values, whose shapes are known only now; sparse ones stay plain."""
+    """Wrap full values, whose shapes are known only now; those of other layouts stay plain."""
     if isinstance(results, Tensor):
-        return results if is_sparse(results) else wrapped(results, unit)
+        return results if stays_plain(results) else wrapped(results, unit)
     if isinstance(results, (list, tuple)):
         return type(results)([wrapped_results(one, unit) for one in results])
     return results

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.eager.autograd.gradients import replicated
 from fxdp.eager.batch_axis import BatchAxis
+from fxdp.eager.plans.sparse_layouts import stays_plain
 from fxdp.eager.tensor import GlobalTensor, wrapped
 from fxdp.ir.types.placements import Shard
 
@@ -114,7 +115,7 @@ def _is_plain(spec: Any) -> bool:
 def _is_taken(tensor: Tensor, total: int) -> bool:
     """Return whether a program takes such a tensor: full, or by samples of the batch; none to derive by."""
     if type(tensor) is not GlobalTensor:
-        return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        return type(tensor) in (Tensor, nn.Parameter) and not stays_plain(tensor)
     if tensor.requires_grad and tensor.is_leaf:
         return False  # its gradient is asked for, and often differentiated again
     placement = tensor._spec.placement
@@ -130,9 +131,9 @@ def _batch_dim(tensor: Tensor, total: int) -> int | None:
 def _common_size(leaves: Sequence[Any]) -> int:
     """Return the size in front of all plain tensors; 0 if they have several, or if one gets a gradient."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    sizes = {leaf.shape[0] for leaf in tensors if leaf.dim()}
-    apart = any(type(leaf) is not Tensor or leaf.requires_grad for leaf in tensors)
-    return 0 if apart or len(sizes) != 1 else int(sizes.pop())
+    apart = any(type(leaf) is not Tensor or leaf.requires_grad or stays_plain(leaf) for leaf in tensors)
+    sizes = set() if apart else {int(leaf.shape[0]) for leaf in tensors if leaf.dim()}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _cut(tensor: Tensor, axis: BatchAxis) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -172,3 +173,32 @@ def bert_with_dropout(batch: Batch) -> dict[str, Any]:
     loss = model(input_ids=tokens, labels=labels).loss
     loss.backward()
     return {"loss": loss.item(), **gradients(model)}
+
+
+@program
+def fake_quantization(batch: Batch) -> dict[str, Any]:
+    """As layers do in quantization-aware training; the observer's minimum, ... are written beside."""
+    model, (x, _) = net(), batch(*data())
+    low, high = torch.tensor(torch.inf, dtype=torch.float32), torch.tensor(-torch.inf, dtype=torch.float32)
+    scale, zero = torch.ones(1, dtype=torch.float32), torch.zeros(1, dtype=torch.int32)
+    on = torch.ones(1, dtype=torch.long)
+    for part in (x[:5], x):
+        out = torch.fused_moving_avg_obs_fake_quant(
+            model(part).float(), on, on, low, high, scale, zero, 0.01, 0, 255, -1
+        )
+    loss = out.double().square().mean()
+    loss.backward()
+    return {"loss": loss.item(), "low": low, "high": high, "scale": scale, "zero": zero, **gradients(model)}
+
+
+@program
+def quantized_layers(batch: Batch) -> dict[str, Any]:
+    """The numbers of a batch are rounded by its own range, and by a given one."""
+    x, _ = batch(*data())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        model = torch.ao.quantization.quantize_dynamic(net().float(), {nn.Linear})  # type: ignore[no-untyped-call]
+        rounded = torch.quantize_per_tensor(x.float(), 0.1, 3, torch.quint8).relu()
+    outputs = [model(scale * x.float()) for scale in (1, 2)]
+    return {"outputs": torch.cat(outputs), "rounded": rounded.dequantize()}

@@ -128,3 +128,15 @@ def out(batch: Batch) -> dict[str, Any]:
     torch.cumsum(x, 0, out=sums[1:])
     returned = torch.mul(x, 2, out=plain)
     return {"sums": sums, "plain": plain, "returned": returned}
+
+
+@program
+def nested_tensors(batch: Batch) -> dict[str, Any]:
+    model, (x, y) = net(), batch(*data())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+        nested = torch.nested.nested_tensor([x[i : i + 1 + i % 3] for i in range(len(x))])
+        scores = torch.nested.to_padded_tensor(model[0](nested), 0.0).sum(1)
+    loss = F.cross_entropy(scores, y)
+    loss.backward()
+    return {"loss": loss.item(), **gradients(model)}
