@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fxdp.eager.autograd.gradient_buckets import keep_term, reduce_pending
+from fxdp.eager.autograd.plain_gradients import keep_plain_gradient
 from fxdp.eager.autograd.sparse_gradients import is_sparse_lookup, sparse_lookup
 from fxdp.eager.batch_axis import BatchAxis
 from fxdp.eager.plans.sparse_layouts import stays_plain
@@ -31,6 +32,8 @@ from fxdp.torch_compat import (
     without_torch_function,
 )
 
+_BIASES = "torch.nn.attention.bias"
+"""The module of masks of attention that are tensors without values."""
 _SEQUENCES = frozenset({list, tuple})
 _SCALARS = frozenset({int, float, bool, slice, type(None), type(...), torch.dtype})
 _INDEXED = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
@@ -45,6 +48,8 @@ def _call_above_autograd(
     cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Call a function of torch on global tensors, and on plain ones as replicated values."""
+    if len(types) > 1 and any(kind.__module__ == _BIASES for kind in types):
+        return NotImplemented  # they do themselves what they stand for
     if func in _INDEXED and type(args[1]) is tuple:
         if len(args) == 2 and _SCALARS.issuperset(map(type, args[1])):
             return call_without_torch_function(func, types, args, {})
@@ -65,7 +70,7 @@ def _call_above_autograd(
             axis = _axis_among(args) or _axis_among(tuple(kwargs.values()))
             if axis is not None:
                 written = args[:1] if writes_first(func) else ()
-                _keep_plain_gradient(written, _plain_gradient)
+                keep_plain_gradient(written, _plain_gradient)
                 args = (*written, *_entered(args[len(written) :], axis))
                 kwargs = {name: _entered(value, axis) for name, value in kwargs.items()}
             return func(*args, **kwargs)
@@ -268,33 +273,3 @@ _CHANGED: Mapping[Callable[..., Any], Callable[[Any, dict[str, Any]], Any]] = {
     **{getattr(torch.Tensor, name): partial(_number, name) for name in ("__index__", "__int__", "__float__")},
 }
 """Functions that are called in another way."""
-
-
-def _keep_plain_gradient(target: Any, full_value: Any) -> None:
-    """Let a plain tensor that is about to be written by a global one send plain gradients to its history.
-
-    `target` may be a list of tensors. `full_value` returns the plain value of a global gradient.
-    """
-    if isinstance(target, (list, tuple)):
-        for one in target:
-            _keep_plain_gradient(one, full_value)
-    elif _is_computed(target) and not in_function_transform() and not of_function_transform(target):
-        _PlainGradient.apply(target, full_value)  # type: ignore[no-untyped-call]
-
-
-def _is_computed(target: Any) -> bool:
-    return isinstance(target, Tensor) and target.requires_grad and not target.is_leaf
-
-
-class _PlainGradient(torch.autograd.Function):
-    """A plain tensor itself; its gradient is made plain."""
-
-    @staticmethod
-    def forward(ctx: Any, target: Tensor, full_value: Any) -> Tensor:
-        ctx.full_value = full_value
-        ctx.mark_dirty(target)
-        return target
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.full_value(grad), None

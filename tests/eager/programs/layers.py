@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from tests.eager.programs.listed import Batch, data, gradients, net, program
 
@@ -202,3 +203,13 @@ def quantized_layers(batch: Batch) -> dict[str, Any]:
         rounded = torch.quantize_per_tensor(x.float(), 0.1, 3, torch.quint8).relu()
     outputs = [model(scale * x.float()) for scale in (1, 2)]
     return {"outputs": torch.cat(outputs), "rounded": rounded.dequantize()}
+
+
+@program
+def attention_with_a_causal_bias(batch: Batch) -> dict[str, Any]:
+    """The bias is a tensor whose memory has no values."""
+    torch.manual_seed(1)
+    queries, keys = batch(torch.randn(8, 2, 3, 4), torch.randn(8, 2, 5, 4))
+    attend = F.scaled_dot_product_attention
+    last = attend(queries, keys, keys, attn_mask=causal_lower_right(3, 5))
+    return {"last": last, "first": attend(queries, keys, keys, attn_mask=causal_upper_left(3, 5))}
