@@ -47,7 +47,7 @@ SIZES: dict[str, tuple[int, int]] = {
     "ranks": (6_000, 130),
     "reports": (3_700, 80),
     "rules": (4_800, 80),
-    "run": (4_150, 75),
+    "run": (4_170, 75),
     "runtime": (1_600, 50),
     "settings": (400, 25),
     "sharding": (1_600, 30),

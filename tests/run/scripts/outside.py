@@ -121,6 +121,8 @@ def batches():
         print(product.shape, f"{product.sum().item():.9f} {model.linear.weight.grad.norm().item():.9f}")
     for program in (torch.jit.trace(model, (one, two)), torch.export.export(model, (one, two)).module()):
         print(f"{program(one, two)[1].sum().item():.9f}")
+    _, derived = torch.func.linearize(lambda x: (x.sin() * two.mean()).sum(), one)
+    print(f"{derived(one).item():.9f}")
     for workers in (0, 1):
         for inputs, numbers in DataLoader(Stream(), 3, num_workers=workers):  # the last has fewer than ranks
             print(numbers.tolist(), f"{model.linear(inputs).sum().item():.9f}")
