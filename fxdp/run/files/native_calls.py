@@ -32,7 +32,11 @@ class Opens(NamedTuple):
 FUNCTIONS: Mapping[str, Sequence[Opens]] = {
     "safetensors": (Opens("serialize_file", 1, "filename", True), Opens("safe_open", 0, "filename")),
     "tokenizers": (Opens("Tokenizer.save", 1, "path", True), Opens("Tokenizer.from_file", 0, "path")),
-    "torch.jit": (Opens("RecursiveScriptModule.save", 1, "f", True), Opens("load", 0, "f")),
+    "torch.jit": (
+        Opens("RecursiveScriptModule.save", 1, "f", True),
+        Opens("ScriptModule.save", 1, "f", True),
+        Opens("load", 0, "f"),
+    ),
     "torch.export": (Opens("save", 1, "f", True), Opens("load", 0, "f")),
     "pyarrow": (Opens("memory_map", 0, "path"),),
     "pyarrow.csv": (Opens("read_csv", 0, "input_file"), Opens("write_csv", 1, "output_file", True)),

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from fxdp.run.files import native_calls
 from fxdp.run.files.file_calls import FileCalls
@@ -54,6 +56,15 @@ def test_a_function_that_opens_files_by_name_gets_the_ranks_own(
     assert [file.name for file in work.iterdir()] == ["old.bin"]
     assert package.Store.load("new.bin") == "new.bin"
     del sys.modules[name]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_module_is_saved_to_the_ranks_own_file(tmp_path: Path) -> None:
+    calls = FileCalls(ScratchFiles(tmp_path / "rank1", tmp_path / "journal"), str(tmp_path / "run"))
+    traced: Any = torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1))  # type: ignore[no-untyped-call]
+    with native_calls.native_calls(calls):
+        traced.save(str(tmp_path / "traced.pt"))
+    assert not (tmp_path / "traced.pt").exists()
 
 
 @pytest.mark.parametrize("name", ["torch.jit", "torch.export"])
