@@ -30,8 +30,9 @@ from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, f
 from fxdp.capture.refusals.eager_probe import EagerProbe
 from fxdp.capture.refusals.stateful import check_memory, warn_of_side_effects
 from fxdp.capture.request import Guarded, Request
-from fxdp.errors import CaptureError, InputError, TorchMismatchError
+from fxdp.errors import CaptureError, FxdpError, InputError, TorchMismatchError
 from fxdp.ir.graph.draws import graph_draws
+from fxdp.ir.graph.user_lines import show_user_lines
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
@@ -44,6 +45,14 @@ def capture_request(request: Request) -> Captured:
     ------
     CaptureError : the model cannot be captured, with the line that no graph can hold and the remedy.
     """
+    try:
+        return _captured(request)
+    except FxdpError as error:
+        show_user_lines(error)
+        raise error  # with the traceback as it is now
+
+
+def _captured(request: Request) -> Captured:
     module, inputs, loss_fn, hint = request.module, request.inputs, request.loss_fn, request.hint
     _check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):

@@ -6,41 +6,76 @@
 
 Each line of a generated graph begins with the name of its node, and the node knows its location. So a running
 program needs to record nothing for this.
+
+An error of fxdp says line, cause and remedy itself: below the outermost call its traceback, and that of its
+cause, leave out the lines of torch and fxdp, hundreds where a model is traced. TORCH_LOGS="+fxdp" shows them.
 """
 
 from __future__ import annotations
 
 import linecache
+import logging
 import sys
 from types import CodeType, TracebackType
 
 from torch import fx
 
-from fxdp.errors import add_note
+from fxdp.errors import FxdpError, RuleError, TorchMismatchError, VerifierError, add_note
 from fxdp.ir.graph.metadata import Location, meta
 
 _GENERATED = "<eval_with_key>"
 _INDUCTOR = "torchinductor_"  # the folder to which Inductor writes its code
 _NO_LINE = 'raised by code that Inductor compiled: backend="eager" of fxdp.compile shows the model\'s line'
+_INNER = ("fxdp", "torch", "contextlib", "")  # "": code that a trace makes, which is in no module
+_BUGS = (RuleError, TorchMismatchError, VerifierError)
+
+_log = logging.getLogger("fxdp")
 
 
 def show_user_lines(error: BaseException) -> None:
-    """Put the user's lines into the traceback of an error that generated code raised."""
-    frames = []
-    here = error.__traceback__
-    while here is not None:
-        frames.append(here)
-        here = here.tb_next
+    """Put the user's lines into the traceback of an error, and leave others out of one of fxdp."""
+    if isinstance(error, FxdpError) and not isinstance(error, _BUGS):
+        _leave_inner_lines_out(error)
+        return
+    frames = _frames(error.__traceback__)
     files = [frame.tb_frame.f_code.co_filename for frame in frames]
     if any(file.startswith(_GENERATED) for file in files):
         shown: TracebackType | None = None
         for frame, file in zip(reversed(frames), reversed(files), strict=True):
             own = _in_the_model(frame) if file.startswith(_GENERATED) else frame
             if own is not None:
-                shown = TracebackType(shown, own.tb_frame, own.tb_lasti, own.tb_lineno)
+                shown = _linked(own, shown)
         error.__traceback__ = shown
     elif any(_INDUCTOR in file for file in files) and _NO_LINE not in getattr(error, "__notes__", ()):
         add_note(error, _NO_LINE)
+
+
+def _leave_inner_lines_out(error: BaseException) -> None:
+    """Keep the outermost line of an error, and lines of the user, in it and in its causes."""
+    _log.debug("before lines of torch and fxdp are left out", exc_info=error)
+    kept, link = _frames(error.__traceback__)[:1], error
+    known: list[BaseException] = []
+    while link is not None and link not in known:
+        known.append(link)
+        shown: TracebackType | None = None
+        for frame in reversed(_frames(link.__traceback__)):
+            module = frame.tb_frame.f_globals.get("__name__", "")
+            if frame in kept or module.partition(".")[0] not in _INNER:
+                shown = _linked(frame, shown)
+        link.__traceback__ = shown
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _frames(here: TracebackType | None) -> list[TracebackType]:
+    frames = []
+    while here is not None:
+        frames.append(here)
+        here = here.tb_next
+    return frames
+
+
+def _linked(frame: TracebackType, rest: TracebackType | None) -> TracebackType:
+    return TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
 
 
 def _in_the_model(frame: TracebackType) -> TracebackType | None:
