@@ -148,7 +148,9 @@ def _told(ranks: Sequence[_Rank], logs: Path, asked: int) -> int:
     codes = [rank.code or 0 for rank in ranks]
     if not any(codes):
         return 0
-    for rank, code in enumerate(codes):
+    if asked and codes[0] < 0:
+        sys.stderr.write(f"fxdp run: ended by {signal.Signals(asked).name}\n")
+    for rank, code in enumerate(() if asked else codes):
         if code and (code < 0 or not codes[0]):
             how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             sys.stderr.write(f"fxdp run: rank {rank} of {len(codes)} {how}{_tail(rank, logs)}\n")
@@ -168,9 +170,9 @@ def _tail(rank: int, logs: Path) -> str:
 
 
 def _clear(logs: Path) -> None:
-    """Remove what the ranks above 0 have written."""
+    """Remove what the ranks above 0 have written, and copies of files that rank 0 has changed."""
     (logs / "new_files").unlink(missing_ok=True)
-    for folder in logs.glob("rank*.files"):
+    for folder in (logs / "before", *logs.glob("rank*.files")):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fxdp.errors import StateError
-from fxdp.run.ranks import start_ranks
+from fxdp.run.ranks import _Rank, _told, start_ranks
 from tests.run.running import on_ranks
 
 _RANK = """
@@ -49,6 +50,7 @@ def test_a_file_is_new_on_each_rank_and_written_once_until_the_disk_is_full(tmp_
             file.write(b"cdefg")
             file.write(b"hij")
         """)  # fmt: skip
+    (tmp_path / "saved.txt").write_text("by an earlier run")
     ended = on_ranks(2, script, options=("--logs", str(tmp_path / "logs")))
     assert (ended.code, ended.out) == (1, _OUT), ended.err
     assert "OSError: [Errno 27] File too large\n" in ended.err
@@ -71,6 +73,19 @@ def test_a_rank_that_fails_alone_ends_all_with_its_words(tmp_path: Path) -> None
     ended = on_ranks(2, script)
     assert ended.code == 1
     assert "rank 1 failed: ValueError: only here" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [(signal.SIGINT, "fxdp run: ended by SIGINT\n"), (0, "of SIGTERM")]
+)
+def test_ranks_that_the_user_interrupts_are_not_told_to_have_died(
+    asked: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = [_Rank(1, -signal.SIGTERM), _Rank(2, -signal.SIGTERM)]
+    assert _told(ended, tmp_path, asked) == 128 + (asked or signal.SIGTERM)
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == (1 if asked else 2)
 
 
 def test_another_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
