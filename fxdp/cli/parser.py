@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,10 @@ _ELSEWHERE = {"run": "fxdp.run.command"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    asked = _parser(arguments).parse_args(arguments)
+    parser, commands = _parser(arguments)
+    asked, unknown = parser.parse_known_args(arguments)
+    if unknown:  # told with the usage of the command, which argparse itself does not
+        commands[asked.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if argv is None:
         atexit.register(gc.unfreeze)  # else nanobind, which binds triton 3.9, reports all objects as leaked
         gc.freeze()  # this process is the command: imported objects stay, so the collector may skip them
@@ -48,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         from rich.console import Console
 
-        Console(stderr=True).print(f"fxdp: error: {error}", style="red", markup=False, soft_wrap=True)
+        console = Console(stderr=True, emoji=False)  # `:x:` of a message would be a picture
+        console.print(f"fxdp: error: {error}", style="red", markup=False, soft_wrap=True)
         return 1 if isinstance(error, RankFailedError) else 2
     except KeyboardInterrupt:
         return 130
@@ -68,8 +73,10 @@ def _reader_left() -> bool:
     return False
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser with all commands, and with the options of the command in the arguments."""
+def _parser(
+    arguments: Sequence[str],
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Build the parser, and those of all commands, of which the one in the arguments has its options."""
     named = next((word for word in arguments if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="fxdp", description="Automatic data parallelism for torch models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="fxdp's release and torch's")
@@ -78,12 +85,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         if name == named:
             module = _imported(_ELSEWHERE.get(name) or f"fxdp.cli.{name}")
-            command.description = module.__doc__
+            command.description = "\n".join(textwrap.wrap(module.__doc__.partition("\n")[0], 80))
             module.declare(command)
             command.set_defaults(run=module.run)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
+    return parser, commands.choices
 
 
 class _Version(argparse.Action):

@@ -29,7 +29,7 @@ def show(*parts: RenderableType) -> None:
     """Print tables and text to standard output; text in a file is not wrapped."""
     if not prints():
         return
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False, emoji=False)
     for part in parts:
         console.print(part, markup=False) if isinstance(part, str) else console.print(part)
 

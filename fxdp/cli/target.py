@@ -27,11 +27,13 @@ from fxdp.ir.types.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
 
 _KEYS = ("model", "args", "kwargs")
 _FACTORY = """\
-module:factory is a function without arguments, of a module or of a file (models.py:tiny). It returns
-(model, args), (model, args, kwargs), or a dict, which takes options of fxdp.compile, too:
+module:factory is a function without arguments, of a module or of a file
+(models.py:tiny). It returns (model, args), (model, args, kwargs), or a dict,
+which takes options of fxdp.compile, too:
 
   def tiny():
-      return {"model": Net(), "args": (x,), "kwargs": {"target": y}, "loss_fn": F.cross_entropy}
+      return {"model": Net(), "args": (x,), "kwargs": {"target": y},
+              "loss_fn": F.cross_entropy}
 
 options of fxdp.compile in that dict:
 """
@@ -122,10 +124,13 @@ def _find(text: str) -> Callable[[], Any]:
     except AttributeError:
         functions = sorted(n for n, value in vars(module).items() if inspect.isfunction(value))
         raise InputError(
-            f"{text}: {where} has no {name!r}; its functions are {', '.join(functions)}"
+            f"{text}: {where} has no {name!r}; its functions are {', '.join(functions) or 'none'}"
         ) from None
-    if not callable(found):
-        raise InputError(f"{text}: {name} is {a_kind(found)}, expected a function without arguments")
+    if not callable(found) or isinstance(found, nn.Module):
+        raise InputError(
+            f"{text}: {name} is {a_kind(found)}, expected a function without arguments that returns a model "
+            "and its batch: (model, args)"
+        )
     return found  # type: ignore[no-any-return]
 
 

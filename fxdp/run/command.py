@@ -18,9 +18,10 @@ _CALLS, _SECONDS = 50, 10.0
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "fxdp run [--nproc N] [--logs FOLDER] [--eager] (script.py | -m module) [arguments]"
-    parser.add_argument("--nproc", type=int, help="number of ranks (default: GPUs, else 2)")
-    parser.add_argument("--logs", type=Path, help="folder for the output of all ranks but the first")
+    parser.usage = "fxdp run [--nproc N] [options] (script.py | -m module) [arguments]"
+    parser.add_argument("--nproc", type=int, metavar="N", help="number of ranks (default: GPUs, else 2)")
+    said = "folder for the output of all ranks but the first"
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help=said)
     parser.add_argument("--parts", type=_parts, default=(), help=argparse.SUPPRESS)  # for tests of splits
     parser.add_argument("--eager", action="store_true", help="run all op by op, and compile no module")
     parser.add_argument(
@@ -35,7 +36,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="the script, or the module's name with -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    rest.required = False  # else it is named where the script is missing
 
 
 def run(asked: argparse.Namespace) -> NoReturn:

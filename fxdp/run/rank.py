@@ -114,5 +114,6 @@ def _show(error: BaseException, hook: Callable[..., Any]) -> None:
         trace = trace.tb_next
     for frame in reversed(frames):
         trace = TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    error.__traceback__ = trace or error.__traceback__
+    if trace is not None or isinstance(error, SyntaxError):  # of the script itself: it has no line of ours
+        error.__traceback__ = trace
     hook(type(error), error, error.__traceback__)

@@ -55,6 +55,7 @@ def broken():
     raise RuntimeError("no data here")
 
 number = 3
+net = Pairs()
 """
 
 
@@ -230,6 +231,11 @@ MISTAKES = [
         "has no 'nope'; its functions are alone, broken, changes, pairs, swapped, trained",
     ),
     (["plan", "{nets}:number"], "number is an int, expected a function without arguments"),
+    (
+        ["plan", "{nets}:net"],
+        "net is a Pairs, expected a function without arguments that returns a model and",
+    ),
+    (["plan", "torch.version:none"], "torch.version has no 'none'; its functions are none"),
     (["plan", "{nets}:alone"], "returned a Pairs, expected (model, args)"),
     (["plan", "{nets}:swapped"], "returned (tuple, Pairs), expected (model, args)"),
     (["plan", "{nets}:broken"], "raised RuntimeError: no data here. --debug shows where"),

@@ -89,6 +89,41 @@ def test_a_mesh_that_is_not_the_launchers(
     assert "got 2 ranks, but the launcher started 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["demo", "run", "port", "verify", "plan", "explain", "rules", "doctor"])
+def test_help_fits_into_80_columns_and_is_for_users(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert ".py ──" not in shown
+    assert "reading order" not in shown, "of the source"
+    assert "(default: None)" not in shown
+
+
+def test_an_unknown_option_is_told_with_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for wrong, told in (
+        (["run", "-n", "2", "train.py"], "fxdp run: error: unrecognized arguments: -n\n"),
+        (["run", "--nprocs", "2", "train.py"], "fxdp run: error: unrecognized arguments: --nprocs\n"),
+        (["run"], "fxdp run: error: the following arguments are required: script\n"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("usage: fxdp run [--nproc N]")
+        assert shown.endswith(told)
+
+
+def test_words_between_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "nothing:x"]) == 2
+    assert capsys.readouterr().err.startswith("fxdp: error: nothing:x: cannot import nothing: ")
+
+
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(MeshError):
         main(["demo", "--debug", "--mesh", "tp=2"])

@@ -75,6 +75,14 @@ def test_a_rank_that_fails_alone_ends_all_with_its_words(tmp_path: Path) -> None
     assert "rank 1 failed: ValueError: only here" in ended.err
 
 
+def test_a_script_that_is_no_python_is_told_as_by_python(tmp_path: Path) -> None:
+    script = _script(tmp_path, "def train(:\n")
+    said = on_ranks(2, script).err
+    assert "SyntaxError: invalid syntax\n(on rank 0, host " in said
+    assert "fxdp/run/" not in said
+    assert "call" not in said, "none was made"
+
+
 @pytest.mark.parametrize(
     ("asked", "told"), [(signal.SIGINT, "fxdp run: ended by SIGINT\n"), (0, "of SIGTERM")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fxdp.errors import InputError, MeshError
 
@@ -36,18 +37,19 @@ class DemoOptions:
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    add, default = parser.add_argument, DemoOptions()
-    add("--mesh", metavar="dp=N", help="ranks of the data-parallel axis (default: dp=2, or torchrun's)")
-    add("--steps", type=int, default=default.steps, help="training steps")
-    add("--batch", type=int, default=default.batch, help="sequences of all ranks together in a step")
-    add("--device", choices=("cpu", "cuda"), default=default.device, help="cuda: one rank per GPU")
-    add("--backend", choices=("inductor", "eager"), default=default.backend, help="how a rank's graph runs")
-    help_ = "float64 shows exactness to 1e-9"
-    add("--dtype", choices=("float32", "float64"), default=default.dtype, help=help_)
-    help_ = "our plain GPT or GPT2LMHeadModel"
-    add("--model", choices=("plain", "transformers"), default=default.model, help=help_)
-    add("--out", type=Path, default=default.out, help="where the loss curves are drawn")
+
+    def add(name: str, said: str, **how: Any) -> None:
+        default = getattr(DemoOptions(), name)
+        parser.add_argument(f"--{name}", default=default, help=f"{said} (default: {default})", **how)
+
+    parser.add_argument("--mesh", metavar="dp=N", help="number of ranks (default: dp=2, or torchrun's)")
+    add("steps", "training steps", type=int)
+    add("batch", "sequences of all ranks together in a step", type=int)
+    add("device", "cuda: one rank per GPU", choices=("cpu", "cuda"))
+    add("backend", "how a rank's graph runs", choices=("inductor", "eager"))
+    add("dtype", "float64 shows exactness to 1e-9", choices=("float32", "float64"))
+    add("model", "our plain GPT or GPT2LMHeadModel", choices=("plain", "transformers"))
+    add("out", "where the loss curves are drawn", type=Path)
 
 
 def run(asked: argparse.Namespace) -> int:

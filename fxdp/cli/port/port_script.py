@@ -44,7 +44,8 @@ def run(asked: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{asked.script}: {error.strerror}; expected the path of a script") from error
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise InputError(f"{asked.script} is no Python script: {error}") from error
+        said = str(error).replace("(<unknown>, ", "(")
+        raise InputError(f"{asked.script} is no Python script: {said}") from error
     return 0
 
 

@@ -16,7 +16,8 @@ def mesh_grammar(form: str) -> str:
     """Return the grammar that `parse_mesh` accepts, with examples in the format `form`."""
     return (
         "  mesh  is  axis=size[,axis=size ...]\n"
-        "  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)\n"
+        "  axis  is  dp (data), pp (pipeline stages), dp_replicate,\n"
+        "            dp_shard (rows of sharded parameters)\n"
         "  size  is  a number of ranks, at least 1\n"
         "  as in  " + "    ".join(map(form.format, _EXAMPLES))
     )

@@ -258,9 +258,8 @@ def broadcast_all(error: BaseException) -> None:
 
 def _explain(error: BaseException) -> None:
     """Add a note with the rank at fault to an error of a user's collective, which torch seldom names."""
-    own = isinstance(error, (RankFailedError, AgreementError)) or _WHO in "".join(
-        getattr(error, "__notes__", ())
-    )
+    told = "".join(getattr(error, "__notes__", ()))
+    own = isinstance(error, (RankFailedError, AgreementError)) or _WHO in told
     if own or not (_is_broken_collective(error) and _OF_TORCH.search(str(error))):
         return
     for comms in speaking_comms():
@@ -271,9 +270,10 @@ def _explain(error: BaseException) -> None:
 
 def _add_place(comms: Comms, error: BaseException, when: str) -> None:
     """Add a note with this rank and the current call or backward to an error."""
-    here, words = comms.ranks[comms.rank], comms.sequence_log.words(comms.sequence_log.now)
+    here, log = comms.ranks[comms.rank], comms.sequence_log
+    words = f", {when} {log.words(log.now)}" if log.now else ""
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
-        add_note(error, f"(on rank {here}, host {socket.gethostname()}, {when} {words})")
+        add_note(error, f"(on rank {here}, host {socket.gethostname()}{words})")
 
 
 def _is_late(error: BaseException | None) -> bool:

@@ -188,7 +188,7 @@ def test_what_cannot_be_ported_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["port", str(script)]) == 2
     shown = capsys.readouterr().err
     assert "train.py: No such file or directory; expected the path of a script" in shown
-    assert "train.py is no Python script: '(' was never closed" in shown
+    assert "train.py is no Python script: '(' was never closed (line 1)" in shown
     script.write_text("x = 1\n")
     assert main(["port", str(script)]) == 0
     assert "no model whose parameters() are read" in capsys.readouterr().out
