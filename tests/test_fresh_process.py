@@ -34,6 +34,8 @@ try:
     main(["--help"])
 except SystemExit:
     assert fxdp.__version__ and not {"torch", "rich", "numpy"} & sys.modules.keys()
+    assert main(["run", "missing.py"]) == main(["run", "--nproc", "0", "-m", "train"]) == 2
+    assert "torch" not in sys.modules
     assert fxdp.S(0) == fxdp.ir.types.placements.S(0) and fxdp.skip.stash and "torch" in sys.modules
 
 import torch

@@ -43,16 +43,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> NoReturn:
     """Run the script, and end the process with the script's exit code."""
     check_settings()  # those that only compiling reads would be refused there, and the script run op by op
+    if not asked.is_module:
+        find_script(asked.script)
+    if asked.nproc is not None and asked.nproc < 1:
+        raise InputError(f"--nproc {asked.nproc}, expected a number of at least 1")
     environment = hashes_alike()
     if environment is not None:  # before torch is imported
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     from fxdp.run.rank import be_rank, end_at_once
     from fxdp.run.ranks import start_ranks
-    from fxdp.run.script import find_script
     from fxdp.run.session import RunOptions
 
-    if not asked.is_module:
-        find_script(asked.script)
     launch = Settings.from_environment().launch
     nproc = len(asked.parts) or asked.nproc
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="fxdp-run-"))
@@ -70,7 +71,7 @@ def run(asked: argparse.Namespace) -> NoReturn:
         asked.backend,
     )
     if launch is None:
-        nproc = _number(nproc)
+        nproc = nproc or _gpus() or 2
         sys.stderr.write(f"fxdp run: {asked.script} on {nproc} ranks; output of ranks above 0 is in {logs}\n")
         code = start_ranks(nproc, logs)
         if code is not None:
@@ -97,11 +98,22 @@ def _parts(text: str) -> tuple[int, ...]:
     return found
 
 
-def _number(asked: int | None) -> int:
-    if asked is None:
-        import torch
+def _gpus() -> int:
+    import torch
 
-        return torch.cuda.device_count() or 2
-    if asked < 1:
-        raise InputError(f"--nproc {asked}, expected a number of at least 1")
-    return asked
+    return torch.cuda.device_count()
+
+
+def find_script(script: str) -> Path:
+    """Return the path of a script.
+
+    Raises
+    ------
+    InputError : there is no such file.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise InputError(
+            f"{script} is no file; expected the script's path, as in: fxdp run --nproc 2 train.py --epochs 3"
+        )
+    return path

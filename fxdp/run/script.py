@@ -7,9 +7,8 @@ import runpy
 import sys
 import types
 from importlib.machinery import SourceFileLoader
-from pathlib import Path
 
-from fxdp.errors import InputError
+from fxdp.run.command import find_script
 from fxdp.run.session import RunOptions
 
 
@@ -32,18 +31,3 @@ def run_script(options: RunOptions) -> None:
     sys.path[0] = str(path.resolve().parent)
     sys.modules["__main__"] = main
     exec(compile(path.read_bytes(), options.script, "exec"), main.__dict__)
-
-
-def find_script(script: str) -> Path:
-    """Return the path of a script.
-
-    Raises
-    ------
-    InputError : there is no such file.
-    """
-    path = Path(script)
-    if not path.is_file():
-        raise InputError(
-            f"{script} is no file; expected the script's path, as in: fxdp run --nproc 2 train.py --epochs 3"
-        )
-    return path

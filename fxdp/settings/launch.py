@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from fxdp.errors import MeshError
 
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -81,9 +79,11 @@ def launch_of(env: Mapping[str, str]) -> Launch | None:
     world_size = integer(env, "WORLD_SIZE", 1, 1, MOST_RANKS)
     missing = [name for name in _LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
     rank = integer(env, "RANK", 0, 0, world_size - 1)
-    if missing and (world_size == 1 or dist.is_initialized()):  # another launcher, with a group of its own
-        return None
     if missing:
+        import torch.distributed as dist  # here alone: a command checks its settings before it imports torch
+
+        if world_size == 1 or dist.is_initialized():  # another launcher, with a group of its own
+            return None
         raise MeshError(
             f"the environment says WORLD_SIZE={world_size}, but {', '.join(missing)} is not set; "
             f"expected all of {', '.join(_LAUNCH_VARIABLES)}: launch with torchrun, or call "
