@@ -14,7 +14,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Protocol
 
 from fxdp.errors import RankFailedError
@@ -35,7 +34,6 @@ class KeyValueStore(Protocol):
     def multi_get(self, keys: list[str]) -> list[bytes]: ...  # noqa: D102
     def add(self, key: str, value: int) -> int: ...  # noqa: D102
     def check(self, keys: list[str]) -> bool: ...  # noqa: D102
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...  # noqa: D102
 
 
 def _tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
