@@ -70,7 +70,7 @@ class Coverage(Shown):
 
 
 _TITLE = "what does not split over the ranks"
-_ALL = "everything splits over the ranks: only gradients and sums without a batch dim are exchanged"
+_ALL = "everything splits over the ranks: of other ranks' samples each needs sums alone"
 
 
 def coverage(gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None = None) -> Coverage:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fxdp.reports.plan import Plan
 
 _NOTHING = "one rank sends nothing"
+_SPOKEN = {"memory": "shared memory"}
 
 
 def headline(plan: Plan) -> str:
@@ -45,7 +46,7 @@ def totals(plan: Plan) -> str:
     kinds, by = Counter[str](), Counter[str]()
     for row in plan.communication:
         kinds[row.op] += row.count
-        by[f" by {row.by}" if row.by else ""] += row.bytes
+        by[f" by {_SPOKEN.get(row.by, row.by)}" if row.by else ""] += row.bytes
     each = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     return f"{each}; {', '.join(f'{format_bytes(size)}{name}' for name, size in by.items())}"
 
@@ -142,13 +143,14 @@ def plan_sheets(plan: Plan) -> list[Sheet]:
 
 def _line_texts(lines: Iterable[CommunicatingLine], width: int = 80) -> list[str]:
     """Format lines for a text of `width` columns; file names and line numbers are never cut."""
-    shown = []
+    shown, lines = list[str](), list(lines)
+    wide = max([14, *(len(one.kind) for line in lines for one in line.exchanges)])
     for line in lines:
         code = shortened(line.location.code, width - len(line.title) - 2) if line.location.file else ""
         shown.append(f"{line.title}  {code}".rstrip())
         for one in line.exchanges:
             times = f"x{one.count}" if one.count > 1 else ""
-            head = f"  {one.phase:8}  {one.kind:14} {times:>5} {format_bytes(one.bytes):>10}  "
+            head = f"  {one.phase:8}  {one.kind:{wide}} {times:>5} {format_bytes(one.bytes):>10}  "
             module = f" in {one.modules}" if one.modules and one.modules not in one.text else ""
             rest = textwrap.wrap(one.text + module, max(width - len(head), 24), break_on_hyphens=False)
             shown += [(head if i == 0 else " " * len(head)) + part for i, part in enumerate(rest or [""])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,21 @@ gradients: 100 B per step""",
     wide = console.export_text().splitlines()
     assert all(len(line) <= 60 for line in wide)
     assert any(f"{FILE}:43" in line for line in wide)
+
+
+def test_a_plan_of_shards_stands_in_columns_and_says_what_is_true_of_it() -> None:
+    shown = _plan("tagger", {"dp": 2}, strategy="shard").summary().splitlines()
+    rows = [line for line in shown if line.startswith(("  forward ", "  backward "))]
+    assert {"all_gather_shards", "reduce_scatter_shards"} <= {row.split()[1] for row in rows}
+    assert len({len(re.match(r".*? (KiB|B)  ", row)[0]) for row in rows}) == 1, rows  # type: ignore[index]
+    said = " ".join(shown)
+    assert "only gradients" not in said, "parameters travel, too"
+    assert "everything splits over the ranks: of other ranks' samples each needs sums alone" in said
+
+
+def test_the_peak_of_a_stage_is_told_in_words(pipeline: fxdp.Plan) -> None:
+    for row in pipeline.memory():
+        assert re.search(r"at most [\d.]+ \w+ in the backward of micro-batch \d in stage [01]", str(row))
 
 
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:

@@ -39,6 +39,13 @@ class _MemoryPoint:
     phase: str
     bytes: int
 
+    def __str__(self) -> str:
+        where = f"at {self.at} ({self.phase})"
+        if self.at[:1].isdigit():  # an action, as `0B1`; names of ops begin with a letter
+            action = Action.parse(self.at)
+            where = f"in the {self.phase} of micro-batch {action.microbatch} in stage {action.stage}"
+        return f"at most {format_bytes(self.bytes)} {where}"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankMemory:
@@ -86,13 +93,11 @@ class RankMemory:
         return replace(self, optimizer=state, points=points, at_peak={**self.at_peak, "optimizer": state})
 
     def __repr__(self) -> str:
-        peak = self.peak
-        return f"RankMemory(rank {self.rank}: at most {format_bytes(peak.bytes)} at {peak.at} ({peak.phase}))"
+        return f"RankMemory(rank {self.rank}: {self.peak})"
 
     def __str__(self) -> str:
-        peak = self.peak
         parts = ", ".join(f"{_SPOKEN[name]} {format_bytes(n)}" for name, n in self.at_peak.items() if n)
-        return f"rank {self.rank}: at most {format_bytes(peak.bytes)} at {peak.at} ({peak.phase}): {parts}"
+        return f"rank {self.rank}: {self.peak}: {parts}"
 
 
 _SPOKEN = {
