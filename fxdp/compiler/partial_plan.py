@@ -16,11 +16,9 @@ def partial_plan(
     model: nn.Module, mesh: Mesh, options: Options, batch: int, error: Exception, origin: Origin
 ) -> Plan:
     """Return a plan with the placement of parameters and the error, but without communication."""
-    held = {"pp": mesh.pipeline.size} if mesh.pipeline.size > 1 else {}
     rows = tuple(
         parameter_row(name, parameter, mesh, origin.call, rows=options.shards)
         for name, parameter in model.named_parameters()
     )
-    shape = {**held, **mesh.shape}
-    details = Details(type(model).__name__, shape, batch, tuple(options.lines()), parameters=rows)
+    details = Details(type(model).__name__, mesh.entire, batch, tuple(options.lines()), parameters=rows)
     return Plan("", (), (), (), error=str(error), details=details)

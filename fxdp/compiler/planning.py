@@ -144,10 +144,9 @@ class Planning:
 
     def _details(self) -> Details:
         program, mesh, origin = self.program, self.program.mesh, self.program.captured.origin
-        pipeline = mesh.pipeline.size
         return Details(
             program.captured.model,
-            {**({"pp": pipeline} if pipeline > 1 else {}), **mesh.shape},
+            mesh.entire,
             self.sizes["B"],
             tuple(program.options.lines()),
             (*program.choice, *self._blocks()),

@@ -121,6 +121,8 @@ def _local_program(
     reader = CallReader(model, options.batch_dims, device, microbatches=microbatches, block=block)
     call = reader.read(args, kwargs)
     data = init_mesh(mesh, device).mesh
+    if not is_cut(data, options):
+        options.warn_idle()
     start = time.perf_counter()
     try:
         call, captured = _captured(model, reader, (args, kwargs), data, options, origin)

@@ -41,10 +41,10 @@ class ProcessMesh:
         mesh = self.mesh
         if mesh.world > 1 and self.comms is None:
             raise MeshError(
-                f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but not "
+                f"mesh={mesh.entire} has sizes but no ranks, enough for fxdp.plan and fxdp.verify, but not "
                 f"to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, "
-                f"({mesh.world},), mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} "
-                "processes started by torchrun"
+                f"{(*mesh.entire.values(),)}, mesh_dim_names={(*mesh.entire,)}), or None for all ranks along "
+                f"dp, in {mesh.world} processes started by torchrun"
             )
 
     def check_alive(self) -> None:

@@ -222,6 +222,13 @@ def test_help_teaches_what_a_factory_may_return(capsys: pytest.CaptureFixture[st
     assert "axis  is  dp (data), pp (pipeline stages)" in shown
 
 
+def test_options_without_effect_are_told(
+    nets: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(capsys, "plan", f"{nets}:pairs", "--mesh", "dp=2", "--stages", "2")[0] == 0
+    assert any("fxdp.Pipeline(stages=2): without effect, as the mesh" in said for said in caplog.messages)
+
+
 MISTAKES = [
     (["plan", "nets"], "nets: expected module:factory"),
     (["plan", "no_such_module_of_mine:make"], "cannot import no_such_module_of_mine: ModuleNotFoundError"),

@@ -53,8 +53,8 @@ def show_user_lines(error: BaseException) -> None:
 def _leave_inner_lines_out(error: BaseException) -> None:
     """Keep the outermost line of an error, and lines of the user, in it and in its causes."""
     _log.debug("before lines of torch and fxdp are left out", exc_info=error)
-    kept, link = _frames(error.__traceback__)[:1], error
-    known: list[BaseException] = []
+    kept, known = _frames(error.__traceback__)[:1], list[BaseException]()
+    link: BaseException | None = error
     while link is not None and link not in known:
         known.append(link)
         shown: TracebackType | None = None

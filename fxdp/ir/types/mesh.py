@@ -206,6 +206,11 @@ class Mesh:
         axes, sizes = (*self.axes, "microbatch"), (*self.sizes, microbatches)
         return replace(self, axes=axes, sizes=sizes, rank=self.rank * microbatches)
 
+    @property
+    def entire(self) -> dict[str, int]:
+        """The axes with their sizes, a pipeline axis of several ranks first."""
+        return {**({_PIPELINE: self.pipeline.size} if self.pipeline.size > 1 else {}), **self.shape}
+
     def __str__(self) -> str:
         return f"mesh({', '.join(f'{axis}={size}' for axis, size in self.shape.items())})"
 
