@@ -31,12 +31,13 @@ _NUMBERS = inspect.getfile(torch)  # where `SymInt` and `SymBool` are
 _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = re.compile(r"(site|dist)-packages")
 _PROMPTS = ("<stdin>", "<string>")  # code typed at a prompt or passed by `-c`: user code without a file
+_TYPED = ("<stdin>", "<ipython-input-", "<python-input-")  # a prompt's: of Python, of IPython, of Python 3.13
 _PREFIXES = ("exported.", "module.")
 
 
 def is_user_file(file: str) -> bool:
-    """Return whether a source file is user code: neither torch's nor fxdp's, nor generated."""
-    return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
+    """Return whether a source is user code, typed or in a file: not of torch or fxdp, nor generated."""
+    return file.startswith((_DEMO, *_TYPED)) or not file.startswith((*_LIBRARIES, "<"))
 
 
 def is_own_file(file: str) -> bool:
