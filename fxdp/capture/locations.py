@@ -40,6 +40,13 @@ def is_user_file(file: str) -> bool:
     return file.startswith((_DEMO, *_TYPED)) or not file.startswith((*_LIBRARIES, "<"))
 
 
+def is_user_frame(frame: FrameType) -> bool:
+    """Return whether a frame runs user code; `exec` and `python -c` call it `<string>`, as torch its own."""
+    if frame.f_code.co_filename == "<string>":
+        return frame.f_globals.get("__name__", "torch").partition(".")[0] not in ("torch", "fxdp")
+    return is_user_file(frame.f_code.co_filename)
+
+
 def is_own_file(file: str) -> bool:
     """Return whether a source file is the user's own: user code, and no installed package."""
     return (is_user_file(file) or file in _PROMPTS) and _PACKAGES.search(file) is None

@@ -35,3 +35,10 @@ def test_what_no_graph_can_hold_is_refused_with_its_line(file: str) -> None:
         with pytest.raises(fxdp.CaptureError, match=said) as raised:
             compiled(torch.ones(2, 4))
         assert str(raised.value).startswith(f"at {file}:{line}")
+
+
+def test_draws_of_code_that_is_executed_as_text_are_refused() -> None:
+    """By `python -c`, or by `exec` of a text."""
+    compiled = fxdp.compile(_typed("Draws", "<string>"), backend="eager")
+    with pytest.raises(fxdp.CaptureError, match=r"at <string>:7.*random\.random draws"):
+        compiled(torch.ones(2, 4))

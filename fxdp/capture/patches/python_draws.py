@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fxdp.capture.captured import SideEffect
-from fxdp.capture.locations import is_user_file, location_of_call, location_of_frame, outside_python
+from fxdp.capture.locations import is_user_frame, location_of_call, location_of_frame, outside_python
 from fxdp.errors import CaptureError
 from fxdp.ir.graph.metadata import Location
 from fxdp.torch_compat import Patch, around, calling_frame, patched
@@ -98,7 +98,7 @@ def refused_draws(watched: bool, noted: list[SideEffect]) -> Iterator[None]:
             raise UncheckedDrawError from cause
 
     def restore(plain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        restored[0] = restored[0] or is_user_file(calling_frame().f_code.co_filename)
+        restored[0] = restored[0] or is_user_frame(calling_frame())
         plain(*args, **kwargs)
 
     restores = ((random, "setstate"), (np.random, "set_state"))
@@ -144,7 +144,7 @@ def python_draws(noted: list[SideEffect]) -> tuple[Patch, ...]:
 def _system_draw(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     frame = calling_frame()
     outside = outside_python(frame)
-    if is_user_file(outside.f_code.co_filename):
+    if is_user_frame(outside):
         raise _refusal(_called_from(outside, frame) or f"os.{plain.__name__}", location_of_frame(outside))
     return plain(*args, **kwargs)
 
@@ -159,14 +159,14 @@ def _called_from(outside: FrameType, frame: FrameType) -> str:
 
 def _refused_draw(name: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     frame = outside_python(calling_frame())
-    if is_user_file(frame.f_code.co_filename):
+    if is_user_frame(frame):
         raise _refusal(name, location_of_frame(frame))
     return plain(*args, **kwargs)
 
 
 def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
     frame = calling_frame()
-    if seed is None and is_user_file(frame.f_code.co_filename):
+    if seed is None and is_user_frame(frame):
         raise _refusal("numpy.random.default_rng without a seed", location_of_frame(frame))
     return plain(seed)
 
@@ -186,7 +186,7 @@ def _functions(module: ModuleType, noted: list[SideEffect]) -> tuple[Callable[..
 
     def note(words: str, frame: FrameType) -> None:
         effect = SideEffect(words, location_of_frame(frame))
-        if effect not in noted and is_user_file(frame.f_code.co_filename):
+        if effect not in noted and is_user_frame(frame):
             noted.append(effect)
 
     def seed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +199,7 @@ def _functions(module: ModuleType, noted: list[SideEffect]) -> tuple[Callable[..
         frame = outside_python(calling_frame())
         # torch and related libraries draw, too (for names of temporary files, or of functions compiled by
         # Dynamo)
-        if not is_user_file(frame.f_code.co_filename):
+        if not is_user_frame(frame):
             return plain(*args, **kwargs)
         full = f"{module.__name__}.{name}"
         note(f"draws by {full}", frame)
