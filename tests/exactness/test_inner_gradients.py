@@ -81,3 +81,4 @@ def test_without_gradients_around_it() -> None:
     compiled, x = fxdp.compile(model, backend="eager"), rows().double()
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
+        assert not torch.is_grad_enabled()  # an attempt that had failed left it on

@@ -12,6 +12,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -48,9 +49,10 @@ class Deferred:
         return self._kept[index](*args)
 
     def bind(self, gm: fx.GraphModule) -> None:
-        """Replace the opaque nodes of a graph by calls of the functions; in place."""
-        for op in (_APPLY, _HOOK):
-            for node in gm.graph.find_nodes(op="call_function", target=op):
+        """Replace the opaque nodes of a graph and of its regions by calls of the functions; in place."""
+        graphs = [part.graph for part in gm.modules() if isinstance(part, fx.GraphModule)]
+        for graph, op in itertools.product(graphs, (_APPLY, _HOOK)):
+            for node in graph.find_nodes(op="call_function", target=op):
                 *args, index = node.args
                 node.target, node.args = _plain(self._kept[index]), tuple(args)
 
