@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fxdp import Rows
+from fxdp.torch_compat import release_before
 from tests.oracle.test_ragged_axes import Parts, gathered, part_of, run_ragged
 
 _SAMPLES = (Rows("samples"), Rows("samples"))
@@ -174,6 +175,7 @@ class _Twice(_Layer):
         return loss, h
 
 
+@pytest.mark.skipif(release_before(2, 12), reason="this torch's cross_entropy compares sizes that it knows")
 def test_rows_of_a_mask_that_is_computed_twice() -> None:
     assert gathered(_run(_Twice(), _batches(4), _SAMPLES)) == []
 
