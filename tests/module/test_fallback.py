@@ -185,7 +185,7 @@ def test_one_warning_names_the_line_and_the_cost(caplog: pytest.LogCaptureFixtur
     assert "each op is looked up in Python" in text
     assert "test_fallback.py:" in text
     assert "self.calls += 1" in text
-    plan = str(compiled.plan)
+    plan = " ".join(str(compiled.plan).split())  # lines wrap, wherever the checkout is
     assert "runs on global tensors, op by op" in plan
     assert "self.calls += 1" in plan
 
