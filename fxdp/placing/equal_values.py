@@ -8,41 +8,43 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fxdp.ir.graph.draws import node_draws
 
 
-def equal_values(first: fx.Node, second: fx.Node) -> bool:
-    """Return whether two nodes of a functional graph have equal values, whatever the inputs are."""
-    pending, equal = [(first, second)], set[tuple[fx.Node, fx.Node]]()
-    while pending:
-        pair = pending.pop()
-        if pair[0] is pair[1] or pair in equal:
-            continue
-        if not _do_the_same(*pair):
-            return False
-        equal.add(pair)
-        pending += zip(pair[0].all_input_nodes, pair[1].all_input_nodes, strict=True)
-    return True
+class EqualValues:
+    """The first of all asked nodes of a functional graph that have equal values, whatever the inputs are."""
+
+    def __init__(self) -> None:
+        self._first: dict[fx.Node, fx.Node] = {}
+        self._known: dict[Any, fx.Node] = {}
+
+    def first(self, node: fx.Node) -> fx.Node:
+        """Return the first node that is equal to this one, which may be the node itself."""
+        waiting = [node]
+        while waiting:
+            one = waiting[-1]
+            before = [source for source in one.all_input_nodes if source not in self._first]
+            if before and _is_pure(one):
+                waiting += before
+                continue
+            waiting.pop()
+            if one not in self._first:
+                key = (one.target, self._key(one.args), self._key(one.kwargs)) if _is_pure(one) else one
+                self._first[one] = self._known.setdefault(key, one)
+        return self._first[node]
+
+    def _key(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self._first[value]
+        if isinstance(value, dict):
+            return tuple((name, self._key(one)) for name, one in value.items())
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._key, value))
+        return type(value), value  # 1 is True and 1.0
 
 
-def _do_the_same(first: fx.Node, second: fx.Node) -> bool:
-    """Return whether two nodes are one op with equal arguments, up to operands."""
-    if first.op != "call_function" or first.target is not second.target or node_draws(first):
-        return False
-    # an op of a user's own may have a state
-    if getattr(first.target, "namespace", "aten") != "aten":
-        return False
-    one, other = (_arguments(node) for node in (first, second))
-    return one == other
-
-
-def _arguments(node: fx.Node) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return the arguments of a call, with the place among all operands for each node."""
-    places = {source: i for i, source in enumerate(node.all_input_nodes)}
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    # a type beside each number: 1 is True and 1.0
-    return [
-        (type(leaf), places.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf) for leaf in leaves
-    ], spec
+def _is_pure(node: fx.Node) -> bool:
+    """Return whether equal operands give equal values; an op of a user's own may have a state."""
+    is_torchs = getattr(node.target, "namespace", "aten") == "aten"
+    return node.op == "call_function" and is_torchs and not node_draws(node)

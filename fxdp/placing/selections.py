@@ -17,7 +17,7 @@ from fxdp.ir.types.born_axes import concatenation, renamed, unborn
 from fxdp.ir.types.placements import S, Shard
 from fxdp.ir.types.sizes import Axis, axis_of, batch_factor
 from fxdp.ir.types.value_types import NodeType, TensorType
-from fxdp.placing.equal_values import equal_values
+from fxdp.placing.equal_values import EqualValues
 from fxdp.rules.families.indexing import MASKS, SELECTIONS, runs_of
 from fxdp.rules.registry import Pointer
 
@@ -48,18 +48,17 @@ class SelectedRows:
     def __init__(self, pointers: dict[fx.Node, Pointer], born: BornAxes | None) -> None:
         self._pointers, self._born = pointers, born
         self._axes: dict[fx.Node, tuple[str, ...]] = {}
-        self._equal: dict[fx.Node, fx.Node | None] = {}
-        self._selected: dict[tuple[fx.Node, bool], Axis] = {}
-        """The axis that a mask selects, or to which lengths repeat rows."""
+        self._equal = EqualValues()
+        self._selected: dict[tuple[fx.Node, bool, int], Axis] = {}
+        """The axis that equal masks select, or to which lengths repeat rows, by the number of runs."""
         self._columns: dict[fx.Node, tuple[int, Pointer]] = {}
 
     def axes_of(self, node: fx.Node) -> tuple[str, ...] | None:
         """Return the axes of the rows that a node selects; None where no axis may be born."""
-        if self._born is None or not self._axes:
-            return None if self._born is None else ()
-        if node not in self._axes and node not in self._equal and tensor_type(node).dtype in MASKS:
-            self._equal[node] = next((mask for mask in self._axes if equal_values(mask, node)), None)
-        return self._axes.get(self._equal.get(node) or node, ())
+        if self._born is None:
+            return None
+        is_mask = bool(self._axes) and tensor_type(node).dtype in MASKS
+        return self._axes.get(self._equal.first(node) if is_mask else node, ())
 
     def shard_of(self, node: fx.Node) -> Shard | None:
         """Return the shard of a node that selects rows."""
@@ -91,9 +90,11 @@ class SelectedRows:
         mask, rows, read = sources[-1], tensor_type(sources[-1]).shape, meta(node).operands[-1]
         assert isinstance(read, Shard)
         if (of := unborn(size, runs_of(rows, read))) is not None:
-            known = self._known(of, mask, node.target is aten.repeat_interleave.Tensor)
+            repeats, equal = node.target is aten.repeat_interleave.Tensor, self._equal.first(mask)
+            known = self._selected.setdefault((equal, repeats, len(of.parts)), of)
             self._born.add(of, known)
-            self._axes[mask] = (*self._axes.get(mask, ()), known.name)
+            for one in {mask, equal}:
+                self._axes[one] = (*self._axes.get(one, ()), known.name)
         if node.target not in _NUMBERS:
             return False
         along, per = axis_of(rows[read.dim]), batch_factor(rows[read.dim])
@@ -105,14 +106,6 @@ class SelectedRows:
         else:
             self._columns[node] = read.dim, into
         return True
-
-    def _known(self, of: Axis, mask: fx.Node, repeats: bool) -> Axis:
-        """Return the axis of an equal mask if there is one, else the new one."""
-        for (other, kind), axis in self._selected.items():
-            if kind == repeats and len(axis.parts) == len(of.parts) and equal_values(other, mask):
-                return axis
-        self._selected[mask, repeats] = of
-        return of
 
     def _column(self, node: fx.Node) -> Pointer | None:
         """Return where the values point, if a node is the column of numbers along the mask's sharded dim."""

@@ -69,8 +69,8 @@ class ExchangedSizes:
         if of.is_contiguous:
             known = {"offset": of.offset, "b": of.local}
             return {name: self._of(symbol, user) for name, symbol in known.items()}
-        type_ = TensorType(torch.int64, (of.total,))
         local = [self._of(axis_named(part).local, user) for part in of.parts]
+        type_ = TensorType(torch.int64, (of.total,))
         rows = self._call(exchanged_sizes.own_rows, (self._vector(of, user), local), type_, user)
         return {"own_rows": rows}
 

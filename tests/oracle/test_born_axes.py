@@ -164,6 +164,17 @@ def test_rows_of_several_runs_are_gathered_in_the_order_of_one_device() -> None:
     assert any(str(node.target).count("exchange_sizes") for node in graph.nodes)
 
 
+class _ManyRuns(_Layer):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.layer(x).t().repeat(5, 1)
+        rows = h[h > 0]
+        return (rows * rows).sum()
+
+
+def test_many_runs_are_no_axis() -> None:
+    assert gathered(_run(_ManyRuns(), _batches(5), _SAMPLES))
+
+
 class _Twice(_Layer):
     """One mask, which is computed anew wherever it is read."""
 

@@ -7,7 +7,12 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxdp.rules  # noqa: F401 - the ops that draw
-from fxdp.placing.equal_values import equal_values
+from fxdp.placing.equal_values import EqualValues
+
+
+def equal_values(first: fx.Node, second: fx.Node) -> bool:
+    equal = EqualValues()
+    return equal.first(first) is equal.first(second)
 
 
 def _traced(function: object, *inputs: Tensor) -> tuple[fx.Node, fx.Node]:

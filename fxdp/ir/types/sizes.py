@@ -56,15 +56,18 @@ class Axis(NamedTuple):
 
         The parts of `u0x2` are `u0x2.0` and `u0x2.1`.
         """
-        runs = re.fullmatch(r"u\d+x(\d+)", self.name)
-        return tuple(
-            self.name.split("+") if runs is None else (f"{self.name}.{i}" for i in range(int(runs[1])))
-        )
+        return _parts_of(self.name)
 
     @property
     def is_contiguous(self) -> bool:
         """Whether a rank's rows are one range of the global rows, which begins at `offset`."""
         return len(self.parts) == 1
+
+
+@lru_cache(maxsize=1024)
+def _parts_of(name: str) -> tuple[str, ...]:
+    runs = re.fullmatch(r"u\d+x(\d+)", name)
+    return tuple(name.split("+") if runs is None else (f"{name}.{i}" for i in range(int(runs[1]))))
 
 
 @lru_cache(maxsize=1024)

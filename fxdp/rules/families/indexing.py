@@ -36,6 +36,8 @@ SELECTIONS = frozenset({
     aten.nonzero.default, aten.masked_select.default, aten.repeat_interleave.Tensor, aten.index.Tensor
 })  # fmt: skip
 """Ops that read, with a mask or lengths as last operand, as many rows as the values of that operand say."""
+_MOST_RUNS = 16
+"""More are gathered: where ranks exchange the sizes of runs, each run is an op."""
 _IN_BROADCAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -212,7 +214,7 @@ def _rows_of_each_rank(selector: Operand, size: Dim) -> Iterator[Shard]:
 def runs_of(shape: tuple[Dim, ...], shard: Shard) -> int:
     """Return how many ranges of the selected rows each rank selects from its shard; 0: it cannot be known."""
     before = product(*shape[: shard.dim])
-    return before if isinstance(before, int) and shard.outer == 1 else 0
+    return before if isinstance(before, int) and before <= _MOST_RUNS and shard.outer == 1 else 0
 
 
 def _first_row(selector: Operand, shard: Shard) -> Dim:
