@@ -212,7 +212,7 @@ def _rows_of_each_rank(selector: Operand, size: Dim) -> Iterator[Shard]:
 
 
 def runs_of(shape: tuple[Dim, ...], shard: Shard) -> int:
-    """Return how many ranges of the selected rows each rank selects from its shard; 0: it cannot be known."""
+    """Return how many ranges of the selected rows each rank selects; 0: no known number, or too many."""
     before = product(*shape[: shard.dim])
     return before if isinstance(before, int) and before <= _MOST_RUNS and shard.outer == 1 else 0
 
